@@ -1,7 +1,7 @@
 """The three values that cross folder borders.
 
-A `LatentSample` is what a shard holds; a `PackedBatch` is what the loader hands to the step; a
-`Problem` is what an objective asks of the network. All three are frozen.
+A `LatentSample` is a sample of a shard; the loader hands `PackedBatch`es to the step; an objective
+poses a `Problem` to the network. All three are frozen.
 """
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
@@ -37,7 +37,7 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSample:
-    """One encoded image or video with its caption, as a shard holds it."""
+    """One encoded image or video with its caption, as in a shard."""
 
     key: str  # unique in its dataset; part of the pack identity
     latent_CFHW: Tensor  # float, whitened to unit variance per channel
@@ -57,18 +57,18 @@ class LatentSample:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the losses of its tokens have weights of their own."""
+        """Whether the losses of its tokens have weights other than 1."""
         return self.loss_weight != 1 or self.loss_mask_1FHW is not None
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """All inputs beside the latent, by name."""
+        """All inputs besides the latent, by name."""
         return {TEXT: self.text_LE, **self.others}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """Which tokens of a pack, padding included, one context-parallel rank has.
+    """The tokens of a pack, padding included, that one context-parallel rank has.
 
     By default they are an equal part of every sample: `count` parts, of which this is `index`.
     """
@@ -175,14 +175,14 @@ class PackedBatch:
 
     @property
     def copies(self) -> int:
-        """Samples that share their random draws."""
+        """Number of samples that share their random draws."""
         return 2 if self.in_pairs else 1
 
     @property
     def samples_read(self) -> tuple[int, ...]:
-        """Number in this pack of the first sample that each sample of the shards became.
+        """For each sample, the index of the first one that came from the same sample of a shard.
 
-        A sample of a shard becomes two where it is a pair, or several where it is cut into parts.
+        A sample of a shard becomes two if it is a pair, or several if it is divided into parts.
         """
         if self.parts_of is None:
             return tuple(range(0, self.num_samples, self.copies))
@@ -190,12 +190,12 @@ class PackedBatch:
 
     @property
     def num_levels(self) -> int:
-        """M: a level row for each sample, another if tokens may be clean, and `more_levels`."""
+        """M: one level row for each sample, another if tokens may be clean, and `more_levels`."""
         return self.num_samples * (1 if self.clean_level is None else 2) + self.more_levels
 
     @property
     def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
-        """The main text of the samples, laid end to end."""
+        """The main text of all samples, end to end."""
         return self.texts[TEXT]
 
     @property
@@ -205,7 +205,7 @@ class PackedBatch:
 
     @property
     def text_rows(self) -> tuple[int, ...]:
-        """Rows of all text inputs of each sample together."""
+        """Number of rows in all text inputs of each sample together."""
         totals = [0] * self.num_samples
         for starts in self.text_offsets.values():
             totals = [n + b - a for n, (a, b) in zip(totals, pairwise(starts), strict=True)]
@@ -213,7 +213,7 @@ class PackedBatch:
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:
-        """Number of tokens of each sample's target, also where the pack has a part of them."""
+        """Number of tokens of each sample's whole target, even if the pack has a part of them."""
         return tuple(math.prod(grid) for grid in self.grids)
 
     @property
@@ -247,7 +247,7 @@ class PackedBatch:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the names of their fields, those inside mappings as `field.name`."""
+        """All tensors by the names of their fields; tensors inside mappings as `field.name`."""
         return dict(_tensors_of(self))
 
     @property
@@ -263,10 +263,10 @@ class PackedBatch:
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """A pack of the tokens `rows_T` alone, with their positions and level rows.
+        """A pack with only the tokens `rows_T`, with their positions and level rows.
 
-        `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
-        come before padding. `share` stays as it is.
+        `starts` and `kept_tokens` count tokens of all context ranks; in each sample real tokens
+        come before padding. `share` does not change.
         """
         tensors = {name: tensor[rows_T] for name, tensor in self.token_tensors.items()}
         changes: dict[str, Any] = {**tensors, "route_T": None}
@@ -301,12 +301,12 @@ class PackedBatch:
 
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
-        """Tokens with a loss of each sample, counted in this share alone."""
+        """Number of tokens with a loss of each sample in this share."""
         ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
-        """Tokens of each sample's span [first, stop) that this share has."""
+        """Number of tokens of each sample's span [first, stop) in this share."""
         counts = []
         samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
         for start, pieces, (first, stop) in samples:
@@ -322,7 +322,7 @@ class PackedBatch:
         return [share.pieces(*sample, total=total) for sample in pairwise(self.starts)]
 
     def rows(self, share: SequenceShard) -> Tensor:
-        """Indices in the whole pack of the tokens that `share` has, in the order of its tensors."""
+        """Indices in the whole pack of the tokens of `share`, in the order of its tensors."""
         pieces = (piece for sample in self._pieces(share) for piece in sample)
         return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 
@@ -338,11 +338,11 @@ def _tensors_of(pack: PackedBatch) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A weighted regression: weight · mean over C of an error of scale · (network output - target).
+    """A weighted regression: weight · mean over C of an error of scale · (output - target).
 
-    The error is its square, unless `objective.loss` says otherwise.
-    The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
-    and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
+    The error is its square, unless `objective.loss` says otherwise. The network gets `input_TC` and
+    `level_M` only. Padding tokens are zero in both tensors; clean and reference tokens are the
+    latents themselves in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed

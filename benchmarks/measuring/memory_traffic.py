@@ -4,7 +4,7 @@
 2. CudaKernels        operations that a GPU has a kernel for, and torch composes elsewhere
 3. layer_traffic      forward and backward pass of one layer: a network of two less one of one
 
-Tensors on `meta` take a GPU's paths. What an operation reads again from a cache is not known here.
+Tensors on `meta` take a GPU's paths. Caches are not modelled.
 """
 
 # T packed tokens, D model width, K head width, M level rows, C numbers of a token
@@ -104,7 +104,7 @@ def _storage(x: Tensor) -> StorageWeakRef:
 
 
 class CudaKernels(TorchFunctionMode):
-    """A context in which operations that torch composes on `meta` are one kernel, as on CUDA."""
+    """A context in which some composed operations of `meta` count as one kernel, as on CUDA."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -114,7 +114,7 @@ class CudaKernels(TorchFunctionMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens, [..., K]."""
+    """aten's `_fused_rms_norm` of CUDA, which needs contiguous tokens, [..., K]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class PackShape:
 
     @property
     def padded(self) -> PackShape:
-        """With a row and a column of patches less, so that each sample ends with padding."""
+        """The shape without one row and one column of patches, so that samples have padding."""
         frames, rows, columns = self.grid
         return replace(self, grid=(frames, rows - 1, columns - 1))
 
@@ -192,7 +192,7 @@ class PackShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTraffic:
-    """What one layer adds to one direction of a pass."""
+    """Bytes that one layer adds to a pass in one direction."""
 
     count: dict[str, int]  # operations by name
     bytes: dict[str, int]
@@ -224,9 +224,9 @@ def layer_traffic(
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """Forward and backward pass of one layer in the model's precision on one device.
 
-    With the kernels of `dit/models/kernels` if `fused`, else with torch's operations. `lora` with a
-    rank: with its adapters, beside weights that are frozen. `counts` are keys of the model for two
-    networks, the second of which has the layer more.
+    `fused` takes the kernels of `dit/models/kernels`, else torch's operations. `lora` with a rank
+    adds adapters, whose layer is frozen. `counts` are keys of the model for two networks, the
+    second of which has one layer more.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()
@@ -243,7 +243,7 @@ def layer_traffic(
 def added_traffic(
     less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """What `more` moves in each pass beyond what `less` does; a pack on `meta`."""
+    """Traffic of `more` minus that of `less`, for each pass; `batch` is a pack on `meta`."""
     with patch.object(per_sample, "kernels_run_on", lambda device: device == META):
         passes = [_pass_traffic(network, batch) for network in (less, more)]
     unit = 2 * len(batch.segment_T) * width

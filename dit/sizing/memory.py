@@ -1,4 +1,4 @@
-"""Parameters of a run, those that it trains, and the memory that it needs of one device."""
+"""Parameters of a run, trained parameters, and the memory of one device."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOST_BYTES = 2**44
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The parts of a network, as one tensor rank of `model` has them."""
+    """The parts of a network, on one tensor rank of `model`."""
     return inventory(alone(model), tensor=model.tensor_model_parallel_size)
 
 
@@ -60,7 +60,7 @@ def parameters_here(model: ModelConfig) -> int:
 
 
 def trained_count(config: RunConfig) -> int:
-    """Numbers that are trained, over all ranks; of adapters it takes the default targets."""
+    """Numbers that are trained, over all ranks; for adapters it assumes the default targets."""
     if config.lora.enabled:
         return inventory(alone(config.model)).adapter_numbers(adapter_rank(config))
     return parameter_count(config.model) - frozen_count(config)
@@ -80,9 +80,9 @@ def frozen_count(config: RunConfig) -> int:
 
 
 def trained_here(config: RunConfig) -> int:
-    """Numbers that are trained on the fullest rank: parameters, or adapters in their place.
+    """Numbers that are trained on the fullest rank: parameters, or adapters instead.
 
-    Frozen groups count as if they were spread over the ranks as all parameters are.
+    Frozen groups count as if they were distributed over the ranks like all parameters.
     """
     model = config.model
     if not config.lora.enabled:
@@ -91,7 +91,7 @@ def trained_here(config: RunConfig) -> int:
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
-    """Numbers of adapters of the default targets on the fullest rank."""
+    """Weights of adapters with the default targets on the rank that has most of them."""
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
@@ -108,7 +108,7 @@ def adapter_rank(config: RunConfig) -> int:
 
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
-    """That with which adapters of the default targets have as many numbers as the file's."""
+    """The adapter rank at which the default targets have as many weights as the adapter `file`."""
     numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
@@ -117,9 +117,9 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 
 @lru_cache(maxsize=8)  # a plan asks for each of its layouts
 def _numbers_of_file(place: str) -> int | None:
-    """Numbers of all factors of a LoRA file, or of a folder's first one, by its header alone.
+    """Numbers in all factors of a LoRA file, or a folder's first one, from its header.
 
-    None where there is no such file: an estimate can be made where the file is not.
+    None if there is no such file: an estimate can be made on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -133,7 +133,7 @@ def _numbers_of_file(place: str) -> int | None:
 
 
 def seen_tokens(model: ModelConfig) -> float:
-    """Part of the latent tokens that layers see in training, on average over the layers."""
+    """The fraction of latent tokens that layers see in training, averaged over the layers."""
     if (route := model.token_route) is None:
         return 1.0
     routed = (route.last - route.first + 1) / network_spec(model).layers
@@ -163,10 +163,11 @@ class Memory:
 
 
 def memory(config: RunConfig, *, world_size: int) -> Memory:
-    """Rough need of one device: buffers of libraries and fragmentation come on top.
+    """A rough estimate for one device, without buffers of libraries and fragmentation.
 
     Raises:
-        Problems: the processes or the global batch do not divide.
+        Problems: the layout does not divide the processes, or replicas do not divide the global
+            batch.
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
@@ -198,7 +199,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of weights and adapters on the fullest rank, as its passes read them."""
+    """Bytes of weights and adapters on the fullest rank, in the type that passes read."""
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -218,17 +219,16 @@ def weight_bytes(config: RunConfig) -> int:
 
 
 def teacher_bytes(config: RunConfig) -> int:
-    """Bytes of a teacher's weights on the fullest rank; none where it is the base of adapters."""
+    """Bytes of a teacher's weights on the fullest rank; 0 if it is the base of adapters."""
     c, model = config.distill, config.model
     return parameters_here(model) * _size(model) if c.method is not None and c.teacher else 0
 
 
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
-    """Bytes beside the shares at the peak of a backward pass, with `ddp.sharding=weights`.
+    """Bytes besides the shares at the peak of a backward pass, with `ddp.sharding=weights`.
 
-    What lies before and after the layers stays gathered; of the layers, all, or one and those that
-    are fetched ahead. Gradients of two wait for their sums: as they were computed, and in the type
-    of the sum. Of both there is the part that this rank sends and keeps.
+    Weights outside the layers stay gathered; of the layers all, or one and those that are
+    prefetched. Gradients of two layers wait for their sums, as computed and in the type of the sum.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = _size(model), summed_size(config), config.ddp.prefetch_layers
@@ -244,7 +244,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
 
 
 def _layer_bytes(config: RunConfig, layer: Part) -> int:
-    """Bytes of the weights of a layer, as they are gathered."""
+    """Bytes of the weights of a gathered layer."""
     size = _size(config.model)
     whole = layer.parameters * size
     if config.lora.base_dtype is None:
@@ -257,7 +257,7 @@ def _layer_bytes(config: RunConfig, layer: Part) -> int:
 
 
 def summed_size(config: RunConfig) -> int:
-    """Bytes of a number of gradients while they are summed over ranks."""
+    """Bytes of a gradient's number while gradients are summed over ranks."""
     wide = config.model.precision is Precision.FP32
     return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
 
@@ -266,7 +266,8 @@ def check_memory(config: RunConfig, *, world_size: int) -> None:
     """Refuses a run that no device could hold, before any process tries.
 
     Raises:
-        Problems: names the sizes that ask for it, or processes and packs that do not divide.
+        Problems: names the sizes that need it, or numbers of processes and packs that do not
+            divide.
     """
     model, data = config.model, config.dataset
     need = memory(config, world_size=world_size)
@@ -306,7 +307,7 @@ def _activations(config: RunConfig, *, accumulation: int) -> int:
 
 
 def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
-    """Bytes that a conditioner keeps on the first stage, of all captions on every context rank."""
+    """Bytes that a conditioner keeps on the first stage for captions of all packs in flight."""
     kept = network_spec(config.model).conditioner_kept
     if kept == NOTHING or not part_learns(config):
         return 0.0
@@ -315,7 +316,7 @@ def _kept_of_captions(config: RunConfig, *, accumulation: int) -> float:
 
 
 def _kept_of_text_layers(config: RunConfig, *, accumulation: int) -> float:
-    """Bytes that layers over text alone keep on the first stage, whose ranks share the text."""
+    """Bytes that layers over text keep on the first stage, whose ranks divide the text."""
     model, spec = config.model, network_spec(config.model)
     if not spec.text_layers or not part_learns(config, spec.text_layers):
         return 0.0
@@ -325,7 +326,7 @@ def _kept_of_text_layers(config: RunConfig, *, accumulation: int) -> float:
 
 
 def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
-    """Rows of text of the packs that the first stage holds at once."""
+    """Rows of text in the packs that the first stage holds at once."""
     model = config.model
     lengths = [one.text_length for one in config.dataset.mock_samples]
     rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
@@ -335,7 +336,7 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 
 
 def _cube_pairs(config: RunConfig) -> float:
-    """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
+    """Bytes that a layer keeps for all pairs of cubes in a pack like `dataset.mock_samples`."""
     model, mixture, cost = config.model, config.dataset.mock_samples, network_spec(config.model)
     heads = sum(stack.count * stack.layer.needs.cube_heads for stack in cost.stacks) / cost.layers
     if not heads:
@@ -353,7 +354,7 @@ def _cube_pairs(config: RunConfig) -> float:
 
 
 def _numbers(config: RunConfig) -> float:
-    """Tokens of a pack on one rank, times their width."""
+    """Numbers of a hidden row: the tokens of a pack on one rank, times the width."""
     model = config.model
     return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
 
@@ -361,8 +362,8 @@ def _numbers(config: RunConfig) -> float:
 def _text_of_pack(config: RunConfig) -> float:
     """Rows of text and image for each token of a rank, in samples like `dataset.mock_samples`.
 
-    Context ranks share the tokens, and each has all such rows. None where layers attend to latents
-    and text jointly: there, text counts as tokens of a pack.
+    Context ranks divide the tokens, and each has all such rows. 0 if layers attend to latents and
+    text jointly, because text then counts as tokens of a pack.
     """
     cost = network_spec(config.model)
     if cost.attends_jointly:
@@ -373,7 +374,7 @@ def _text_of_pack(config: RunConfig) -> float:
 
 
 def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
-    """Rows for each token of a pack, of samples like `dataset.mock_samples` with `lengths` rows."""
+    """Rows for each token of a pack, for samples like `dataset.mock_samples`, of `lengths`."""
     mixture = config.dataset.mock_samples
     latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
@@ -384,7 +385,7 @@ def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
 
 
 def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
-    """Latent tokens of a sample that attention sees."""
+    """Latent tokens of a sample that attention computes."""
     return model.tokens_of(geometry.frames, geometry.height, geometry.width)
 
 
@@ -393,9 +394,9 @@ def _size(model: ModelConfig) -> int:
 
 
 def _kept(model: ModelConfig, *, text: float, more: float) -> float:
-    """Bytes that all layers keep for each token and unit of width, as they recompute.
+    """Bytes that all layers keep for each token and unit of width, with their recomputation.
 
-    `more` are those of each layer beside `kept_by_layer`.
+    `more` is what each layer keeps besides `kept_by_layer`.
     """
     layer, layers = kept_by_layer(model, text=text) + more, network_spec(model).layers
     row = _size(model)  # the input of a layer
@@ -415,10 +416,10 @@ def _kept(model: ModelConfig, *, text: float, more: float) -> float:
 
 
 def kept_by_layer(model: ModelConfig, *, text: float = 0.0) -> float:
-    """Bytes that a layer keeps for each token and unit of width, on average over the layers.
+    """Bytes that a layer keeps for each token and unit of width, averaged over the layers.
 
-    `text` is the number of rows of text and image, which are no tokens, for each token. Layers of a
-    token route keep less of what they see; of joint rows all is taken for latents.
+    `text` is the number of rows of text and image for each token. Layers of a token route keep
+    less; in joint rows all tokens count as latents.
     """
     cost, seen = network_spec(model), seen_tokens(model)
     each = ((s.count, _kept_in(s.layer.needs, model, text / seen)) for s in cost.stacks)

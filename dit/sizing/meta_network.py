@@ -1,6 +1,6 @@
-"""A network on torch's meta device, of tensors without values, and packs for it.
+"""A network on torch's meta device, whose tensors have no values, and packs for it.
 
-Nothing is sent: the process groups are stand-ins, which know their sizes alone.
+Nothing is sent: the process groups are stand-ins, which know only their sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class StandInGroup:
-    """A process group that knows its size and this process's number alone."""
+    """A process group that knows only its size and this process's rank."""
 
     ranks: int = 1
     number: int = 0
@@ -44,7 +44,7 @@ class StandInGroup:
 
 
 def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any:
-    """A pipeline stage of a network, as the first tensor rank of `model` has it, without values."""
+    """A pipeline stage of a network without values, on the first tensor rank of `model`."""
     run_megatron_on_cpu()
     model = replace(model, pipeline_model_parallel_size=stages)  # layers are numbered by it
     one = StandInGroup()
@@ -65,9 +65,9 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any
 
 @contextmanager
 def groups_as_given() -> Iterator[None]:
-    """Inside, linears of Megatron-Core ask the group that they are given.
+    """A context in which Megatron-Core's linears use the group that they are given.
 
-    Where no process group was started, they take none and one rank.
+    If no process group was started, they would assume one rank.
     """
     whole = "get_tensor_model_parallel_group_if_none"
     given: list[tuple[Any, str, Any]] = [
@@ -82,7 +82,7 @@ def groups_as_given() -> Iterator[None]:
 
 @contextmanager
 def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Inside, these attributes of modules, by name, have these values."""
+    """A context in which these attributes of modules have these values."""
     own = [(module, name, getattr(module, name)) for module, name, _ in attributes]
     for module, name, value in attributes:
         setattr(module, name, value)
@@ -96,7 +96,7 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 def meta_pack(model: ModelConfig, *, side: int, text: int, samples: int) -> PackedBatch:
     """A pack on the meta device of equal samples: one frame of `side` x `side` tokens, `text` rows.
 
-    They have what a sample must have, and nothing else; `text` is no choice where it is fixed.
+    They have only required inputs; `text` is ignored if the network fixes it.
     """
     family = family_of(model)
     inputs = family.inputs(model)

@@ -82,7 +82,7 @@ def read_present(file: Path) -> dict[str, str]:
     """Package -> version, from lines `name==version`.
 
     Raises:
-        ValueError: another kind of line, or no torch.
+        ValueError: a line has another form, or torch is missing.
     """
     found = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -104,9 +104,9 @@ def _normalised(name: str) -> str:
 
 
 def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
-    """What the project needs to train, and of its optional dependencies EXTRAS and `also`.
+    """Requirements of training, and of the optional dependencies EXTRAS and `also`.
 
-    Megatron-Core has the version that the image has, so that both measure one program.
+    Megatron-Core gets the image's version, so that both measure one program.
 
     Raises:
         ValueError: one of `also` is no optional dependency.
@@ -122,10 +122,10 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 
 class StandIn:
-    """An environment that says of itself that it has the packages `present`, for pip to judge by.
+    """An environment whose metadata claim the packages `present`, so that pip resolves for it.
 
     Raises:
-        ValueError: from each of its methods, with what pip says.
+        ValueError: pip fails; every method raises it, with pip's output.
     """
 
     def __init__(self, present: dict[str, str], folder: Path, pip_flags: Sequence[str] = ()):
@@ -145,8 +145,8 @@ class StandIn:
     def resolve(self, *needed: str) -> dict[str, str]:
         """Package -> version: what pip would add.
 
-        pip keeps what is there wherever that satisfies everything. A package of the machine that
-        does not is in the result with another version; torch, Triton and CUDA never are.
+        pip keeps a package of the machine if it satisfies every requirement. One that does not is
+        in the result with another version; torch, Triton and CUDA never are.
         """
         report = self.folder / "report"
         self.pip("install", "--dry-run", f"--report={report}", *self.flags, *needed)
@@ -154,7 +154,7 @@ class StandIn:
         return {_normalised(one["name"]): one["version"] for one in found}
 
     def fetch(self, versions: dict[str, str]) -> list[Path]:
-        """The wheels, in a folder of their own; those that are built here are pure Python."""
+        """Fetches wheels into a folder of their own; those that are built here are pure Python."""
         if versions:
             exact = (f"{name}=={version}" for name, version in versions.items())
             place = f"--wheel-dir={self.folder / 'wheels'}"
@@ -180,7 +180,7 @@ def _pip(*arguments: str) -> None:
 
 
 def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
-    """Says the size of each wheel, the largest first, and refuses too much."""
+    """Prints the size of each wheel, the largest first, and refuses a sum above the limit."""
     sizes = {" ".join(one.name.split("-")[:2]): one.stat().st_size / 1e6 for one in wheels}
     total = sum(sizes.values())
     rows = sorted(sizes.items(), key=lambda row: -row[1])
@@ -194,7 +194,7 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
 
 
 def install(wheelhouse: Path, site: Path) -> int:
-    """Unpacks the wheels into `site`, unless these very wheels are there; their number.
+    """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
 
     Raises:
         ValueError: there are none, pip fails, or one would replace the machine's torch.
@@ -219,7 +219,7 @@ def install(wheelhouse: Path, site: Path) -> int:
 
 
 def write_metadata(site: Path, name: str, number: str) -> None:
-    """What says to pip, and to `importlib.metadata`, that a package of this version is there."""
+    """Writes metadata by which pip and `importlib.metadata` take a package as installed."""
     folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")

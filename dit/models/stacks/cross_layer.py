@@ -34,7 +34,7 @@ from dit.models.layers.parallel_linear import BuildContext, FeedForward
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossConditions:
-    """The inputs of every layer with cross-attention beside the tokens."""
+    """The inputs of every layer with cross-attention, besides the tokens."""
 
     timestep: TimestepConditioning
     tokens: RowConditions
@@ -46,12 +46,12 @@ class CrossConditions:
 
 
 class CrossLayer(MegatronModule, BaseTransformerLayer):
-    """h = h + gate * part(norm(h) * (1 + scale) + shift), for three parts in turn.
+    """A layer of three parts, each h = h + gate * part(norm(h) * (1 + scale) + shift).
 
-    They are self-attention, cross-attention and the MLP; `AdaLN` says which step does what.
-    With a low-rank modulation each part has a module of its own; the other kinds are one module for
-    the layer. Cross-attention may go without modulation and gate, after an affine LayerNorm (Wan)
-    or on the tokens as they are (LTX).
+    The parts are self-attention, cross-attention and the MLP; `AdaLN` computes the steps around
+    each. With a low-rank modulation each part has its own module; other kinds have one for the
+    layer. Cross-attention may have no modulation and gate, after an affine LayerNorm (Wan) or on
+    unnormalised tokens (LTX).
     """
 
     hidden: ClassVar = ("hidden",)
@@ -125,7 +125,7 @@ class CrossLayer(MegatronModule, BaseTransformerLayer):
         return self.cross_attention(x_TD, c.text_LE, c.cross_spans, c.image, fused=fused)
 
     def _adaln(self, timestep: TimestepConditioning) -> Iterator[AdaLN]:
-        """Modulations of the parts of the layer, in their order."""
+        """The modulation of each part of the layer, in order."""
         if self.modulation is not None:
             yield from self.modulation(timestep)
             return

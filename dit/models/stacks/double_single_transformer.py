@@ -1,7 +1,7 @@
 """Networks of double-stream layers, then single-stream ones, over patches and one text.
 
-FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of. In
-the place of the double-stream layers FLUX.3 has layers for each row of tokens alone.
+FLUX.1, FLUX.2 and Chroma are such networks; they differ in their modulations. Instead of
+double-stream layers FLUX.3 has separate layers for each row of tokens.
 """
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
@@ -28,9 +28,9 @@ from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS
 
 
 class DoubleSingleTransformer(JointTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
-    `told`, also in names of weights, embeds the timestep; a family says what it makes of a pack.
+    `told`, also in names of weights, embeds the timestep; each family has its own.
     """
 
     theta: ClassVar[float] = 10_000.0
@@ -46,7 +46,7 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the embedding of the timestep, `modulate_out` the last modulation.
+        """`told` builds the timestep embedding, `modulate_out` the last modulation.
 
         Linears before and after the layers have biases if those of the layers have.
         """
@@ -65,11 +65,11 @@ class DoubleSingleTransformer(JointTransformer):
         self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=bias)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """What all modulations are made of, [M, X]."""
+        """The embedding [M, X] from which all modulations are computed."""
         raise NotImplementedError
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings of the patches `x_TC`, those of this tensor rank."""
+        """Embeddings of this tensor rank's patches of `x_TC`."""
         return self.patches(x_TC)
 
     def embed(

@@ -1,6 +1,6 @@
 """Attention, then feed-forward, with norms around both, over one row (Lumina Image 2.0, Z-Image).
 
-The same layer works on latents and text together, and before that refines either alone.
+Such layers refine latents and text separately, and then work on both in one row.
 """
 
 # T tokens of the row, N level rows, D model width
@@ -49,7 +49,7 @@ from dit.models.stacks.stream_layers import JOINT_TOKENS, TEXT_TOKENS, JointCond
 
 
 class SequentialLayer(MegatronModule, BaseTransformerLayer):
-    """`SequentialLayerSpec` says what it computes, over a row that its subclasses name.
+    """The layer of `SequentialLayerSpec`, over a row that its subclasses name.
 
     The published blocks: `Lumina2TransformerBlock` and `ZImageTransformerBlock` of Diffusers.
     """
@@ -131,9 +131,10 @@ class SequentialLayer(MegatronModule, BaseTransformerLayer):
     def _modulations(
         self, timestep: TimestepConditioning
     ) -> tuple[AdaLN | Unmodulated, AdaLN | Unmodulated]:
-        """Modulations of attention and of feed-forward; tanh acts on [N, D], not on each token.
+        """Modulations of attention and of feed-forward.
 
-        Where both stand side by side, the second is the first.
+        If both run in parallel, the same one twice. tanh is applied to rows [N, D], before they are
+        spread to tokens.
         """
         if self.modulation is None:
             return Unmodulated(), Unmodulated()
@@ -161,7 +162,7 @@ def _modulation(context: BuildContext, width: int, spec: SequentialLayerSpec) ->
 
 
 class JointRowLayer(SequentialLayer):
-    """Over latents and text together."""
+    """A sequential layer over latents and text together."""
 
     hidden = (JOINT_TOKENS,)
 
@@ -170,7 +171,7 @@ class JointRowLayer(SequentialLayer):
 
 
 class LatentsLayer(SequentialLayer):
-    """Over latents, before they meet the text; references that have other layers stay."""
+    """A sequential layer over latents; references with layers of their own do not change."""
 
     hidden = (TOKENS,)
 
@@ -186,17 +187,18 @@ class LatentsLayer(SequentialLayer):
 
 
 class ReferencesLayer(LatentsLayer):
-    """Over the references among the latents, each alone or those of a sample together.
+    """A sequential layer over references among the latents, each alone or a sample's together.
 
-    It computes all rows of a pack that has any, so that ranks hold as many as for other layers.
+    It computes all rows of a pack that has references, so that ranks hold as many as for other
+    layers.
     """
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:  # noqa: ARG002
-        """All of them, whatever is asked for.
+        """All parameters, whatever `recurse` is.
 
-        Before a call of a module Megatron-Core's DDP waits for its own weights that are on their
-        way (`ddp.overlap_param_gather`). Without references the modules in this layer are not
-        called, and ranks that see some would gather other weights than ranks that see none.
+        Before it calls a module, Megatron-Core's DDP waits for the module's own weights that are
+        being gathered (`ddp.overlap_param_gather`). Without references the modules in this layer
+        are not called, and ranks that have some would gather other weights than ranks without.
         """
         return super().parameters()
 
@@ -211,7 +213,7 @@ class ReferencesLayer(LatentsLayer):
 
 
 class TextLayer(SequentialLayer):
-    """Over the text, before it meets the latents."""
+    """A sequential layer over the text, before it is joined with the latents."""
 
     hidden = (TEXT_TOKENS,)
 

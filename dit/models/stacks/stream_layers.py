@@ -1,8 +1,8 @@
-"""Layers that attend to latents and text together: double-stream and single-stream (FLUX).
+"""Layers that attend to latents and text jointly: double-stream and single-stream (FLUX).
 
-A double-stream layer keeps latents and text in rows of their own, each with weights of its own. A
-single-stream layer works on one row of both. Qwen-Image and HunyuanVideo 1.5 are double-stream
-throughout; FLUX and HunyuanVideo begin so and go on with single-stream layers.
+A double-stream layer has latents and text in separate rows, with separate weights. A single-stream
+layer works on one row of both. Qwen-Image and HunyuanVideo 1.5 have only double-stream layers; FLUX
+and HunyuanVideo continue with single-stream layers.
 """
 
 # T latent tokens, L text tokens, J tokens of the joint row, D model width, F width inside of the
@@ -44,7 +44,7 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointConditions:
-    """What every layer of both kinds sees beside the tokens."""
+    """The inputs of every layer of both kinds, besides the tokens."""
 
     timestep: TimestepConditioning
     latents: RowConditions
@@ -59,10 +59,11 @@ class JointConditions:
 
 
 class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
-    """Attention over latents and text together; all else has weights for either.
+    """Attention over latents and text jointly; all other parts have separate weights.
 
     The published blocks: `FluxTransformerBlock`, `QwenImageTransformerBlock` of Diffusers; and
-    `JointTransformerBlock`, with a second attention of the latents or without an end of the text.
+    `JointTransformerBlock`, with a second attention of the latents, or without an update of the
+    text.
     """
 
     hidden: ClassVar = (TOKENS, TEXT_TOKENS)
@@ -109,7 +110,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns of names of weights here that nothing reads, as nothing reads the text."""
+        """Patterns of names of weights that are unused because the text is not read after it."""
         if self.text_mlp is None:
             return ("text_attention.q_layernorm.*",)
         if not self.text_ends:
@@ -119,7 +120,7 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     def forward(
         self, hidden: tuple[Tensor, Tensor], conditions: JointConditions
     ) -> tuple[Tensor, Tensor]:
-        """`hidden` is [T, D] of latents and [L, D] of text, and so is the result."""
+        """`hidden` after the layer: [T, D] of latents and [L, D] of text."""
         if self.layer_text is None:
             return self._updated(hidden, conditions)
         rows = conditions.layer_text
@@ -132,7 +133,6 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
     def _modulations(
         self, timestep: TimestepConditioning
     ) -> tuple[tuple[AdaLN, ...], tuple[AdaLN, ...]]:
-        """Modulations of latents and of text."""
         adaln = self.modulation(timestep)
         if self.text_modulation is None:
             return adaln[:2], adaln[2:]
@@ -168,9 +168,10 @@ class DoubleStreamLayer(MegatronModule, BaseTransformerLayer):
         return adaln[1].add(h_TD, self.mlp(x_TD), c.latents.per_sample), text_LD
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
-        """`adaln` with idle weights tied to it: they add nothing, and their gradients are zeros.
+        """`adaln` with unused weights tied to it: they add nothing, and their gradients are zeros.
 
-        Otherwise they would have none: Megatron-Core's DDP waits for the gradient of every weight.
+        Otherwise they would have no gradient, and Megatron-Core's DDP waits for that of every
+        weight.
         """
         assert self.text_mlp is not None
         idle = (self.text_attention.linear_proj, self.text_mlp)
@@ -188,7 +189,7 @@ def _update(
     parts: tuple[nn.Module, nn.Module],
     row: RowConditions,
 ) -> Tensor:
-    """Attention's output and the feed-forward of one row, added to it."""
+    """One row after attention's output and the feed-forward have been added."""
     linear_proj, mlp = parts
     x_TD = linear_proj(attended_TX)
     h_TD, x_TD = adaln[0].add_and_branch(h_TD, x_TD, row.per_sample, then=adaln[1])
@@ -198,11 +199,11 @@ def _update(
 class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
     """Attention and feed-forward of the same normed input, added with one gate.
 
-    The published block: `FluxSingleTransformerBlock` of Diffusers. One matrix makes queries, keys,
-    values and the hidden units of the feed-forward, another takes attention and hidden units
-    together, so that tensor ranks gather and sum the tokens once. Both are ordered head by head,
-    each head with its part of the hidden units: any number of tensor ranks that divides the heads
-    then divides either matrix.
+    The published block: `FluxSingleTransformerBlock` of Diffusers. One matrix computes queries,
+    keys, values and the hidden units of the feed-forward; another reads attention's output and
+    hidden units together, so tensor ranks gather and sum the tokens once. Both are ordered head by
+    head, each head with its part of the hidden units, so any number of tensor ranks that divides
+    the heads divides both matrices.
     """
 
     hidden: ClassVar = (JOINT_TOKENS,)
