@@ -29,7 +29,7 @@ CONTAINED = {
     *("cosmos_7b", "cosmos_predict2_2b", "cosmos_predict2_2b_video2world", "wan2.1_t2v_1.3b"),
     *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
     *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b", "flux3_klein"),
-    "qwen_image21_turbo",
+    "qwen_image21",
 }
 OTHERS = [
     network
