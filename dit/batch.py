@@ -80,10 +80,7 @@ class SequenceShard:
     contiguous: bool = False  # one piece of the pack, whatever it has of a sample
 
     def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
-        """(first token, number of tokens) of each piece of a sample that this share has.
-
-        Tokens are numbered in the whole pack, of `total` tokens; the sample is [start, stop).
-        """
+        """(first token, number of tokens) of each piece of a sample on this context rank."""
         if self.contiguous:
             size = total // self.count
             first = max(start, self.index * size)
@@ -293,7 +290,7 @@ class PackedBatch:
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
-        """(first token, number of real tokens) of each sample, in the tensors of this share."""
+        """(first token, number of real tokens) of each sample, in this context rank's tensors."""
         # Real tokens come first in a sample, and therefore in its pieces as well.
         here = self._tokens_here([(0, real) for real in self.num_tokens])
         sizes = (sum(size for _, size in pieces) for pieces in self._pieces(self.share))
@@ -301,12 +298,12 @@ class PackedBatch:
 
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
-        """Number of tokens with a loss of each sample in this share."""
+        """Number of tokens with a loss of each sample on this context rank."""
         ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
-        """Number of tokens of each sample's span [first, stop) in this share."""
+        """Number of tokens of each sample's span [first, stop) on this context rank."""
         counts = []
         samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
         for start, pieces, (first, stop) in samples:

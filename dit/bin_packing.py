@@ -309,7 +309,7 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 
 
 def nearest_in_cost(waiting: Sequence[float], recent: Sequence[float], *, quantile: float) -> int:
-    """Index of the waiting pack whose cost is nearest to what all ranks take at this `quantile`.
+    """Index of the waiting pack whose cost is nearest to a target that all ranks share.
 
     The target is mostly the cost at this quantile of the packs that this rank has recently made,
     which are more than those that wait. Alone it would exhaust the waiting packs of some costs, so

@@ -108,7 +108,7 @@ def parse_digest(name: str, entry: Any) -> FileDigest:
         ValueError: the entry is damaged.
     """
     if not is_file_name(name):
-        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a file beside it")
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is not the name of a file in the same folder")
     match entry:
         case {"bytes": int(size), "sha256": str(digest)}:
             return FileDigest(bytes=size, sha256=digest)
@@ -211,7 +211,7 @@ def _named_by(pointer: Path) -> str:
         name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
     if not is_file_name(name):
         raise CheckpointError(
-            f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
+            f"{pointer} names {name!r}, and must name a folder next to it;"
             f" {remedy(pointer.parent, name)}"
         )
     if not (pointer.parent / name).is_dir():

@@ -89,7 +89,7 @@ def store_address(text: str) -> str:
 def _address(text: str, known: tuple[str, ...]) -> str:
     if not text.startswith(known):
         raise PathError(
-            f"{text} is no address that is known here: write msc://PROFILE/PATH, with a profile of"
+            f"{text} is an address of an unknown kind: write msc://PROFILE/PATH, with a profile of"
             " that store in the file that MSC_CONFIG names"
         )
     return text
@@ -118,8 +118,8 @@ def not_none(text: str) -> str:
     """
     if text.lower() == "none":
         raise PathError(
-            f"{text} is Python's word, and would be a name here: write null, or leave it out (a"
-            f" file of this name is ./{text})"
+            f"{text} would be taken for the name of a file: write null for no value, or leave it"
+            f" out (a file of this name is ./{text})"
         )
     return text
 

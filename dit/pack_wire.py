@@ -57,7 +57,7 @@ def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A small new tensor of the host, on `device`, without waiting for the copy.
+    """Copies a small new tensor from the host to `device` without waiting for the copy.
 
     `non_blocking` is not enough: a copy to a GPU from memory that is not pinned may wait for all
     queued work.
@@ -158,7 +158,7 @@ class PackBuffers:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
-        """The outline of a pack in a row of shared memory, and the row, which is no longer free.
+        """The outline of a pack in a row of shared memory, and the row, now marked as taken.
 
         It runs in a worker. A pack that is not in a row is returned whole, with None.
         """

@@ -135,7 +135,7 @@ def automodel_files(folder: Path, index: Any) -> list[str]:
     if names is None:
         names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
     if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise UnusableError("'shards' must be a list of names of files beside it")
+        raise UnusableError("'shards' must be a list of names of files in the same folder")
     return names
 
 
@@ -164,7 +164,7 @@ def automodel_file(folder: Path, row: Any) -> Path | None:
         UnusableError: the row names no file.
     """
     if not isinstance(row, dict):
-        raise UnusableError(f"the index holds a {type(row).__name__}, no object")
+        raise UnusableError(f"the index holds a {type(row).__name__} where an object must be")
     named = row.get("cache_file")
     if not isinstance(named, str) or "\0" in named or ".." in Path(named).parts or not named:
         raise UnusableError(f"cache_file={named!r:.100} is no path of a file")

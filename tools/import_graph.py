@@ -61,7 +61,7 @@ def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
 
 
 def arrows(tree: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Pairs of folders against the order -> their imports; and entries of SPLIT that excuse one."""
+    """Imports that contradict the order, by pair of folders; and SPLIT entries that allow one."""
     test = runpy.run_path(str(tree / ORDER))
     allowed, split = test["ALLOWED"], test["SPLIT"]
     order = networkx.DiGraph(

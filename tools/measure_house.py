@@ -258,7 +258,7 @@ def _told(path: str, node: ast.AST, *, told: bool) -> Iterator[tuple[str, bool]]
 
 
 def texts_of(source: Source) -> list[ast.Constant]:
-    """Docstrings, and texts that stand alone below a value."""
+    """Docstrings, and texts below a value."""
     alone = [node.value for node in source.nodes(ast.Expr)]
     return [one for one in alone if isinstance(one, ast.Constant) and isinstance(one.value, str)]
 

@@ -196,7 +196,7 @@ def simulated_steps(
     balance: Balance,
     balance_packs: int,
 ) -> Steps:
-    """Steps of one pack a rank, after those that fill the buffers."""
+    """The packs of all ranks in each step, after the steps that fill the buffers."""
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []
     for rank in range(ranks):

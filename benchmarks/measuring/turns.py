@@ -83,7 +83,7 @@ def _leave_groups() -> None:
 
 
 def print_turns(turns: Mapping[str, Sequence[Figures]]) -> None:
-    """A table of medians, with the ratios of the second run to the first."""
+    """Prints a table of medians, with the ratios of the second run to the first."""
     first, other = turns.values()
     table = Table(title=f"A step, medians of {len(first)} rounds", title_justify="left")
     for name in ("", *turns, "ratio"):

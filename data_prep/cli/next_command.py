@@ -1,4 +1,4 @@
-"""What to do next with a dataset: the command that trains on it."""
+"""The command that trains on a dataset, as the next step after packing it."""
 
 from __future__ import annotations
 

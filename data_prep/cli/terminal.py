@@ -24,7 +24,7 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Shows what was packed, and what was refused and why."""
+    """Shows how many samples were packed and refused, with reasons."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -56,7 +56,7 @@ def show_next(console: Console, command: str, *, before: str | None = None) -> N
 def show_plan(
     console: Console, facts: PlanStatistics, folder: Path, ignored: Mapping[str, int]
 ) -> None:
-    """Shows what would be packed; the page of the plan has the details."""
+    """Shows which samples would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
     console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")

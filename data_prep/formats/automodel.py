@@ -211,7 +211,9 @@ def _shards(folder: Path) -> list[str]:
     try:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
-        raise PrepError(f"{folder / INDEX} is no index of AutoModel: {error}") from None
+        raise PrepError(
+            f"{folder / INDEX} is no index of AutoModel: {error}; give the folder that it wrote"
+        ) from None
 
 
 def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedRecord]:

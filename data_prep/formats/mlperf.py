@@ -73,7 +73,9 @@ def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
         raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
     about = parse_json(parts["json"])
     if not isinstance(about, dict):
-        raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
+        raise RefusedError(
+            Reason.UNREADABLE, f".json holds a {type(about).__name__}, not an object"
+        )
     tensors = mlperf_tensors(parts)
     sizes = mlperf_sizes(numbers(tensors["latent"], "CFHW", what="mean"))
     known = {"caption": "", "source": str(about.get("key", name)), "fps": None, **sizes}
@@ -97,7 +99,8 @@ def null_texts(folder: Path) -> dict[str, Tensor]:
         paths = sorted(folder.rglob(file))
         if not paths:
             raise PrepError(
-                f"{folder} has no {file}, which holds what stands for a dropped caption; put the"
+                f"{folder} has no {file}, which holds the text that replaces dropped captions;"
+                " put the"
                 " benchmark's file there or in a folder below"
             )
         try:

@@ -127,7 +127,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass
 class Duplicates:
-    """Collects samples one by one; `finish` then finds those that occur more than once."""
+    """Collects samples one by one; `finish` then returns those that occur repeatedly."""
 
     names: list[str] = field(default_factory=list)
     captions: Counter[str] = field(default_factory=Counter)

@@ -97,7 +97,7 @@ class Timeline:
         return 0.5 if gap > 2 else 0.0
 
     def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
-        """The indices of the frames that are shown at these times."""
+        """The indices of the frames that are shown at the given times."""
         return tuple(bisect.bisect_left(self.shown, at) for at in shown)
 
     def fps_of(self, start: int, stop: int) -> float:

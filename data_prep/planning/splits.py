@@ -26,11 +26,7 @@ class Split(StrEnum):
 
 
 def key_of(source: str) -> str:
-    """The key of a sample from `source`: the readable end of this path, and a hash of all of it.
-
-    The hash is of the relative path with its ending, so `a/1.png`, `b/1.png` and `a/1.jpg` differ.
-    A key has no dots and no slashes.
-    """
+    """Key of a sample from `source`: the readable end of its path, and a hash of the whole path."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", source)[-_READABLE_CHARACTERS:].strip("_")
     # File names need not be valid Unicode.
     name = source.encode("utf-8", "surrogateescape")
@@ -103,7 +99,7 @@ class SplitFractions:
         """
         for split in self.empty(found):
             raise PrepError(
-                f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
+                f"--split asks for {getattr(self, split):g} of the samples in {split!s}, but none"
                 f" of the {found.total()} falls into it (samples are assigned by a hash of"
                 " their key); add samples, raise that fraction, or set it to 0 (--split 1,0,0"
                 " puts all into train)"

@@ -85,7 +85,7 @@ class Collection(Protocol):
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
-        """All media, always in the same order; adds counts of other files to `ignored`."""
+        """All media, in a fixed order; adds counts of other files to `ignored`."""
         ...
 
     def open(self, where: str) -> Path | BinaryIO:
@@ -170,7 +170,7 @@ class FolderCollection:
 
     @property
     def beside(self) -> list[ControlFolder | MaskFolder | RejectedFolder]:
-        """Folders of controls, masks and rejected samples that belong to these media."""
+        """The media's folders of controls, masks and rejected samples."""
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:

@@ -126,13 +126,7 @@ def list_media(
     without: Collection[Path] = (),
     elsewhere: Elsewhere = (),
 ) -> Listing:
-    """Media and caption files below `root`, at any depth, always in the same order.
-
-    `without` are folders that are left out.
-
-    Raises:
-        PrepError: `root` is no folder, a folder in it cannot be read, or it holds no medium.
-    """
+    """Media and caption files below `root`, at any depth, in a fixed order."""
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder")
     listing = Listing()

@@ -39,7 +39,7 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """Matches files of these names, also while they are being written."""
+    """Matches files of the given names, also while they are being written."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 

@@ -145,7 +145,8 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
         found: Any = DiffusionPipeline.load_config(part.place, **part.download)
     except (OSError, ValueError) as error:
         raise CodecError(
-            f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)})"
+            f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)});"
+            " download it again, or give another folder"
         ) from None
     return found
 

@@ -246,7 +246,7 @@ class FlowConfig:
 
     @property
     def ends_at_one_step(self) -> bool:
-        """Whether those steps run from 1 to 1 / number of steps."""
+        """Whether the levels of sampling run from 1 to 1 / number of steps."""
         return self.sampling_levels in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL)
 
     @property

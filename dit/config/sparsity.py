@@ -127,10 +127,10 @@ class SparseSchedule:
         return cls(last=_exact(last), step=_exact(step), interval=interval)
 
     def at(self, step: int) -> Fraction:
-        """The share at a training step, counted from 1; FastVideo's sparsity is 1 - share.
+        """The fraction of kept cubes at a training step, counted from 1.
 
-        If 1 - `last` is not a multiple of `step`, FastVideo stops before `last`, while this reaches
-        it.
+        FastVideo's sparsity is 1 - share. If 1 - `last` is not a multiple of `step`, FastVideo
+        stops before `last`, while this reaches it.
         """
         return max(self.last, WHOLE - step // self.interval * self.step)
 

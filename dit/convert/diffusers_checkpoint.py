@@ -69,7 +69,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConvertError(f"{file} cannot be read ({explained(error)})") from error
     if not isinstance(content, dict):
-        raise ConvertError(f"{file} holds no JSON object")
+        raise ConvertError(f"{file} holds no JSON object; download or export the folder again")
     return content
 
 
@@ -418,8 +418,8 @@ def _headers(place: Path) -> dict[str, Header]:
     files = sorted(set(told.values()))
     if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
         raise ConvertError(
-            f"{index} names {listed(map(repr, strange))}; weights lie beside their index, so each"
-            " is the name of a file there"
+            f"{index} names {listed(map(repr, strange))}; each must be the name of a file"
+            " in the folder of the index"
         )
     if lost := [name for name in files if not (place / name).is_file()]:
         raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")

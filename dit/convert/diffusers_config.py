@@ -98,7 +98,9 @@ def model_config(
             settings |= _of_companion(form, settings, given, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
+        raise ConvertError(
+            f"{place} describes no model that can be trained: {error}. {OTHER_NETWORKS}"
+        ) from error
 
 
 def _of_companion(
@@ -124,7 +126,7 @@ def _of_companion(
         raise ConvertError(
             f"{place} has no folder {one.folder} beside it, which is a part of the network with"
             f" model.{one.field}={one.value}: give the folder of the whole pipeline, or set"
-            f" model.{one.field}={one.instead}, with shards that hold what it makes"
+            f" model.{one.field}={one.instead}, with shards that hold its outputs"
         )
     where = f"{one.folder}/config.json beside {place}"
     stated = {key: value for key, value in content.items() if not key.startswith("_")}
@@ -285,7 +287,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """The only pipeline for networks with such fields, where no config.json has them; else None."""
+    """The only pipeline for networks with fields that no config.json has; else None."""
     form = diffusers_form(model)
     if (second := form.companion_of(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -327,7 +329,7 @@ def _of_scheduler(
         ask = f"{why or doubt}; {ask}"
     if not told:
         raise ConvertError(
-            f"{place} is of class {name!r}, which does not tell the objective; {ask}"
+            f"{place} is of class {name!r}, from which the objective does not follow; {ask}"
         )
     return FoundObjective(ObjectiveConfig(), "")
 

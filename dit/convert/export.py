@@ -116,7 +116,7 @@ def open_stored(
     path = _named(checkpoint)
     if has_adapters(path):
         raise ConvertError(
-            f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
+            f"{path} holds only adapters; `python -m dit.convert export-lora` takes them, and"
             " `export --merged` the weights with them"
         )
     has_average = StoredWeights(path, averaged=False).has_average
@@ -252,7 +252,7 @@ def export_weights(
 def _plans(
     table: list[Pair], sizes: list[int], config: RunConfig, options: ExportOptions
 ) -> dict[str, FilePlan]:
-    """The files of the network, and of a companion if that is a part of it, by folder."""
+    """The files of the network by folder, or of a companion if `table` is only a part of it."""
     pipeline, most = options.pipeline_from, options.max_shard_size
     own = "." if pipeline is None else network_folder(pipeline, config.objective)
     second = diffusers_form(config.model).companion_of(config.model)

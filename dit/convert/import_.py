@@ -234,7 +234,7 @@ def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype
             dtype = source.headers[name].dtype
             if found.setdefault(pair.ours, dtype) is not dtype:
                 raise ConvertError(
-                    f"{source.path} has {name} in {dtype}, and others that are stored with it in"
+                    f"{source.path} has {name} in {dtype}, and tensors of the same matrix in"
                     f" {found[pair.ours]}; save the model in one type"
                 )
     return found

@@ -217,7 +217,7 @@ def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _D
     if base.path is None:
         raise ConvertError(
             f"the weights beside the adapters of {opened.path} were drawn from a seed, and are in"
-            " no checkpoint; `python -m dit.convert export-lora` takes the adapters alone"
+            " no checkpoint; `python -m dit.convert export-lora` exports only the adapters"
         )
     if base.diffusers:
         folder = weights_of_folder(base.path, opened.config.model)

@@ -42,8 +42,8 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     kind = _pipeline_class(pipeline)
     if kind not in known:
         raise ConvertError(
-            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} feeds the network what"
-            " it was trained on here"
+            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} matches this network's"
+            " training; give a pipeline of that kind"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")

@@ -220,7 +220,8 @@ def _check_tokens(sample: LatentSample, expected: Expected) -> None:
             continue
         if not are_ids(digits, vocabulary=one.vocabulary):
             raise SampleRefused(
-                Reject.TOKENS, f"`{one.name}` has others than numbers below {one.vocabulary}"
+                Reject.TOKENS,
+                f"`{one.name}` has numbers that are not from 0 to {one.vocabulary - 1}",
             )
 
 

@@ -249,7 +249,8 @@ def _null_of_mlperf(leaf: DatasetSplit) -> dict[str, Tensor]:
             found[name] = mlperf_null(path.read_bytes(), name=name)
         except OSError as error:
             raise DataError(
-                f"{path} is missing: it holds what stands for a dropped caption of MLPerf's shards;"
+                f"{path} is missing: it holds the text that replaces dropped captions of"
+                " MLPerf's shards;"
                 " put the benchmark's file there"
             ) from error
         except UnusableError as error:
@@ -287,7 +288,9 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
             f" {remedy}"
         )
     if one.vocabulary is not None and not are_ids(value, vocabulary=one.vocabulary):
-        raise DataError(f"{path}: {name} has others than numbers below {one.vocabulary}; {how}")
+        raise DataError(
+            f"{path}: {name} has numbers that are not from 0 to {one.vocabulary - 1}; {how}"
+        )
     return value.float()
 
 

@@ -182,11 +182,7 @@ class PackLoader:
         return now.plain()
 
     def fits(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Whether `states` belong to these data and settings.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Whether `states` belong to the data and settings of this loader."""
         return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:

@@ -143,7 +143,7 @@ class RejectCounts(Savable):
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """A context that adds these counts to the message of a DataError."""
+        """A context that adds the counts of refused samples to the message of a DataError."""
         try:
             yield
         except DataError as error:

@@ -37,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     path, overrides = arguments.file, arguments.overrides
     settings = read_file(path).settings()
     if not is_theirs(settings):
-        raise ConfigError([f"{path}: has no keys of other tools, or keys that only we have"])
+        raise ConfigError(
+            [
+                f"{path}: is no configuration of a supported tool, or has keys of this project"
+                " already"
+            ]
+        )
 
     def load(ours: list[Setting]) -> RunConfig:
         return load_config(default_config(), settings=ours, overrides=overrides, adapt=_for_weights)

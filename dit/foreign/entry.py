@@ -125,7 +125,7 @@ def network_of(families: Mapping[str, str]) -> Foreign:
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:
             raise ValueError(
-                "names no network that is here; take the key out, and set model.family, or"
+                "names a network that this project lacks; remove the key, and set model.family, or"
                 " checkpoint.load_hf to a Diffusers folder of weights"
             )
         return {"model.family": families[str(value)]}

@@ -136,7 +136,7 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
     )
     if before != here:
         raise CheckpointError(
-            f"{start} holds adapters beside weights that are in no file but drawn anew at each"
+            f"{start} holds adapters beside weights that are in no file but random at each"
             f" start: by {before}, and here by {here}; set them back"
         )
 
@@ -173,7 +173,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
             raise Problems(
                 [
                     f"lora.{key}={told:g}: the adapters of lora.init_from={config.lora.init_from}"
-                    f" have {', '.join(f'{value:g}' for value in here)}, and they rule; leave it"
+                    f" have {', '.join(f'{value:g}' for value in here)}, which replace it; leave it"
                     " out"
                 ]
             )
@@ -181,11 +181,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses adapters that differ from those of the checkpoint whose weights a new run takes.
-
-    Raises:
-        Problems: `lora.rank` or `lora.alpha` match none of them, or `lora.init_from` is set.
-    """
+    """Refuses adapters other than those of the checkpoint that a new run starts from."""
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
@@ -196,13 +192,14 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
     if wrong:
         raise Problems(
             [
-                f"the run goes on with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
-                " rank and alpha as there and name no file, or train new ones beside these (`python"
+                f"the run resumes with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
+                " its rank and alpha and name no file, or merge these adapters and train new"
+                " ones (`python"
                 " -m dit.convert export --merged`, then checkpoint.load_hf)"
             ]
         )
     if chosen_adapters(config.model, lora).keys() != adapters.keys():
-        say(f"the run goes on with the adapters of {start}, and lora.targets is not used")
+        say(f"the run resumes with the adapters of {start}, and lora.targets is not used")
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:

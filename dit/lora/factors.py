@@ -58,7 +58,7 @@ class LoraFactors:
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """Adapter with the outputs for shift and scale exchanged, if those are all its outputs."""
+        """The adapter with outputs for shift and scale exchanged, if it has no others."""
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))

@@ -88,7 +88,8 @@ def read_lora(
     if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
         raise LoraFileError(
             f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside it as"
-            f" {PEFT_FILE}: it says alpha, without which the adapter has another strength. Copy it,"
+            f" {PEFT_FILE}: it holds alpha, without which the adapter has another strength."
+            " Copy it,"
             ' too; where alpha is said to be the rank, write one with {"r": RANK, "lora_alpha":'
             " RANK}"
         )
@@ -189,7 +190,9 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
         )
     tensor = opened.get_tensor(name).float()
     if not tensor.isfinite().all():
-        raise LoraFileError(f"{file}: {name} holds NaN or infinity: its training went wrong")
+        raise LoraFileError(
+            f"{file}: {name} holds NaN or infinity: its training failed; give an earlier file"
+        )
     return tensor.clone()
 
 
@@ -267,7 +270,8 @@ def _factors(
     if told is not None and (said := told.rank(written)) != rank:
         raise LoraFileError(
             f"{told.place} says rank {said} of {written}, and {parts[Factor.DOWN].key} has"
-            f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
+            f" {rank}; they belong to two adapters, or two of its patterns fit this module"
+            " (peft sorts"
             " them in saving): write the module's whole name there"
         )
     alpha = float(rank) if told is None else told.alpha(written)
@@ -304,7 +308,7 @@ def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Te
             what = "a convolution" if factor.ndim > 2 else "no matrix"
             raise LoraFileError(
                 f"{file}: {parts[part].key} has shape {list(factor.shape)}, of {what}; only"
-                " linears have adapters here"
+                " linears can have adapters"
             )
     if down.shape[0] != up.shape[1]:
         raise LoraFileError(

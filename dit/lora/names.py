@@ -161,8 +161,8 @@ def _parsed(key: str, tables: list[_Names], adapters: set[str], place: object) -
     module = _module(written, tables)
     if module is None:
         raise LoraFileError(
-            f"{place}: {key}: {match['module']} is a linear of no network that is known here; this"
-            " file is of another network, or convert it with the tools of its project"
+            f"{place}: {key}: {match['module']} is a linear of no known network; this"
+            " file belongs to another network, or convert it with the tools of its project"
         )
     return LoraKey(key, module, written, part)
 

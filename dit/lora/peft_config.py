@@ -124,7 +124,7 @@ def _check_pattern(pattern: str, place: object) -> None:
     except (re.error, OverflowError, RecursionError) as error:
         raise LoraFileError(
             f"{place}: the pattern {pattern!r:.60} of ranks or alphas is no regular expression"
-            f" ({error})"
+            f" ({error}); correct it, or save the adapter again"
         ) from error
 
 

@@ -159,7 +159,7 @@ class FlowMatching:
                 return timestep_sampling.mode(quantile_N, scale=c.mode_scale)
 
     def _quantile(self, t_N: Tensor) -> Tensor:
-        """The inverse of `_unshifted`."""
+        """Quantiles of noise levels in the unshifted density."""
         c = self.config
         match c.density:
             case LevelDensity.UNIFORM:

@@ -235,7 +235,7 @@ def clean_network_level(objective: _TellsLevels, level: float) -> float:
     told = float(objective.network_level(torch.tensor(level, dtype=torch.float64)))
     if not math.isfinite(told):
         raise ValueError(
-            f"the samples have tokens without noise (level {level}), of which the objective would"
-            f" tell the network {told}; use objective.name=flow, or a family without such inputs"
+            f"the samples have tokens without noise (level {level}), for which the objective would"
+            f" give the network {told}; use objective.name=flow, or a family without such inputs"
         )
     return told

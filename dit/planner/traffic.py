@@ -129,7 +129,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
-    """Bytes a rank sends to have its matrices orthogonalised by Muon, and to get them back."""
+    """Bytes that a rank sends so that Muon can orthogonalise its matrices, and receives back."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
     moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period

@@ -223,7 +223,7 @@ def generated(folder: Path, undrawn: list[NotShown]) -> str:
     listing = folder / "samples.json"
     if not listing.is_file():
         raise ReportError(
-            f"{listing} does not exist; --samples_dir wants generate_dit's output_dir"
+            f"{listing} does not exist; give --samples_dir the --output_dir of generate_dit.py"
         )
     try:
         samples = _samples(parse_json(listing.read_bytes()))

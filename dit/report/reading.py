@@ -140,7 +140,7 @@ def _read(folder: Path, name: str) -> RunRecord:
     if not any(line["step"] > 0 for line in lines):
         why = f": {'; '.join(damaged)}" if damaged else ""
         raise ReportError(
-            f"{metrics} has no finished step{why}; let the run go on, or name another"
+            f"{metrics} has no finished step{why}; let the run continue, or name another"
         )
     starts, more = _json_lines(folder / "environment.jsonl")
     settings, config, wrong = _settings(folder / "config.yaml")

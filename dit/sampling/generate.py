@@ -177,7 +177,7 @@ def _check_sampler(
     if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
-            " flow), which euler takes; choose it"
+            " flow); use the sampler euler"
         )
     unguided = model.unguided_by
     if unguided is not None and settings.guidance != 1:
@@ -204,8 +204,8 @@ def _check_conditions(
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
-            f"sampler {settings.sampler}: pictures at frames of a video are held at levels of"
-            " their own, which euler does; choose it"
+            f"sampler {settings.sampler}: it cannot keep given pictures of a video at their own"
+            " noise levels; use the sampler euler"
         )
     if settings.guiders is not None:
         raise ValueError("a guider has no place for pictures at frames of a video; leave it out")

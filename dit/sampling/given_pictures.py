@@ -247,7 +247,7 @@ class GivenPictures:
         if self.references and decoder is None:
             raise ValueError(
                 f"{self._named(self.references[0])}: the VAE of the data is not"
-                f" here; {self.options.encoders} where one is"
+                f" on this machine; {self.options.encoders} where one is"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}

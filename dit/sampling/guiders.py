@@ -72,7 +72,10 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
     try:
         return getattr(guiders, name).from_config(content, **told)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"--guider {folder}: {file} describes no {name}: {error}") from error
+        raise ValueError(
+            f"--guider {folder}: {file} describes no {name}: {error}; give another folder, or"
+            " use --guidance"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -128,7 +128,7 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
         for name in ("offload_experts", "lora_low"):
             paired = name == "offload_experts" and options.checkpoint_path_away is not None
             if getattr(options, name) and not paired:
-                raise ValueError(f"--{name} is of two experts: give --checkpoint_path_low, too")
+                raise ValueError(f"--{name} needs both experts: give --checkpoint_path_low, too")
         check_covers_all_levels(config.objective)
         return None, 0.0
     place = options.checkpoint_path_low

@@ -99,11 +99,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA computes such packs in few calls, whatever texts the samples have.
-
-    Samples are (tokens, rows of text). The lengths of real texts are unknown, so it is False if
-    SDPA's calls depend on them.
-    """
+    """Whether SDPA computes the packs in few calls, whatever texts the samples have."""
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])

@@ -174,7 +174,8 @@ def _pip(*arguments: str) -> None:
         _, why, details = done.stdout.partition("The conflict is caused by:")
         said = "\n".join(filter(None, ((why + details).strip(), done.stderr.strip())))
         raise ValueError(
-            f"pip found no way:\n{said}\nIf torch, Triton or CUDA of the machine is in the way, the"
+            f"pip found no solution:\n{said}\nIf torch, Triton or CUDA of the machine is in"
+            " the way, the"
             " project does not run there as it is"
         )
 

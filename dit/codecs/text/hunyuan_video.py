@@ -159,7 +159,8 @@ class HunyuanVideoImageText(HunyuanVideoText):
             if shown not in INTERLEAVE:
                 raise CodecError(
                     f"--model_name {self.model_name}: no transformer/config.json there has an"
-                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which tells how many rows"
+                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which determines how"
+                    " many rows"
                     " of a first frame the network reads; give the folder of a whole"
                     " HunyuanVideoImageToVideoPipeline, or --image_embed_interleave: 4 for"
                     " HunyuanVideo-I2V, 2 for its 33-channel form"

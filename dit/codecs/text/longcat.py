@@ -114,8 +114,8 @@ class LongCatEditText(LongCatText):
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         raise CodecError(
-            f"text encoder {self.name!r} reads a caption with the picture that it edits, and was"
-            f" given {caption!r} alone"
+            f"text encoder {self.name!r} reads a caption together with the picture to edit,"
+            f" and got only {caption!r}"
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:

@@ -93,8 +93,8 @@ class Autoencoder(Codec):
             )
         if args.latent_distribution and args.stochastic:
             raise CodecError(
-                "--latent_distribution and --stochastic exclude each other: the former stores what"
-                " training draws latents of, the latter one draw; give one of them"
+                "--latent_distribution and --stochastic exclude each other: the former stores the"
+                " distribution of latents, the latter one draw of it; give one of them"
             )
         return cls._of(
             latent_distribution=args.latent_distribution,

@@ -208,7 +208,7 @@ class Wan(Autoencoder):
         if codec.last_frame and codec._keeps_first_frame:
             raise CodecError(
                 f"--workload_type flf2v: {codec.model_name} has the autoencoder of Wan 2.2 5B,"
-                " whose model is given the first frame alone; give i2v, or the --model_name of a"
+                " whose model reads only the first frame; give i2v, or the --model_name of a"
                 " model with first and last frame, such as Wan 2.1 FLF2V"
             )
         return codec

@@ -76,7 +76,7 @@ class PictureCode:
 
     @property
     def loops(self) -> bool:
-        """Whether the code is such a loop, which reads `data_card` in the network's folder."""
+        """Whether the code is a loop over steps that reads `data_card` in the network's folder."""
         sized = len(usual_size(self.card)) >= 3
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 

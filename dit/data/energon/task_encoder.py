@@ -301,7 +301,9 @@ class PackEncoder(DatasetOpener):
     ) -> SavableDataset[CookedSample]:
         """Energon's reading of shards and our cooking, made safe against damage, with counts."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
-            raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
+            raise DataError(
+                "a metadataset with `join` or `aux` cannot be read; use `blend` instead"
+            )
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)
         return Cooking(shard, self.cook, self.counts, worker_config=worker_config)

@@ -149,7 +149,7 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
         if length < samples.longest_text:
             raise ValueError(
                 f"text_length={length} is too small: a text of {self.cache_dir} has"
-                f" {samples.longest_text} rows"
+                f" {samples.longest_text} rows; give at least that many"
             )
         collate = VideoBatches(text_length=length)
         return self._loaders(samples, collate, batch_size, (dp_rank, dp_world_size))

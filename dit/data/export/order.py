@@ -37,7 +37,7 @@ def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
 
 
 def check_rank(rank: int, world: int) -> None:
-    """Raises ValueError if there is no such rank."""
+    """Raises ValueError if `rank` is not below the number of ranks."""
     if not 0 <= rank < world:
         raise ValueError(f"dp_rank={rank} must lie in 0 to {world - 1}: dp_world_size={world}")
 
@@ -52,7 +52,8 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
     if changes := [f"{n}={stored.get(n)!r} -> {own[n]!r}" for n in own if stored.get(n) != own[n]]:
         raise ValueError(
-            f"this state is of another order of samples ({', '.join(changes)}), so that going on"
+            f"this state belongs to another order of samples ({', '.join(changes)}), so that"
+            " going on"
             " would repeat some and leave out others; give the values and the data of the stopped"
             " run, or begin an epoch without the state"
         )

@@ -189,7 +189,7 @@ class ConfigKeys:
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Fields that a user may set for such a file, because it does not determine them."""
+        """Fields that a user may set because the config.json does not determine them."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _told(guidance: float | None) -> dict[str, float]:
 
 
 def own_names(table: NameTable) -> dict[str, str]:
-    """Linears by Diffusers' names, for families whose original projects use these names, too."""
+    """Linears by Diffusers' names, for families whose original projects use these names as well."""
     modules = [
         name.removesuffix(".weight")
         for row in table.rows

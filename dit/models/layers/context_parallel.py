@@ -103,10 +103,7 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Indexing by a permutation; plain indexing would sort and add rows in its backward pass.
-
-    Rows and gradients are [W, X].
-    """
+    """Reorders rows by a permutation, with a backward pass that does not sort and add rows."""
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -233,8 +230,9 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
-            "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
-            " latents and text in rows of their own; use a2a or all_gather"
+            "model.cp_comm_type=p2p works for one sequence of tokens, and this network keeps"
+            " latents and"
+            " text in two; use a2a or all_gather"
         )
 
 

@@ -264,7 +264,7 @@ def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Indexing of a small table; plain indexing would sort and add rows in its backward pass.
+    """Looks up rows of a small table, with a backward pass that does not sort them.
 
     The table is [R, X], its rows and their gradient are [T, X].
     """

@@ -301,7 +301,7 @@ class WaitingBlock:
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:
-        """Moves the matrices to the host; products will find them in `places`."""
+        """Moves the matrices to the host; products then read them from `places`."""
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             matrix.weight.data = part.of(self.home)
             matrix.fetched = partial(self._fetched, part, places)

@@ -229,8 +229,8 @@ class SingleStreamLayer(MegatronModule, BaseTransformerLayer):
         width, hidden = attention.width, mlp.hidden
         if hidden % attention.heads:
             raise ValueError(
-                f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
-                f" {attention.heads} heads, which does not divide; choose a multiple"
+                f"a single-stream layer has {hidden} hidden units in its feed-forward, which"
+                f" {attention.heads} heads do not divide; choose a multiple"
             )
         place = self.layer_number - 1
         self.modulation = make_modulation(spec.modulation, context, width, parts=1, layer=place)

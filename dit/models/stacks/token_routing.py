@@ -60,7 +60,7 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `x_TD` for kept tokens, and for all others."""
+        """The rows of `x_TD` in two parts: those of kept tokens and those of the others."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)

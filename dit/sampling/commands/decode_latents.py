@@ -106,7 +106,7 @@ def _read(file: Path) -> Any:
         return parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file} cannot be read ({explained(error)}); --latents wants a folder that"
+            f"{file} cannot be read ({explained(error)}); give --latents a folder that"
             " generate_dit.py --save_latents, or a validation without a decoder, has written"
         ) from error
 
@@ -130,7 +130,7 @@ def _decoded(folder: Path, entry: dict[str, Any], decoder: Any) -> Picture:
 
     name = Path(entry["latent"])
     if name.name != str(name):
-        raise ValueError("is not the name of a file beside samples.json")
+        raise ValueError("is not the name of a file in the folder of samples.json")
     latent_CFHW = load_file(folder / name)["latent"]
     video = decoder.decode(latent_CFHW, alpha=True).numpy()
     size: list[Any] = [entry.get(name) for name in ("num_video_frames", "height", "width")]

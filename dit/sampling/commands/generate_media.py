@@ -257,7 +257,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     trained, given = opened.config.objective.guidance, options.distilled_guidance
     if trained is None and given is not None:
         raise ValueError(
-            f"--distilled_guidance {given}: the network of {opened.path} is told no guidance scale;"
+            f"--distilled_guidance {given}: the network of {opened.path} takes no guidance scale;"
             " leave it out, and use --guidance"
         )
     model, least = opened.config.model, options.guidance_least_norm

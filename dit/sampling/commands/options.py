@@ -325,7 +325,7 @@ def _refuse_lightricks(option: str, shown: str) -> None:
     for start, what in _LIGHTRICKS.items():
         if name.startswith(f"__{start}"):
             raise ValueError(
-                f"{shown}: {what} is of Lightricks' own pipeline alone; leave it out, and use"
+                f"{shown}: {what} exists only in Lightricks' own pipeline; leave it out, and use"
                 " --guidance and --guidance_rescale"
             )
 

@@ -1,4 +1,4 @@
-"""Whether captions give their pictures, and without noise: evaluate_pictures.py.
+"""Measures how close generated pictures are to those of their captions (evaluate_pictures.py).
 
 1. draw_samples  some training pictures; their captions are the prompts
 2. generate      a picture of the same size for each, as generate_dit.py makes it
@@ -7,7 +7,7 @@
 
 If several training pictures have the caption, the right one is the closest. Only pictures of the
 same size are compared: the fewer there are, the more results are right by chance, which is printed
-beside the result. A pixel of the right picture is even if the 5 x 5 pixels around it, within the
+with the result. A pixel of the right picture is even if the 5 x 5 pixels around it, within the
 picture, have one colour (to 2 of 255 levels). The deviation is the root of the mean of (generated -
 right)², on the scale of 0 to 1, over the three colours of all even pixels.
 """

@@ -53,7 +53,8 @@ class ConditionFile:
         where = f"{self.option} {self.file}"
         if decoder is None:
             raise ValueError(
-                f"{where}: the VAE of the data is not here; {OF_COMMAND_LINE.encoders} where one is"
+                f"{where}: the VAE of the data is not on this machine;"
+                f" {OF_COMMAND_LINE.encoders} where one is"
             )
         frames, height, width = size
         self.check(frames)
@@ -87,7 +88,8 @@ def condition_files(options: Any) -> tuple[ConditionFile, ...]:
         return ()
     if options.last_image is not None:
         raise ValueError(
-            f"--last_image {options.last_image}: give it as --image with --at_frame beside others"
+            f"--last_image {options.last_image}: with other pictures, give it as --image with"
+            " --at_frame"
         )
     frames = _one_each("--at_frame", options.at_frame, files, usual=0)
     strengths = _one_each("--strength", options.strength, files, usual=1.0)

@@ -96,7 +96,7 @@ class ConditionTokens:
         return replace(self, given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1)
 
     def told(self, level_N: Tensor, path: SamplingPath) -> Tensor:
-        """Timesteps of the conditions' tokens, as level rows after those of the samples."""
+        """Timesteps of the conditions' tokens, as level rows after the samples' rows."""
         most = torch.tensor([1 - strength for _, strength in self.rows], dtype=torch.float64)
         most_R = path.network_level(most).to(level_N)
         return torch.minimum(level_N[[sample for sample, _ in self.rows]], most_R)

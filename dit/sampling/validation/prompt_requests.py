@@ -254,7 +254,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
         )
     if needed:
         raise ValueError(
-            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            "validation.prompts_file: the size of a latent is unknown, as the decoder is not on"
             " this machine and the dataset card is of an older version; set model.vae_cache_folder"
         )
     return None

@@ -108,7 +108,7 @@ class Mirror:
     """Brings an object store up to date with the checkpoints of a run, in a thread."""
 
     def __init__(self, config: RunConfig):
-        """Raises CheckpointError if MSC has no such profile."""
+        """Raises CheckpointError if MSC has no profile of that name."""
         c = config.checkpoint
         assert c.mirror and c.save
         self.store, self.keep_last = _store(c.mirror), c.keep_last

@@ -194,7 +194,7 @@ class CheckpointStore:
         if sync_and_digest(file) != digest:
             raise CheckpointError(
                 f"{self.address}: {name} is damaged there, {file.name} has another checksum than"
-                f" when it was saved; remove {name}/{MANIFEST} there to go on from the one before"
+                f" when it was saved; remove {name}/{MANIFEST} there to resume from the one before"
             )
 
     def _pieces(self, path: str, size: int) -> Iterator[bytes]:

@@ -109,11 +109,7 @@ class JsonlWriter:
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
     def sum_of(self, *names: str) -> float:
-        """The sum of these values over the lines so far.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """The sum of the named values over the lines so far."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         return sum(values.get(name, 0.0) for values in map(parse_json, lines) for name in names)
 

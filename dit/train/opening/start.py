@@ -167,8 +167,7 @@ def _stored_values(
         return weights.fill
     if load_hf is not None:
         raise ValueError(
-            f"checkpoint.load_hf={load_hf} is read by recipes/pretrain_dit.py"
-            " alone; leave it out here"
+            f"checkpoint.load_hf={load_hf} is read only by recipes/pretrain_dit.py; leave it out"
         )
     return None
 

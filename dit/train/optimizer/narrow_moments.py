@@ -31,11 +31,7 @@ _TORCH = {
 
 
 def check_moments(config: OptimizerConfig) -> None:
-    """Checks that this machine can store such moments.
-
-    Raises:
-        ValueError: Transformer Engine, or a GPU, is missing.
-    """
+    """Checks that this machine can store moments in narrow types."""
     if config.narrow_moments and not (
         find_spec("transformer_engine") and torch.cuda.is_available()
     ):

@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             *("lora.rank=4", "checkpoint.finetune=true", f"checkpoint.load={p.run}"),
             lora_file(p.root / "x.safetensors"),
         ],
-        "and they rule; leave it out",
+        "which replace it; leave it out",
     ),
     # Diffusers folders
     "damaged description": (
