@@ -46,7 +46,9 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
             " training; give a pipeline of that kind"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
-        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
+        raise ConvertError(
+            f"--pipeline-from {pipeline} has no {listed(lost)}; give a whole pipeline"
+        )
     if problems := _misfits(pipeline, kind, config.model, config.objective):
         raise ConvertError(
             f"--pipeline-from {pipeline} does not fit the run: {'; '.join(problems)}. Export"

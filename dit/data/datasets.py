@@ -134,7 +134,10 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
             f"{leaf.path / META} cannot be read ({cause(error)}); {_how(leaf)}"
         ) from error
     if wrong:
-        raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
+        raise DataError(
+            f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples; prepare the"
+            " index again"
+        )
     return shards
 
 
@@ -284,7 +287,7 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
         key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
         remedy = f"set {key} to the text encoder's width" if name == TEXT else how
         raise DataError(
-            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} wants {wanted};"
+            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} needs {wanted};"
             f" {remedy}"
         )
     if one.vocabulary is not None and not are_ids(value, vocabulary=one.vocabulary):

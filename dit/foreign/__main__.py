@@ -63,7 +63,7 @@ def _text(path: Path, config: RunConfig, translation: Translation, typed: list[S
         for group, values in plain(config).items()
     }
     tree = {group: values for group, values in tree.items() if values}
-    head = [f"From {path}, in which keys of another tool stand. What each of them is here:", ""]
+    head = [f"From {path}, a file of another tool. Its keys, and this project's for each:", ""]
     notes = "".join(f"# {legible(line)}".rstrip() + "\n" for line in [*head, *translation.notes])
     return f"{notes}\n{OmegaConf.to_yaml(OmegaConf.create(escaped(tree)))}"
 

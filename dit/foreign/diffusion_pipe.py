@@ -8,7 +8,6 @@ from typing import Any
 from dit.foreign.entry import (
     CHOOSE_TARGETS,
     PACKS,
-    PART,
     STEPS,
     Foreign,
     adapter_dtype,
@@ -80,6 +79,10 @@ def _base_type(value: Any) -> dict[str, Any]:
     return {}  # model.precision decides
 
 
+_PLACES = unused_key(
+    "checkpoint.load_hf names the Diffusers folder of the weights, `python -m data_prep"
+    " --model_name` that of the encoders"
+)
 _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8 bits lacks")
 
 
@@ -214,10 +217,10 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.flux_shift": read_together(_shift),
     "model.lumina_shift": read_together(_shift),
     "model.type": network_of(_FAMILIES),
-    "model.*_path": PART,
-    "model.diffusion_model": PART,
-    "model.vae": PART,
-    "model.text_encoders": PART,
+    "model.*_path": _PLACES,
+    "model.diffusion_model": _PLACES,
+    "model.vae": _PLACES,
+    "model.text_encoders": _PLACES,
     "model.transformer_dtype": _BASE_TYPE,
     "model.diffusion_model_dtype": _BASE_TYPE,
     "model.*_dtype": unused_key("model.precision decides"),
