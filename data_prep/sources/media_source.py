@@ -344,7 +344,7 @@ def _partner(
 ) -> FoundPartner | None:
     """The rejected partner of a medium, from its row in a table, else from the folder.
 
-    None without.
+    None if neither has one.
     """
     folder, picture = None, caption.rejected
     if picture is None and (folder := collection.rejected) is not None:

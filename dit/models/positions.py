@@ -180,7 +180,7 @@ class FarPicturePositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 3] float32 of texts with these `lengths`: the place, on all axes."""
+        """Positions [L, 3] float32 of texts of `lengths` tokens: the index, on all three axes."""
         places = [torch.arange(length) for length in lengths]
         return torch.cat(places).float()[:, None].repeat(1, 3)
 

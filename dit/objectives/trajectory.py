@@ -104,8 +104,8 @@ def levels_of_steps(level_SN: Tensor, step_N: Tensor) -> Tensor:
 def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC: Tensor) -> Problem:
     """The problem whose target is the latent of the raw output at `start`, moved by `move_TC`.
 
-    Its loss is half the squared distance of latents, so its gradient by the latent at that output
-    is -`move_TC` divided by the loss's divisor. An output equals its target to the bit only if it
+    Its loss is half the squared distance of latents, so the gradient by the output's latent is
+    -`move_TC` divided by the loss's divisor. An output equals its target to the bit only if it
     moves by 0.
     """
     level_N1 = start.level_N[:, None]

@@ -72,7 +72,7 @@ def efficiency_with(backend: AttentionBackend) -> Efficiency:
 
 
 def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
-    """The efficiency of a run for which only the packages it names are installed."""
+    """The efficiency of a run, if only the packages that its configuration names are installed."""
     backend = model.attention_backend
     if backend is AttentionBackend.AUTO:
         engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE

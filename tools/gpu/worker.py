@@ -129,7 +129,7 @@ def main() -> int:
 
 
 def _end(row: Row, **settings: Any) -> Outcome:
-    """How a row ended; its function returns an error's text, or nothing."""
+    """Runs a row; returns how it ended. The row's function returns an error's text, or nothing."""
     try:
         why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result

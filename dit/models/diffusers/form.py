@@ -294,7 +294,7 @@ class Pipeline:
     """Where its class is; one that Diffusers lacks opens folders with code in them."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of `objective` that the pipeline fixes, beside a scheduler_config.json."""
+        """Keys of `objective` that the pipeline fixes in addition to its scheduler_config.json."""
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
 

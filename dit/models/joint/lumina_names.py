@@ -45,12 +45,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Lines of the linear that embeds patches."""
+    """Name-table rows of the linear that embeds patches."""
     return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Lines of networks with these `stacks`, named as in `LUMINA_STACKS`."""
+    """Name-table rows of networks with these `stacks`, named as in `LUMINA_STACKS`."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),

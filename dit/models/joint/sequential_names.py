@@ -48,7 +48,7 @@ def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
 def sequential_rows(
     stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement, rotated: bool = True
 ) -> tuple[Row, ...]:
-    """Lines of the layers of a stack, which Diffusers calls `theirs`."""
+    """Name-table rows of the layers of a stack, which Diffusers calls `theirs`."""
     named = f"{stack}.layers.*", f"{theirs}.*", names
     return layer_rows(*named, heads=heads, rotated=rotated)
 
@@ -62,7 +62,7 @@ def layer_rows(
     rotated: bool,
     hidden: str = "ffn_hidden_size",
 ) -> tuple[Row, ...]:
-    """Lines of a layer, in which only the modulation has biases.
+    """Name-table rows of a layer, in which only the modulation has biases.
 
     `rotated` says that rotary pairs are adjacent in Diffusers, not half a head apart. `hidden` is
     the field with the width of the MLP.

@@ -118,7 +118,7 @@ class _Permute(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenExchange:
-    """The place of samples for attention, and the reordering of tokens before and after it."""
+    """How tokens are reordered between context ranks before attention and after it."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
     own: TokenOrder | None = None  # of this rank's rows; None where they are in that order

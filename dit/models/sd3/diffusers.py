@@ -55,7 +55,7 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Lines of a stack; nothing is rotated, and the text of the last layer has no output."""
+    """Name-table rows of a stack; nothing is rotated, and the last layer gives no text."""
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}

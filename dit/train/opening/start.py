@@ -103,7 +103,7 @@ def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:
 
 
 def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> Start:
-    """The start of the network itself; `say` takes lines for the log."""
+    """The start of the student or only network; `say` takes lines for the log."""
     # Drawing takes minutes for a large model; all ranks must agree on it.
     point = from_first_rank(lambda: starting_point(config.checkpoint))
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
