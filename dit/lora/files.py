@@ -126,7 +126,7 @@ def _apart(
         made = [shapes[name][0] for name in names]
     if made[-1] <= 0:
         raise LoraFileError(
-            f"{file}: an adapter with {width} inputs and {outputs} outputs is none of"
+            f"{file}: an adapter with {width} inputs and {outputs} outputs does not fit"
             f" {', '.join(names)} together; is it of another network?"
         )
     ups = one.up.split(made)
@@ -263,7 +263,7 @@ def _factors(
     """
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
-        raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
+        raise LoraFileError(f"{file} has {some.key}, but no {lost[0]} of its module; save it again")
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]

@@ -67,7 +67,9 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
             if pointer == LATEST or store.pointer(pointer) == name:
                 write_atomically(checkpoints / pointer, name.encode())
     except OSError as error:
-        raise CheckpointError(f"{checkpoints} cannot be written ({explained(error)})") from error
+        raise CheckpointError(
+            f"{checkpoints} cannot be written ({explained(error)}); choose another checkpoint.save"
+        ) from error
     return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
 
 
