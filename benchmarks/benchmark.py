@@ -1,12 +1,12 @@
-"""Measures steps of a run: where the time goes, real tokens a second, model TFLOP/s, MFU.
+"""Measures steps of a run: times of its parts, real tokens a second, model TFLOP/s, MFU.
 
 1. warm-up   steps that allocate memory and fill buffers
 2. steps     each as a line of metrics.jsonl; on a GPU each part is synchronized before it is timed
 3. peaks     FLOP/s of the data sheet, and measured on large matrix products
 4. figures   a table, and a JSON file with the figures of each step as well
 
-The weights are random, and nothing is saved. With `--beside`, the run and the same run
-with other keys take turns in one launch, and the table has the ratios:
+The weights are random, and nothing is saved. With `--beside`, the run and the same run with other
+keys take turns in one launch, and the table has the ratios:
 
     python -m torch.distributed.run --standalone --nproc-per-node 8 benchmarks/benchmark.py \
         --config-file conf/dit_xl_image.yaml --mock --beside ddp.sharding=weights
@@ -157,7 +157,7 @@ def only_steps(config: RunConfig) -> RunConfig:
 
 
 def _trace(file: Path, rank: int) -> Any:
-    """A profile for chrome://tracing or Perfetto; it slows the steps down."""
+    """A profiler that writes a trace next to `file`, for chrome://tracing; it slows down steps."""
     from torch.profiler import profile
 
     place = file.with_name(f"{file.stem}_trace_rank{rank}.json")

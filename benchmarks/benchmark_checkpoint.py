@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankShare:
-    """What one rank did with a checkpoint, in bytes."""
+    """Bytes that one rank wrote, read, sent and held for a checkpoint."""
 
     weights: int  # that it has, or rows of them
     largest: int  # of them, with all that is stored of it

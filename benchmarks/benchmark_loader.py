@@ -2,7 +2,7 @@
 
 python benchmarks/benchmark_loader.py --samples 20000 1000 --memory 4096
 
-1. shards    of samples of about 4 kB (small pictures) and 400 kB (video), in turn
+1. shards    samples of about 4 kB (small pictures), then of 400 kB (video)
 2. rates     medians of alternating passes: tarfile with the decoding and checks of the loader, one
              sample after the other; the same, packed in the order of the shards; and our loader.
              In CPU seconds with the loader in this process; in seconds of the clock with worker

@@ -1,4 +1,4 @@
-"""How full packs get, how long choosing takes, and how even the cost of ranks is. Needs no data.
+"""Simulates packing: fill of packs, time of the choice, and balance of ranks. Needs no data.
 
 python benchmarks/benchmark_packing.py --buffers 32 64 256 --ranks 8 64 512
 """

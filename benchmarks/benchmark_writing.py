@@ -1,4 +1,4 @@
-"""Rate of writing shards and ledger, against webdataset.ShardWriter with the same bytes.
+"""Measures the rate of writing shards and ledger, and that of webdataset.ShardWriter.
 
 python benchmarks/benchmark_writing.py --samples 20000 --bytes 4000 40000
 """
@@ -78,7 +78,7 @@ def planned(source: str) -> Entry:
 
 
 def write_resumably(target: Path, entries: list[Entry], parts: dict[str, bytes]) -> float:
-    """Seconds from planned samples to shards, ledger included."""
+    """Writes planned samples as shards, with a ledger; returns seconds."""
     # Imported late, as below: --help answers without torch.
     from data_prep.engine.block_worker import EncodedSample
     from data_prep.planning.plan import write_plan

@@ -1,4 +1,4 @@
-"""A packed step of Qwen-Image-2.1 against plain loops over Diffusers' network.
+"""Compares a packed step of Qwen-Image-2.1 with plain loops over Diffusers' network.
 
 1. samples   random pictures of one size with captions of several lengths, packed; the loops get the
              same samples, noise and levels
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Losses of the first step and real tokens a second, of each way.
+    """Losses of the first step and real tokens a second, by method.
 
     Raises:
-        ValueError: the losses are not as they must be.
+        ValueError: the losses contradict `check_losses`.
     """
     options, overrides = _parser().parse_known_args(argv)
     config = load_config(_base(options), config_file=None, overrides=[*SMALL, *overrides])
@@ -87,10 +87,10 @@ def compare(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def check_losses(losses: dict[str, float]) -> None:
-    """Checks that ours is the loss of single samples, and not that of padded ones.
+    """Checks that the packed loss equals that of single samples, and not the padded one.
 
     Raises:
-        ValueError: it is otherwise.
+        ValueError: it does not.
     """
     ours, alone, padded = (losses[name] for name in (OURS, ALONE, PADDED))
     if not abs(ours - alone) <= AGREE * abs(alone):
@@ -130,7 +130,7 @@ def _base(options: argparse.Namespace) -> RunConfig:
 
 
 def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """For each way a function that runs a step and returns its loss; tokens of a step."""
+    """For each method a function that runs a step and returns its loss; and tokens of a step."""
     import torch
     from measuring.padded import diffusers_network, diffusers_weights, examples
 

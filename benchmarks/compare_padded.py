@@ -1,4 +1,4 @@
-"""Our packed step against Diffusers' model in a plain PyTorch loop: real tokens a second.
+"""Compares real tokens a second of a packed step and of Diffusers' model in a plain loop.
 
 1. samples   random samples of a mixture, packed; plain loops get the same samples, noise and levels
 2. start     equal weights; where nothing is padded, the losses of the first step must agree
@@ -152,7 +152,7 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """For each contender a function that runs a step and returns its loss; tokens of a step."""
+    """For each method a function that runs a step and returns its loss; and tokens of a step."""
     from measuring.padded import (
         Batching,
         PlainLoop,

@@ -1,4 +1,4 @@
-"""Memory traffic of a layer beside its products: bytes read and written, counted without a GPU.
+"""Counts bytes that a layer reads and writes outside its matrix products, without a GPU.
 
 1. samples   a pack of equal samples, without padding and with some at the end of each
 2. count     bytes of inputs and outputs of every operation that is no view, forward and backward,
@@ -9,8 +9,8 @@
     python benchmarks/count_traffic.py --models wan2.1_t2v_14b lora.rank=32 lora.dropout=0.1
     python benchmarks/count_traffic.py --table dit/planner/layer_units.json
 
-The last one writes what the planner reads. Attention kernels and products with a weight are left
-out: other figures tell of them.
+The last command writes the planner's table. Attention kernels and products with a weight are left
+out: the planner counts them by their FLOPs.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write_table(file: Path, groups: ProcessGroupCollection) -> None:
-    """The table that the planner reads, one line for each layer."""
+    """Writes the planner's table, one line for each layer."""
     lines = []
     for name in LAYERS:
         columns = {kind: layer_columns(name, kind, groups) for kind in ("eager", "fused")}
@@ -152,10 +152,10 @@ def write_table(file: Path, groups: ProcessGroupCollection) -> None:
 def layer_columns(
     name: str, kernels: str, groups: ProcessGroupCollection
 ) -> dict[str, dict[str, float]]:
-    """Units of a layer of `LAYERS`, for each pass: what they are in proportion to.
+    """Units of a layer of `LAYERS`, for each pass, by the quantity that they grow with.
 
-    latents  for each latent token, beside the hidden units
-    text     for each text token, beside the hidden units
+    latents  for each latent token, in addition to the hidden units
+    text     for each text token, in addition to the hidden units
     hidden   for each hidden unit of the feed-forward, over the width, of a token that it computes
     """
     from measuring.memory_traffic import PackShape, layer_traffic

@@ -1,8 +1,8 @@
-"""What the planner expects of the shapes that `make gpu` measures, by kind of cost.
+"""Prints the planner's estimate of each shape that `make gpu` measures, by kind of cost.
 
     python benchmarks/expected_step.py
 
-Arithmetic only: no device is needed. Where activations do not fit into a device, the keys of
+Arithmetic only: no device is needed. If activations do not fit into a device, the keys of
 `model.recompute_granularity=auto` for it are planned as well.
 """
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
-    """Eager, fused, and fused with as much recomputation as the device needs."""
+    """The configuration eager, fused, and fused with the recomputation that the device needs."""
     for fused in ("false", "true"):
         keys = [*shape_keys(shape), f"model.fused_kernels={fused}", *overrides]
         yield load_config(default_config(), overrides=keys)
@@ -85,7 +85,7 @@ def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Ite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedStep:
-    """The step as arithmetic expects it."""
+    """The planner's estimate of a step."""
 
     times: Times
     mfu: float
@@ -95,7 +95,7 @@ class ExpectedStep:
 
 
 def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> ExpectedStep:
-    """Returns what the planner expects of a step of full packs of `dataset.mock_samples`."""
+    """The planner's estimate of a step of full packs of `dataset.mock_samples`."""
     load = expected_load(config, fill=1.0)
     found = times(config, load, world_size=1, device=device, efficiency=efficiency)
     flops = 3 * load.flops * config.train.global_batch_size
@@ -107,7 +107,7 @@ def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> 
 
 
 def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
-    """For the results of a step on the device of this name; None where its rates are not known.
+    """The estimate for a device of this name, as a dict; None if its rates are not known.
 
     `model.attention_backend` is the kernel that the step ran.
     """
@@ -126,9 +126,10 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
 
 
 def whole_samples_per_s(shape: str, flops: float) -> float | None:
-    """Samples a second of the network that a shape's few layers stand for; None without one.
+    """Samples a second of the whole network, of which a shape has few layers.
 
-    It is taken to reach as many FLOP/s as they do; a pack is full of samples, and none is padded.
+    It assumes that the whole network reaches `flops` FLOP/s too; a pack is full of samples, without
+    padding. None if the shape stands for no network.
     """
     if shape not in WHOLE:
         return None

@@ -96,10 +96,10 @@ class Packing:
     """What `review` found of cropping."""
 
     def run(self) -> Summary:
-        """Does all steps that are not done yet.
+        """Runs all steps that an earlier run has not finished.
 
         Raises:
-            PrepError: the user must change something; after any exception, there is no `.nv-meta`.
+            PrepError: the user must change something; after any exception there is no `.nv-meta`.
         """
         if self.ranks.rank == 0:
             prepare_folder(self.folder, overwrite=self.options.overwrite)
@@ -115,10 +115,10 @@ class Packing:
         return self._finish(plan)
 
     def plan(self) -> PackingPlan:
-        """Probes every file, and writes the plan: what becomes of each.
+        """Probes every file, and writes the plan, which says for each whether and how it is packed.
 
         Raises:
-            PrepError: two files have one key, or a split gets none.
+            PrepError: two files have the same key, or a split gets no sample.
         """
         path = self.folder / PLAN_NAME
         if self.options.trust_cache and path.exists():
@@ -149,7 +149,7 @@ class Packing:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """All options that decide the content of the folder."""
+        """All options that decide the content of the folder, by name."""
         settings = {k: v for k, v in self.settings.items() if k != "max_bad_fraction"}
         identity = {
             "format_version": FORMAT_VERSION,
@@ -167,7 +167,7 @@ class Packing:
         return json.loads(json.dumps(identity, default=asdict))
 
     def _check_options(self) -> None:
-        """Raises PrepError where the folder was begun with other options."""
+        """Raises PrepError if the folder was begun with other options."""
         record = LedgerHeader.read(self.folder)
         changes = changed_options(record.options, self._identity) if record else []
         if changes:
@@ -191,7 +191,7 @@ class Packing:
     def review(self, plan: PackingPlan) -> Refusals:
         """The samples that the plan refuses; rank 0 also gives notices about the plan.
 
-        Where the default split leaves a part of a small dataset empty, all samples go to train.
+        If the default split would leave a part of a small dataset empty, all samples go to train.
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)
@@ -214,7 +214,7 @@ class Packing:
         return refusals
 
     def _check(self, refusals: Refusals, plan: PackingPlan) -> None:
-        """Lists the refused samples; raises PrepError where there are too many."""
+        """Writes the list of refused samples; raises PrepError if there are too many."""
         if self.ranks.rank == 0:
             refusals.write(self.folder / REFUSED_NAME)
         refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
@@ -268,7 +268,7 @@ class Packing:
         """The whitening and scale of all clips that can be read, whatever the number of workers.
 
         Raises:
-            PrepError: too few can be read.
+            PrepError: too few clips can be read.
         """
         moments, heard = Moments(), Moments()
         refusals, size = Refusals(), self.options.block_size
@@ -336,7 +336,7 @@ class Packing:
         return summary
 
     def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
-        """Captions and pictures of the first samples; refused files are not opened again."""
+        """Captions and pictures of the first samples, without opening refused files again."""
         found = list[tuple[str, bytes]]()
         for entry in self._packed(plan, summary):
             if len(found) == PICTURES:

@@ -65,7 +65,7 @@ def printable(name: str) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """A value of unknown size and depth, as JSON and YAML write it, shortened for a message."""
+    """`value`, of unknown size and depth, as short text for a message."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     limited = reprlib.Repr()
@@ -95,7 +95,7 @@ class Refusals:
 
     @property
     def lines(self) -> list[str]:
-        """Each reason with its number of files: all their names if they are few, else the first."""
+        """A line for each reason, with its number of files and the names of all or some."""
         lines = list[str]()
         for reason, count in self.counts.items():
             shown = sorted(self._found[reason])[: _FEW if len(self) <= _FEW else 1]
@@ -115,7 +115,7 @@ class Refusals:
         write_atomically(path, "".join(lines).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
-        """Ends a packing that loses too much; `kept`: the next one continues it.
+        """Raises an error if a packing refused too much; `kept`: the next run continues it.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.

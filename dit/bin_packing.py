@@ -1,9 +1,9 @@
-"""Which samples share a pack, and which pack is next: arithmetic on lengths and costs.
+"""Chooses the samples that share a pack, and the next pack, by lengths and costs.
 
 1. full_with_first, best_fit_decreasing    samples -> full packs
-2. full_at_like_cost                       samples -> full packs that cost about the same
+2. full_at_like_cost                       samples -> full packs of about equal cost
 3. full_packs, mean_fill                   the packs of a stream of samples, and how full they get
-4. turn, nearest_in_cost                   which pack is next, so that ranks have equal cost
+4. turn, nearest_in_cost                   the next pack, chosen so that ranks have equal cost
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Sample = TypeVar("Sample")
 def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
     """A pack of at most `capacity` with sample 0, which has waited longest, as full as possible.
 
-    All other samples wait for the next pack, and newcomers replace those that were taken. With a
+    All other samples wait for the next pack, and new samples replace those that were taken. With a
     buffer of 64 samples this fills packs better than best-fit decreasing does with 4096, and no
     sample waits for ever. Among packs that are equally full, within 1%, the one with the longest
     samples is taken, because short ones fill gaps later. Indices ascend.
@@ -79,7 +79,7 @@ def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
 
 
 def _with_copies(sums: int, units: int, *, copies: int) -> int:
-    """The sums that up to `copies` further numbers of `units` each make with `sums`, as bits."""
+    """The possible sums after adding up to `copies` numbers of `units` to `sums`, as bits."""
     at_once = 1
     while copies:
         at_once = min(at_once, copies)
@@ -123,13 +123,13 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """A pack with sample 0, as full as `full_with_first` makes it, that costs what most can cost.
+    """A pack with sample 0, as full as from `full_with_first`, of about the cost of other packs.
 
-    Cost goes by the square of a length, so that packs with one long sample cost more than others
-    whatever fills them: they get what is cheapest. All others share what is left of the cost of
-    the samples: each is filled to that cost, and is a small copy of what waits. Where that leaves
-    1% more room than `full_with_first`, its pack is taken. Of samples alike, the oldest are taken.
-    Indices ascend.
+    Cost grows with the square of a length, so a pack with one long sample costs more than others
+    whatever fills it: it gets the cheapest samples. The remaining cost is divided equally: each
+    other pack is filled up to its share, and so resembles the waiting samples as a whole. If that
+    leaves 1% more room than `full_with_first`, the latter's pack is taken. Among equal samples the
+    oldest is taken. Indices ascend.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -152,7 +152,7 @@ def full_at_like_cost(
 
 
 def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
-    """Cost of each pack if all cost the same but for those that must cost more."""
+    """The cost of each pack if all were equal, except for those with a higher `least`."""
     for dear in sorted(least, reverse=True):
         if packs <= 1 or dear <= cost / packs:
             break
@@ -161,7 +161,7 @@ def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
 
 
 def _mixed(ascending: Sequence[int]) -> list[int]:
-    """The oldest of some samples, given by length, and others of all lengths; the oldest first."""
+    """Candidates among samples given by length: the oldest, and others spread over all lengths."""
     old = sorted(ascending)[:_OLD]
     others = sorted(ascending, key=set(old).__contains__)[: len(ascending) - len(old)]
     step = max(1.0, len(others) / _OTHERS)
@@ -176,10 +176,10 @@ def _nearest_sum(
     capacity: int,
     aim: float,
 ) -> list[int]:
-    """Sample 0 and those of `candidates` that fill a pack and bring its cost near to `aim`.
+    """Sample 0 and samples of `candidates` that fill a pack to a cost near `aim`.
 
-    Subset sums in two dimensions: bit b of the number at n says that some candidates have n units
-    of length together, and cost b steps more than their length at the cheapest rate.
+    It enumerates subset sums in two dimensions: bit b of the number at n says that some candidates
+    have a length of n units together, and cost b steps more than at the cheapest rate.
     """
     used = (0, *candidates)
     unit = max(gcd(capacity, *(lengths[i] for i in used)), -(-capacity // _ROWS))
@@ -207,7 +207,7 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """Units and bit of the sum that is nearest to `wanted`, among those that are equally full."""
+    """Units and bit of the sum nearest to `wanted`, among equally full sums."""
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
     for at in range(fullest, max(fullest - capacity // _AS_FULL_AT_COST, 0) - 1, -1):
@@ -227,9 +227,9 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """The packs that a loader makes of an endless stream of samples, of like `cost` where given.
+    """The packs that a loader makes of an endless stream of samples, of like `cost` if it is given.
 
-    `buffer` samples wait, or as many as fill a pack where they are so short.
+    `buffer` samples wait, or more if a pack holds more.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -261,11 +261,11 @@ def mean_fill(
     cost: Callable[[int], float] | None = None,
     one_pass: int = MOST_IN_A_PASS,
 ) -> float:
-    """Part of a pack that samples fill on average; `counts` says how often each length is met.
+    """The mean fraction of a pack that samples fill; `counts` has the frequency of each length.
 
-    They come in random order, each of `one_pass` samples before any comes again. The mean length
-    times the samples of a pack is that part of its capacity, so it tells how many packs a pass
-    through the data makes.
+    They come in random order, all of `one_pass` samples once before any repeats. The number of
+    packs in a pass over the data follows from it: mean length times samples, divided by fraction
+    times capacity.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -287,7 +287,7 @@ def mean_fill(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """Which pack a rank takes at one turn."""
+    """The place of the pack that a rank takes at one turn."""
 
     waiting: int
     """Packs to choose from: one more each turn, up to `packs`."""
@@ -299,8 +299,8 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
     """Turn `number` of any rank: in `packs` turns each place comes once, in random order.
 
     A step takes as long as its slowest rank. Ranks read different samples and do not communicate
-    while they do, but the distribution of their packs is the same. So each keeps some packs in
-    waiting, and all take at their n-th turn the one at the same place in the order of cost.
+    while they do, but the distribution of their packs is the same. So each keeps some packs
+    waiting, and at the n-th turn all take the one at the same place in the order of cost.
     """
     cycle, within = divmod(number, packs)
     order = np.random.default_rng((seed, cycle)).permutation(packs)
@@ -309,11 +309,12 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 
 
 def nearest_in_cost(waiting: Sequence[float], recent: Sequence[float], *, quantile: float) -> int:
-    """Which of the packs in waiting costs what all ranks take at this quantile of cost.
+    """Index of the waiting pack whose cost is nearest to a target that all ranks share.
 
-    The costs of the packs that this rank has made of late tell that better than those of the few
-    that wait. They alone would let its packs run out: so `_PULL` of the way is what waits. Of
-    packs within 0.2% the oldest is taken, so that packs of one cost stay in their order.
+    The target is mostly the cost at this quantile of the packs that this rank has recently made,
+    which are more than those that wait. Alone it would exhaust the waiting packs of some costs, so
+    `_PULL` of the way is towards the waiting packs. Among packs within 0.2% the oldest is taken, so
+    packs of equal cost keep their order.
     """
     own, usual = (
         float(np.quantile(costs, quantile, method="hazen")) for costs in (waiting, recent)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint: whether they are as they were saved, and what the small ones say.
+"""The files of a checkpoint: checks that they are unchanged, and readers of the small ones.
 
 manifest.json has the format of a checkpoint, and size and `sha256sum` of each of its files:
 
@@ -61,7 +61,7 @@ def file_digest(file: Path) -> FileDigest:
 
 
 def sync_and_digest(file: Path) -> FileDigest:
-    """Brings a file to the disk, so that it survives a loss of power; returns its digest."""
+    """Writes a file through to the disk, so that it survives a power cut; returns its digest."""
     with file.open("rb") as handle:
         os.fsync(handle.fileno())
     return file_digest(file)
@@ -108,7 +108,7 @@ def parse_digest(name: str, entry: Any) -> FileDigest:
         ValueError: the entry is damaged.
     """
     if not is_file_name(name):
-        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a file beside it")
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is not the name of a file in the same folder")
     match entry:
         case {"bytes": int(size), "sha256": str(digest)}:
             return FileDigest(bytes=size, sha256=digest)
@@ -116,13 +116,13 @@ def parse_digest(name: str, entry: Any) -> FileDigest:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name read from a file means a file in the same folder."""
+    """Whether a name that was read from a file means a file in the same folder."""
     plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
     return plain and len(os.fsencode(name)) <= _LONGEST_NAME
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
-    """Names of the files that have changed, among a `part` of them sorted by falling size."""
+    """Names of changed files, among a `part` of all files sorted by falling size."""
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
@@ -163,16 +163,16 @@ _REQUIRED = (*_CORE_FILES, "config.yaml", NULL_TEXT)  # in every checkpoint of a
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged, or of another model."""
+    """A checkpoint is missing, damaged, or belongs to another model."""
 
 
 def find_checkpoint(path: Path) -> Path | None:
     """The checkpoint that `path` means: a run folder, a checkpoint, or a file that names one.
 
-    None where the folder holds none (yet).
+    None if the folder holds no checkpoint (yet).
 
     Raises:
-        CheckpointError: it is not complete, or LATEST names one that is not there.
+        CheckpointError: the checkpoint is incomplete, or LATEST names one that is missing.
     """
     if any((path / name).is_file() for name in (*_CORE_FILES, MANIFEST)):
         return _complete(path)
@@ -196,13 +196,13 @@ def step_of(path: Path) -> int | None:
 def saved_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, in the order of their steps.
 
-    A folder such as step_00000100_good, which is somebody's copy, is none of them.
+    Copies that a user made, such as step_00000100_good, do not count.
     """
     return sorted(path for path in folder.glob(f"{STEP}*") if step_of(path) is not None)
 
 
 def _named_by(pointer: Path) -> str:
-    """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
+    """The name of the checkpoint to which LATEST or LOWEST_VAL points, in the same folder.
 
     Raises:
         CheckpointError: it names no folder there.
@@ -211,7 +211,7 @@ def _named_by(pointer: Path) -> str:
         name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
     if not is_file_name(name):
         raise CheckpointError(
-            f"{pointer} names {name!r}, and must hold the name of a folder beside it;"
+            f"{pointer} names {name!r}, and must name a folder next to it;"
             f" {remedy(pointer.parent, name)}"
         )
     if not (pointer.parent / name).is_dir():
@@ -228,7 +228,7 @@ def _complete(path: Path) -> Path:
 
 
 def _fault(path: Path) -> str:
-    """Why a checkpoint cannot be used, judged by names and sizes of its files; empty if it can."""
+    """Why a checkpoint cannot be used, from names and sizes of its files; empty if it can."""
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
@@ -259,7 +259,7 @@ def _wrong_sizes(path: Path, manifest: Manifest) -> str:
 
 
 def remedy(folder: Path, name: str) -> str:
-    """What a user can do about the unusable checkpoint `name`."""
+    """What a user can do about the unusable checkpoint `name`, in words."""
     others = [p for p in saved_checkpoints(folder) if p.name != name and not _fault(p)]
     if others:
         return f"write {others[-1].name} into {folder / LATEST} to go on from there"
@@ -279,7 +279,7 @@ def manifest_of(path: Path) -> Manifest | None:
 
 
 def has_adapters(path: Path | None) -> bool:
-    """Whether a checkpoint holds adapters alone, and no weights beside which they are trained."""
+    """Whether a checkpoint holds only adapters, without the frozen weights."""
     return path is not None and (path / ADAPTERS).is_file()
 
 
@@ -287,7 +287,7 @@ def saved_config(path: Path) -> RunConfig:
     """Configuration of the run that saved a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, or of another version of this program.
+        CheckpointError: it is damaged, or another version of this program wrote it.
     """
     file = path / "config.yaml"
     manifest = manifest_of(path)
@@ -308,7 +308,7 @@ def saved_config(path: Path) -> RunConfig:
 
 
 def saved_bytes(path: Path, name: str) -> bytes:
-    """Content of a small file of a checkpoint, after a comparison with its checksum.
+    """The content of a small file of a checkpoint, whose checksum is verified.
 
     Raises:
         CheckpointError: it is missing or has changed.
@@ -323,9 +323,9 @@ def saved_bytes(path: Path, name: str) -> bytes:
 
 
 def check_index(path: Path) -> None:
-    """Compares with their checksums the files that lead to the tensors, before they are read.
+    """Verifies the checksums of the files that list the tensors, before they are read.
 
-    Two of them are pickles: with one bit turned, one may ask for more memory than there is.
+    Two of them are pickles, in which one flipped bit may ask for more memory than there is.
 
     Raises:
         CheckpointError: one of them has changed.
@@ -336,7 +336,7 @@ def check_index(path: Path) -> None:
 
 
 def saved_card(path: Path) -> dict[str, Any] | None:
-    """`dataset_card.json` of a checkpoint's data; None where the data have none.
+    """`dataset_card.json` of a checkpoint's data; None if the data have no card.
 
     Raises:
         CheckpointError: it is damaged.
@@ -355,10 +355,10 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_inputs(path: Path) -> dict[str, Tensor]:
-    """The inputs of a sample without caption, as a checkpoint keeps them of its data.
+    """The inputs that replace a dropped caption's, as stored in a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: they are damaged.
     """
     import safetensors.torch
 

@@ -1,7 +1,7 @@
-"""Command lines: how options are spelled and read, words that no option takes, commands to type.
+"""Command lines: spelling and parsing of options, unknown words, commands to type.
 
-The options of a command are the fields of dataclasses, each with its sentence below it:
-`add_options` gives them to a parser, `chosen` makes an instance of what the parser has read.
+The options of a command are the fields of dataclasses, each with a sentence below it. `add_options`
+adds them to a parser, and `chosen` makes an instance from the parsed options.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ K = TypeVar("K")
 class OptionParser(argparse.ArgumentParser):
     """The parser of every command.
 
-    Dashes and underscores are the same in the names of its options; those of type `Path` are read
-    by `local_path`. `--help` shows the options that `first` names by their fields, or every one if
-    it names none; `--help=all` shows every one.
+    Dashes and underscores are equivalent in names of options; values of type `Path` are read by
+    `local_path`. `--help` shows the options whose fields `first` names, or all if it names none;
+    `--help=all` shows all.
     """
 
     def __init__(self, *arguments: Any, **options: Any):
@@ -73,14 +73,14 @@ class OptionParser(argparse.ArgumentParser):
         return super().format_help()
 
     def spelled(self, word: str) -> str:
-        """A word of a command line, whose option is spelled as the parser has it."""
+        """`word` with the option in it spelled as the parser has it."""
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in self._option_string_actions:
             return word
         return next((known + equals + value for known in self._like(name)), word)
 
     def _like(self, name: str) -> list[str]:
-        """As many letters of each option that begins alike; the shortest one first."""
+        """Options that begin like `name`, shortened to as many letters; the shortest first."""
         alike = [
             option
             for option in sorted(self._option_string_actions, key=len)
@@ -98,7 +98,7 @@ class OptionParser(argparse.ArgumentParser):
 
 
 class _HelpOfAll(argparse.Action):
-    """Prints every option and exits."""
+    """Prints the help of all options and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, OptionParser)
@@ -107,7 +107,7 @@ class _HelpOfAll(argparse.Action):
 
 
 def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
-    """A field of a dataclass of options, with what its type does not say.
+    """A dataclass field for an option, with properties that its type does not express.
 
     `also` are further spellings, `words` arguments of argparse such as `metavar`. An option without
     default is required.
@@ -118,9 +118,10 @@ def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
 def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = False) -> None:
     """Adds an option for each field of dataclasses; the sentence below it is its help.
 
-    A bool is a switch, and one that is true has a form with `no`; a tuple of two takes two values;
-    a tuple or sequence of any length is repeated. `Annotated[str, read]` is read by a function, or
-    is one of the choices of an enum. `dashes` stand for underscores in the help, if so.
+    A bool is a switch, and has a form with `no` if its default is true; a tuple of two takes two
+    values; a tuple or sequence of any length may be repeated. `Annotated[str, read]` is parsed by a
+    function, or is one of an enum's choices. With `dashes` the help shows dashes instead of
+    underscores.
     """
     for kind in kinds:
         types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
@@ -132,7 +133,7 @@ def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = 
 
 
 def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
-    """What argparse is told about a default, beside `words` about the type."""
+    """Arguments of argparse for a default, besides the `words` for the type."""
     if default is MISSING:
         return {"required": True}
     if default is True:
@@ -144,7 +145,7 @@ def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_type(kind: Any) -> dict[str, Any]:
-    """What argparse is told about values of a type."""
+    """Arguments of argparse for values of a type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         (known,) = [part for part in parts if part is not NoneType]
@@ -197,7 +198,7 @@ def option_names(*kinds: Any) -> tuple[str, ...]:
 
 
 def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
-    """An instance of the dataclass `kind`, with those of its fields that were read, and `others`.
+    """An instance of the dataclass `kind` from those of its fields that were parsed, and `others`.
 
     The dataclass checks them.
     """
@@ -209,7 +210,7 @@ def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
 
 @cache
 def sentences(kind: Any) -> dict[str, str]:
-    """The sentence below each field of a dataclass; inherited ones, too."""
+    """The sentence below each field of a dataclass, inherited fields included."""
     found: dict[str, str] = {}
     bases: list[Any] = [one for one in kind.__mro__ if is_dataclass(one)]
     for base in reversed(bases):
@@ -239,7 +240,7 @@ def _in_dashes(name: str) -> str:
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
-    """About the first of `words`, which argparse has left over; names the option most like it."""
+    """The error about the first unknown one of `words`, with the most similar option."""
     if not words[0].startswith("-"):
         return f"{words[0]!r} belongs to no option; put quotes around names with spaces"
     name = words[0].partition("=")[0]
@@ -248,7 +249,7 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def python() -> str:
-    """What to type here for this Python: its path where `python` is another one, or none."""
+    """The word that starts this Python in a shell: `python`, or a path if that is another one."""
     found, mine = shutil.which("python"), Path(os.path.normpath(sys.executable))
     # The Pythons of all environments are links to one file, so their folders tell them apart.
     if found and Path(found).parent == mine.parent and Path(found).samefile(mine):
@@ -258,7 +259,7 @@ def python() -> str:
 
 
 def recipe_command(name: str, *words: str) -> str:
-    """Command line that starts the script `name` of `recipes/`: in a checkout, or installed."""
+    """The command line that starts the script `name` of `recipes/`, in a checkout or installed."""
     in_checkout = Path(f"recipes/{name}.py").is_file() or find_spec("recipes") is None
     script = [f"recipes/{name}.py"] if in_checkout else ["-m", f"recipes.{name}"]
     return shlex.join([python(), *script, *words])

@@ -1,7 +1,8 @@
 """The console: what a program prints, unchanged.
 
-Rich makes an emoji of `:ok:` and a style of `[bold]`, also in paths, prompts and commands to copy,
-and breaks long lines. Every line, table and bar of ours is printed by this class instead.
+Rich turns `:ok:` into an emoji and `[bold]` into a style, also in paths, prompts and commands to
+copy, and breaks long lines. This class prints all lines, tables and bars of this project without
+that.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _OBEYED = {
 
 
 class Console(rich.console.Console):
-    """A console of rich whose lines, cells and titles are what they are given.
+    """A console of rich that shows lines, cells and titles unchanged.
 
     Two kinds of characters are shown as escapes: those that a terminal would obey, and those that
-    the encoding of the output lacks, as bytes of file names that are no text.
+    the encoding of the output lacks, such as bytes of file names that are not text.
     """
 
     def __init__(self, **options: Any):
@@ -32,7 +33,7 @@ class Console(rich.console.Console):
             self.width = _WIDE
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Prints texts, each as it is on lines of its own, and what rich draws, such as tables."""
+        """Prints texts unchanged on lines of their own, and objects of rich such as tables."""
         # As Segments, because rich's Text makes spaces of tabs.
         lines = (
             Segments([Segment(f"{self._shown(one)}\n")]) if isinstance(one, str) else one
@@ -41,11 +42,11 @@ class Console(rich.console.Console):
         super().print(*lines, **options)
 
     def on_broken_pipe(self) -> None:
-        """Prints no more, where rich would end the program: standard streams have no such error."""
+        """Stops printing, where rich would end the program."""
         self.quiet = True
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A cell or a title."""
+        """A cell or a title, unchanged."""
         return super().render_str(self._shown(text), **options)
 
     def _shown(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the data sheets of accelerators promise."""
+"""Data-sheet figures of accelerators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TB, _GB = 1e12, 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
+    """An accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
 
     flops: float
     """Products and sums of bfloat16 matrices a second, without sparsity."""
@@ -54,7 +54,7 @@ _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
 
 
 def device_named(name: str) -> Device | None:
-    """The device with this name in torch; None where the table lacks it."""
+    """The device that torch calls `name`; None if the table lacks it."""
     name = name.lower()
     if any(board in name for board in _SLOWER):
         return None
@@ -63,6 +63,6 @@ def device_named(name: str) -> Device | None:
 
 
 def peak_flops(name: str) -> float | None:
-    """bfloat16 FLOP/s of the device with this name in torch; None where the table lacks it."""
+    """bfloat16 FLOP/s of the device that torch calls `name`; None if the table lacks it."""
     device = device_named(name)
     return device.flops if device else None

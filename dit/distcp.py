@@ -8,11 +8,11 @@
 
 Threads of this process write the files. Megatron-Core 0.16 forks its writers, which may deadlock
 next to the threads of gloo, NCCL and CUDA, and when a writer is killed its parent waits for ever.
-Threads are no slower, since torch releases the interpreter lock while it writes a tensor.
+Threads are no slower, because torch releases the interpreter lock while it writes a tensor.
 
-Megatron-Core gets every path as text, and where multi-storage-client is installed (Energon needs
-it) takes what stands before a colon for the name of a store: `wan:lora/run1` could not be written,
-and of `msc://x/run` a part went to the store, a part to a local folder. That is switched off here.
+If multi-storage-client is installed (Energon needs it), Megatron-Core takes the part of a path
+before a colon for a store: it could not write `wan:lora/run1`, and wrote `msc://x/run` partly to
+the store and partly to a local folder. This module switches that off.
 
 This is the only module that touches private members of Megatron-Core's and torch's writers, and the
 only one that hands them paths.
@@ -62,12 +62,12 @@ class DistcpFile:
         return sum(data.nbytes for _, data in self.items if isinstance(data, Tensor))
 
     def write(self) -> list[WriteResult]:
-        """Writes the file; the results are for the index."""
+        """Writes the file; returns results for the index."""
         return write_items(self.path, self.items)
 
 
 def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResult]:
-    """Writes tensors and objects one after the other; the results are for the index."""
+    """Writes tensors and objects into one file; returns results for the index."""
     with file.open("wb") as stream:
         return [
             _write_item(
@@ -90,7 +90,7 @@ class DistcpSave:
     files: list[DistcpFile]
 
     def write_index(self, results: list[list[WriteResult]]) -> None:
-        """Writes where every tensor lies, once all ranks have written; all ranks call it."""
+        """Writes the place of every tensor, once all ranks have written; all ranks call it."""
         if self.files:
             queue = self.request.async_fn_args[2]
             queue.put(dict(enumerate(results)))
@@ -99,7 +99,7 @@ class DistcpSave:
 
 
 def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
-    """Plans the files of `state`, whose tensors lie in host memory; all ranks call it."""
+    """Plans the files of `state`, whose tensors are in host memory; all ranks call it."""
     # Megatron-Core's own queue is a process. It takes 2 s to start, and it dies of the SIGTERM that
     # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
@@ -116,12 +116,12 @@ def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
 
 
 def write_format(folder: Path) -> None:
-    """Writes the file by which Megatron-Core knows a checkpoint of its own."""
+    """Writes the file by which Megatron-Core recognises its checkpoints."""
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))
 
 
 def load(state: dict[str, Any], folder: Path) -> Any:
-    """Loads what Megatron-Core stored for `state`; all ranks call it."""
+    """The values that Megatron-Core stored for `state`; all ranks call it."""
     return dist_checkpointing.load(state, str(folder))
 
 

@@ -1,9 +1,9 @@
-"""Which process of how many this is, by the variables that a launcher sets; the launcher's death.
+"""Rank and number of processes from the variables of a launcher; detection of the launcher's end.
 
 1. Five variables say it, for torch and for us: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
    MASTER_PORT. One process alone needs none of them.
-2. `meet` waits until all are there, in the store through which they find each other.
-3. `LauncherWatch` ends a process whose launcher has died before the processes have met.
+2. `meet` waits until all processes have joined the store through which they find each other.
+3. `LauncherWatch` ends a process whose launcher has died before the processes met.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LaunchError(ValueError):
 
 
 class NoAnswerError(TimeoutError):
-    """The store, through which all processes meet, does not answer this one."""
+    """The store through which all processes meet does not answer this one."""
 
 
 def rank() -> int:
@@ -65,12 +65,12 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process on its machine; 0 where nothing says that there are others."""
+    """Index of this process on its machine; 0 if it is alone."""
     return _whole("LOCAL_RANK", 0) if meets_others() else 0
 
 
 def meets_others(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has said all that this process needs to meet the others."""
+    """Whether a launcher has set all variables that this process needs to meet the others."""
     return all(environment.get(name) for name in FIVE)
 
 
@@ -88,7 +88,7 @@ def check_launch() -> None:
     """Checks the five variables, before anything waits for a process that will never come.
 
     Raises:
-        LaunchError: some of them are missing where there are several processes, or are wrong.
+        LaunchError: some are wrong, or missing although there are several processes.
     """
     at, size = rank(), world_size()
     if not meets_others():
@@ -136,15 +136,15 @@ def meet(timeout: timedelta = MEETING) -> Store:
     """The store of this start of the run, which holds nothing of an earlier start.
 
     torch.distributed.run keeps one store through its restarts (pytorch issue 135712): a process
-    that is faster than the others would find the addresses of their dead predecessors there. Nor
-    does counting restarts tell starts apart, for each node's launcher counts its own. So the first
-    rank publishes a new random name together with the list of the ranks that have registered under
-    it; a rank that has read the name of an earlier start is not on that list, and reads again.
+    that is faster than others would find the addresses of their dead predecessors in it. Counting
+    restarts would not help, because each node's launcher counts its own. So the first rank
+    publishes a new random name together with the list of the ranks that have registered under it; a
+    rank that has read the name of an earlier start is not on that list, and reads again.
 
     Raises:
         LaunchError: as `check_launch`.
-        TimeoutError: names the ranks that did not come, or the store that does not answer.
-        OSError: this process is to keep the store, and cannot.
+        TimeoutError: names the ranks that did not join, or the store that does not answer.
+        OSError: this process should host the store, and cannot.
     """
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -155,10 +155,10 @@ def meet(timeout: timedelta = MEETING) -> Store:
 
 
 def _connected(timeout: timedelta) -> Store:
-    """The store of the launcher, or of rank 0 where there is no launcher.
+    """The store of the launcher, or of rank 0 without a launcher.
 
-    In a thread, because torch waits for ever for a machine that takes the connection and then says
-    nothing, as where its process is stopped.
+    It connects in a thread, because torch waits for ever for a machine that accepts the connection
+    and does not answer, such as one whose process is stopped.
     """
     from torch.distributed.rendezvous import rendezvous
 
@@ -227,11 +227,11 @@ def _missing(who: str, timeout: timedelta) -> TimeoutError:
 
 
 class LauncherWatch:
-    """A thread that ends this process when torch.distributed.run has died, which nobody else tells.
+    """A thread that ends this process when torch.distributed.run has died unnoticed.
 
-    It looks whether its parent is another one now; and, until the processes have met, whether the
-    launcher's store refuses connections: the launcher may have died before this process looked, or
-    a shell in between may live on. `leave` ends the process with a message.
+    It checks whether its parent has changed. Until the processes have met, it also checks whether
+    the launcher's store refuses connections: the launcher may have died before this process
+    started, or a shell between them may live on. `leave` ends the process with a message.
     """
 
     paused = False
@@ -255,7 +255,7 @@ class LauncherWatch:
             wake.wait(_ROUND_S)
 
     def _dead(self, rounds: int) -> str:
-        """Who has died; empty if nobody has."""
+        """Which launcher has ended, in words; empty if both are alive."""
         if os.getppid() != self._parent:
             return f"the launcher (process {self._parent})"
         if rounds % _PROBE_ROUNDS or has_started() or not all(_refused() for _ in range(2)):
@@ -271,7 +271,7 @@ def has_started() -> bool:
 
 
 def _refused() -> bool:
-    """Whether the store's machine says that nobody listens there."""
+    """Whether the store's machine reports that nothing listens on its port."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     with suppress(OSError, ValueError):  # silence is not death: the network may be slow
         try:

@@ -1,13 +1,13 @@
 """Paths that a person types, on a command line or in a file of settings.
 
-1. `~/` and `~user/` are the home folders that a shell makes of them.
-2. An address (`s3://bucket/run`) is refused, since files are read and written on this machine.
-   `pathlib` would make a folder `s3:` of it, and Megatron-Core would go to the store for its part.
+1. `~/` and `~user/` are home folders, as in a shell.
+2. An address (`s3://bucket/run`) is refused, because files are read and written on this machine.
+   `pathlib` would turn it into a folder `s3:`, and Megatron-Core would use the store.
 3. `$NAME`, which a shell replaces and a file of settings does not, is refused where no such file
    exists, and so is Python's None.
 
-A colon alone makes no address: `C:/runs` and `wan:lora/run1` are folders. Libraries that take what
-stands before a colon for the name of a file system get absolute paths.
+A colon alone is no address: `C:/runs` and `wan:lora/run1` are folders. Libraries that take the part
+before a colon for a file system get absolute paths.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 
 
 class PathError(ArgumentTypeError, ValueError):
-    """Why a text is no path that is used here; argparse and other readers show the message."""
+    """Why a text is no usable path; argparse and other readers show the message."""
 
 
 def local_path(text: str, *, base: Path = Path()) -> Path:
-    """A file or folder of this machine, to read or to write; a relative one is seen from `base`.
+    """A file or folder of this machine, to read or to write, relative to `base`.
 
     Raises:
-        PathError: it is an address, or names a variable or user that nobody has replaced.
+        PathError: it is an address, or contains a variable or user that nobody has replaced.
     """
     return base / local_text(text, base=base)
 
 
 def local_text(text: str, *, base: Path = Path()) -> str:
-    """`local_path` as text: for paths that keep their form, and where a name of the hub may stand.
+    """`local_path` as text, for paths whose form matters, and where a name on the hub is allowed.
 
     Raises:
         PathError: as `local_path`.
@@ -60,10 +60,10 @@ def local_text(text: str, *, base: Path = Path()) -> str:
 
 
 def data_place(text: str) -> str:
-    """A dataset: a path of this machine, or an address that Energon reads.
+    """A dataset: a path of this machine, or an address that Energon can read.
 
     Raises:
-        PathError: as `local_path`, or Energon knows no such address.
+        PathError: as `local_path`, or Energon cannot read such an address.
     """
     return _address(text, _OF_ENERGON) if is_address(text) else _expanded(text, Path())
 
@@ -89,7 +89,7 @@ def store_address(text: str) -> str:
 def _address(text: str, known: tuple[str, ...]) -> str:
     if not text.startswith(known):
         raise PathError(
-            f"{text} is no address that is known here: write msc://PROFILE/PATH, with a profile of"
+            f"{text} is an address of an unknown kind: write msc://PROFILE/PATH, with a profile of"
             " that store in the file that MSC_CONFIG names"
         )
     return text
@@ -111,15 +111,15 @@ def is_address(text: str) -> bool:
 
 
 def not_none(text: str) -> str:
-    """The text, unless it is Python's None, which would be a name.
+    """`text`, unless it is Python's None, which would become a file name.
 
     Raises:
-        PathError: it is.
+        PathError: it is None.
     """
     if text.lower() == "none":
         raise PathError(
-            f"{text} is Python's word, and would be a name here: write null, or leave it out (a"
-            f" file of this name is ./{text})"
+            f"{text} would be taken for the name of a file: write null for no value, or leave it"
+            f" out (a file of this name is ./{text})"
         )
     return text
 
@@ -143,7 +143,7 @@ def _expanded(text: str, base: Path) -> str:
 
 
 def _unreplaced(path: Path) -> str:
-    """The last variable of a shell in a path, unless a file of that name is there."""
+    """The last shell variable that `path` still contains; empty if a file has that very name."""
     parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):

@@ -1,10 +1,10 @@
 """How packs travel between processes: all tensors of a pack as one row of bytes.
 
 1. flatten_pack, unflatten_pack    a pack <-> its outline and its row of bytes
-   pack_to, to_device              to a device, without waiting for it
+   pack_to, to_device              copy to a device, without waiting for it
 2. PackBuffers                     shared memory, in which loader workers write their rows
 
-One tensor takes one message or one piece of shared memory. Each of these takes a millisecond.
+Otherwise each tensor needs a message or a piece of shared memory, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ BufferSlot = tuple[int, int]
 
 
 def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
-    """The outline of the pack, with tensors on the device `meta`, and all numbers as [bytes] uint8.
+    """The outline of a pack, with tensors on `meta`, and all its numbers as [bytes] uint8.
 
-    The row is a view where the tensors lie end to end in memory already, and else a copy.
+    The row is a view if the tensors are consecutive in memory already, else a copy.
     """
     tensors = widest_first(pack.tensors)
     outlines = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
@@ -54,16 +54,16 @@ def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
 
 
 def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
-    """`pack` with its tensors on `device`: one copy of all, not one for each tensor."""
+    """`pack` with its tensors on `device`, by one copy instead of one for each tensor."""
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.to(device, non_blocking=True))
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """A small tensor that the host has just made, on `device`; nobody waits for the copy.
+    """Copies a small new tensor from the host to `device` without waiting for the copy.
 
-    `non_blocking` alone does not see to that: a copy to a GPU from memory that is not pinned may
-    wait for all work that is queued there.
+    `non_blocking` is not enough: a copy to a GPU from memory that is not pinned may wait for all
+    queued work.
     """
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
@@ -74,13 +74,13 @@ def num_bytes(pack: PackedBatch) -> int:
 
 
 def pin_pack(pack: PackedBatch) -> PackedBatch:
-    """`pack` in pinned memory: copies from there to a GPU overlap with its work."""
+    """`pack` in pinned memory, from which copies to a GPU overlap with its work."""
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.pin_memory())
 
 
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The order of tensors in a row of bytes: each begins at a multiple of its element size.
+    """`tensors` in the order of the row, in which each begins at a multiple of its element size.
 
     Tensors of one element size come in the order of the fields of a pack, then those of methods in
     the order of their names; variances of latents follow the latents.
@@ -96,7 +96,7 @@ def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Views of a row of bytes, with types and shapes of `outlines`, which are `widest_first`."""
+    """Views of a row of bytes with types and shapes of `outlines`, in the order `widest_first`."""
     parts = row.split([t.nbytes for t in outlines.values()])
     return {
         name: part.view(t.dtype).view(t.shape)
@@ -105,7 +105,7 @@ def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _shared_row(tensors: list[Tensor]) -> Tensor | None:
-    """The row of bytes that has `tensors` as consecutive views; None where there is no such row."""
+    """The row of bytes of which `tensors` are consecutive views; None if there is none."""
     storage = tensors[0].untyped_storage()
     start = at = tensors[0].storage_offset() * tensors[0].element_size()
     for t in tensors:
@@ -137,17 +137,17 @@ copyreg.pickle(PackedBatch, _reduce)  # type: ignore[arg-type]  # typeshed asks 
 
 
 class PackBuffers:
-    """Some rows for each loader process. Made before the processes, which inherit them.
+    """Some rows for each loader process, made before the processes, which inherit them.
 
-    torch would ask for new shared memory for each pack and send it on as a file: for 5 MB that
-    takes as long as to read and decode half of the samples in it. Here the same memory is written
-    again and again. It is in no file system, so the size of a container's /dev/shm is no limit.
+    torch would allocate new shared memory for each pack and send it as a file: for 5 MB that takes
+    as long as to read and decode half of its samples. These buffers are reused. They are in no file
+    system, so the size of a container's /dev/shm is no limit.
     """
 
     def __init__(self, workers: int, *, size: int, held: int):
         """Rows of at most `size` bytes, for a trainer that holds at most `held` packs at a time.
 
-        Memory is taken when it is first written to.
+        Memory is allocated by the first write.
         """
         self._slots: list[list[Tensor]] = []
         if workers:
@@ -159,7 +159,7 @@ class PackBuffers:
                 self._slots = [[*rows[i : i + slots]] for i in range(0, len(rows), slots)]
 
     def free(self, size: int) -> Tensor:
-        """[size] uint8 for a new pack: a free row, or memory of this process alone."""
+        """Memory [size] uint8 for a new pack: a free row, or memory of this process only."""
         process = get_worker_info()
         for slot in self._slots[process.id] if process is not None and self._slots else ():
             if not slot[0] and _HEAD + size <= len(slot):
@@ -167,11 +167,9 @@ class PackBuffers:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
-        """In a worker: the outline of a pack that lies in a row of the shared memory, and the row.
+        """The outline of a pack in a row of shared memory, and the row, now marked as taken.
 
-        The row is taken from now on.
-
-        A pack that lies elsewhere is given back whole, with None.
+        It runs in a worker. A pack that is not in a row is returned whole, with None.
         """
         process = get_worker_info()
         if process is None or not self._slots:
@@ -186,7 +184,7 @@ class PackBuffers:
         return unflatten_pack(outline, row), None
 
     def received(self, outline: PackedBatch, slot: BufferSlot) -> PackedBatch:
-        """The pack that a worker left in `slot`, which is free again when its tensors are gone."""
+        """The pack that a worker left in `slot`, which becomes free when its tensors are gone."""
         process, number = slot
         memory = self._slots[process][number]
         numbers: Any = memory.numpy()  # numpy's types do not say that it is a buffer
@@ -203,7 +201,7 @@ def private_bytes(size: int) -> Tensor:
 
 
 def _shared_memory(size: int) -> Tensor:
-    """[size] uint8 that is shared with the processes that this one forks."""
+    """Memory [size] uint8 that is shared with the processes that this one forks."""
     if not hasattr(os, "memfd_create"):
         return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
     file = os.memfd_create("packs")  # Linux would count other shared memory before it is used

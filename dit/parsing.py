@@ -1,9 +1,9 @@
-"""JSON, YAML and TOML -> plain values; for YAML the line of each key, too.
+"""JSON, YAML and TOML -> plain values, and for YAML also the line of each key.
 
-JSON may be of unknown origin; YAML and TOML are a person's own configuration, of which only what a
-configuration needs is read: mappings, lists, text, numbers, true, false and null. No tag makes
-another type of a value, dates stay text, and numbers are those of YAML 1.2: 1e-4 is a number, 1:30
-is not. 0100, which is 64 in YAML 1.1, is an error.
+JSON may be of unknown origin; YAML and TOML are a person's own configuration, and only the types
+that it needs are read: mappings, lists, text, numbers, true, false and null. Tags are not allowed,
+dates stay text, and numbers are those of YAML 1.2: 1e-4 is a number, 1:30 is not. 0100, which is 64
+in YAML 1.1, is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """Why a text is no YAML of a configuration, and the line of the error, if known."""
+    """Why a text is no YAML of a configuration, with the line of the error if it is known."""
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line
@@ -74,9 +74,9 @@ _Loader.add_implicit_resolver(
 
 
 def cause(error: BaseException) -> str:
-    """Type and message of an error on one line; an error of the system with what to do.
+    """Type and message of an error on one line; for an error of the system, also what to do.
 
-    A KeyError has a key alone as its message.
+    A KeyError's message is only a key.
     """
     said = " ".join(explained(error).split())[:500]
     if isinstance(error, KeyError):
@@ -91,11 +91,11 @@ def parse_json(
 ) -> Any:
     """The value of a JSON document: json.loads with one kind of error for any bytes.
 
-    `pairs` makes an object of its names and values, where it is to know of names given twice.
+    `pairs` builds an object from its names and values, for callers that must see repeated names.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, or holds half of a surrogate pair, which
-            no file can hold.
+        ValueError: `text` is no JSON, is nested too deeply, or holds half of a surrogate pair,
+            which no file can hold.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
@@ -111,7 +111,7 @@ def parse_json(
 
 
 def has_aliases(text: bytes) -> bool:
-    """Whether a YAML text has an alias; not where it is no YAML, of which its reader says why."""
+    """Whether a YAML text has an alias; False if it is no YAML, which its reader will report."""
     try:
         return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -177,7 +177,7 @@ def parse_toml(text: bytes) -> Document:
 def _nodes(
     node: yaml.Node, seen: set[int], above: frozenset[int] = frozenset()
 ) -> Iterator[yaml.Node]:
-    """Every node, once; `above` are those in which it stands."""
+    """Every node once; `above` are the nodes that contain it."""
     if id(node) in above:
         raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
     if id(node) not in seen:
@@ -214,7 +214,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _check_keys(node: yaml.Node) -> None:
-    """Raises `YamlError` where a mapping has a key twice, or a key that is no text."""
+    """Raises `YamlError` if a mapping has a key twice, or a key that is no text."""
     if not isinstance(node, yaml.MappingNode):
         return
     seen: set[str] = set()
@@ -228,7 +228,7 @@ def _check_keys(node: yaml.Node) -> None:
 
 
 def _lines(node: yaml.Node, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """(key with dots, line number) of everything in a YAML document."""
+    """(key with dots, line number) of every key in a YAML document."""
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):

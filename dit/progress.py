@@ -1,6 +1,6 @@
 """Progress of long work: a bar on a terminal, lines in a log file, both with the time left.
 
-And numbers and lists as both show them.
+It also formats numbers and lists for both.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _SILENT_S = 60
 
 
 def brief(number: float) -> str:
-    """Three digits, or all before the point: 0.0123, 4.5, 12,345."""
+    """`number` with three digits, or all before the point: 0.0123, 4.5, 12,345."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def counted(number: int, what: str) -> str:
-    """1 sample, 1,601 samples."""
+    """A number with its noun: 1 sample, 1,601 samples."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def first_of(names: Sequence[object], most: int) -> str:
-    """a, b and 3 more."""
+    """The first `most` names, and the number of others: a, b and 3 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
@@ -70,7 +70,7 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
     """A bar on a terminal, else a few plain lines; both with rate and time left.
 
     Parts of an earlier run count as done, but not for the rate. Lines begin `quiet_s` seconds after
-    the activity: what is over by then leaves no line in a log.
+    the start, so short work leaves no line in a log.
     """
 
     @contextmanager
@@ -110,7 +110,7 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
 
 
 def tracked(parts: Sequence[T], activity: str, track: Track) -> Iterator[T]:
-    """The parts, one after the other; each counts as done when the next one is asked for."""
+    """The parts, one at a time; each counts as done when the next one is requested."""
     with track(activity, len(parts), 0) as advance:
         for part in parts:
             yield part
@@ -126,20 +126,20 @@ DONE_AND_LEFT = (
 
 
 def one_line(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
-    """A bar with these columns; in a narrow terminal a `Shortened` column gives way."""
+    """A progress bar with these columns; in a narrow terminal a `Shortened` column is cut."""
     # By default rich takes speeds from the last 30 seconds: with slower parts it never knows one.
     return Progress(*columns, console=console, transient=transient, speed_estimate_period=math.inf)
 
 
 class Shortened(ProgressColumn):
-    """The description of a task, cut where the line ends."""
+    """A column with the description of a task, cut at the end of the line."""
 
     def render(self, task: RichTask) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 class _Rate(ProgressColumn):
-    """Parts a second, or seconds a part."""
+    """A column with parts per second, or seconds per part."""
 
     def render(self, task: RichTask) -> Text:
         done = task.completed - task.fields["before"]

@@ -1,7 +1,7 @@
-"""Files and folders that neither a crash nor a second program can spoil.
+"""Files and folders that are written so that neither a crash nor a second program damages them.
 
-1. Atomic writes: a file appears with all of its content, or not at all.
-2. A lock on a folder, so that one program at a time writes to it.
+1. Atomic writes: a file appears with all of its content, or not at all. 2. A lock on a folder, so
+that one program at a time writes to it.
 
 The lock is a POSIX lock on the file `.lock` in the folder: the operating system releases it when
 the process ends, for whatever reason, and child processes do not inherit it. On NFS the server
@@ -52,7 +52,7 @@ def sync_folder(folder: Path) -> None:
 class AtomicFile:
     """A file that gets its name only when all of its content is on the disk.
 
-    A killed process leaves `path.tmp`. `keep` continues that file behind its first `keep` bytes;
+    A killed process leaves `path.tmp`. `keep` continues that file after its first `keep` bytes;
     `discard` removes it.
     """
 
@@ -86,7 +86,7 @@ class AtomicFile:
         sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Removes what was written, unless it is published."""
+        """Removes the written bytes, unless the file is published."""
         self.stream.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -103,7 +103,7 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def only_writer(folder: Path, *, named: str) -> Iterator[None]:
-    """Keeps other processes from writing to `folder`, which error messages call `named`.
+    """A context in which other processes cannot write to `folder`; errors call it `named`.
 
     A process may hold the lock once, and must not open the lock file elsewhere: POSIX releases the
     lock as soon as any handle of the file is closed.
@@ -125,10 +125,10 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
 
 
 def check_no_writer(folder: Path, *, named: str) -> None:
-    """Checks that no other process writes to `folder`, in which nothing is changed.
+    """Checks that no other process writes to `folder`, without changing it.
 
     Raises:
-        FolderInUseError: one holds the lock.
+        FolderInUseError: another process holds the lock.
         OSError: the lock file cannot be opened.
     """
     file = folder / LOCK
@@ -175,7 +175,7 @@ def _lock(handle: int, file: Path, named: str) -> None:
 
 
 def _holder(handle: int) -> str:
-    """What the process that holds the lock wrote about itself."""
+    """The description that the process which holds the lock wrote into the file."""
     said = os.pread(handle, _LONGEST, 0).decode(errors="replace")
     return "".join(filter(str.isprintable, said)) or "another process"
 

@@ -1,9 +1,8 @@
-"""What `data_prep` and `dit/data` both know of the samples of other tools.
+"""Formats of other tools' samples, which `data_prep` and `dit/data` both read.
 
-- tensors in the shapes that we use, with or without axes of length 1 before them
-- the cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples
-- the texts of NVIDIA's DFM
-- the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, null texts beside them
+- tensors in our shapes, with or without leading axes of length 1 - the cache of NeMo AutoModel: a
+file for each sample in `WxH/`, and an index of all samples - the texts of NVIDIA's DFM - the shards
+of MLPerf Training's FLUX.1: parts of a record in bfloat16, null texts beside them
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -68,7 +67,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnusableError(ValueError):
-    """A file holds something else than a sample; the message says what."""
+    """A file holds something other than a sample; the message says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +82,10 @@ class RecordHeader:
 def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
     """A tensor or array of floats as a tensor with `axes`: a latent CFHW, rows LE or a vector E.
 
-    Axes of length 1 before them are left out. A latent may come without F, and is never empty.
+    Leading axes of length 1 are dropped. A latent may lack F, and is never empty.
 
     Raises:
-        UnusableError: it has another form.
+        UnusableError: it has other axes.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -109,10 +108,10 @@ def trim_padding(text_LE: Tensor) -> Tensor:
 
 
 def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
-    """The rows at which a mask is not 0: encoders make numbers of padding, too.
+    """The rows at which a mask is not 0, because encoders also output states for padding.
 
     Raises:
-        UnusableError: `mask` is no mask of so many rows.
+        UnusableError: `mask` is no mask for this number of rows.
     """
     if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
         shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
@@ -150,7 +149,7 @@ def automodel_files(folder: Path, index: Any) -> list[str]:
     if names is None:
         names = sorted(path.name for path in folder.glob("metadata_shard_*.json"))
     if not isinstance(names, list) or not all(map(_is_name, names)):
-        raise UnusableError("'shards' must be a list of names of files beside it")
+        raise UnusableError("'shards' must be a list of names of files in the same folder")
     return names
 
 
@@ -159,7 +158,7 @@ def _is_name(name: Any) -> bool:
 
 
 def automodel_rows(path: Path) -> list[Any]:
-    """The rows of one file of an index: an object for each sample, if nobody has changed it.
+    """The rows of one file of an index, which are one object for each sample in intact files.
 
     Raises:
         OSError, ValueError: it cannot be read, is no JSON, or no list.
@@ -171,15 +170,15 @@ def automodel_rows(path: Path) -> list[Any]:
 
 
 def automodel_file(folder: Path, row: Any) -> Path | None:
-    """The present path of the file of a sample, None for one that is not there.
+    """The present path of a sample's file; None if it is missing.
 
-    The index has the path of before the cache was moved. The file is always inside the cache.
+    The index has the path from before the cache was moved. The file is always inside the cache.
 
     Raises:
         UnusableError: the row names no file.
     """
     if not isinstance(row, dict):
-        raise UnusableError(f"the index holds a {type(row).__name__}, no object")
+        raise UnusableError(f"the index holds a {type(row).__name__} where an object must be")
     named = row.get("cache_file")
     if not isinstance(named, str) or "\0" in named or ".." in Path(named).parts or not named:
         raise UnusableError(f"cache_file={named!r:.100} is no path of a file")
@@ -198,7 +197,7 @@ def automodel_sizes(row: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int,
     """(width, height) in pixels of a sample as encoded, and of its file.
 
     Raises:
-        UnusableError: the row has something else.
+        UnusableError: the row has no such sizes.
     """
     cropped = "crop_resolution" in row and "bucket_resolution" not in row
     size = _size(row, "crop_resolution" if cropped else "bucket_resolution")
@@ -213,7 +212,7 @@ def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `content`, a sample's file of AutoModel, by our names; None for those it lacks."""
+    """Values of `content`, a sample's file of AutoModel, by our names; None for missing ones."""
     latent = content.get("video_latents")
     return {
         "latent": content.get("latent") if latent is None else latent,
@@ -223,7 +222,7 @@ def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dfm_texts(found: Any) -> dict[str, Any]:
-    """The texts of a `.pickle`: DFM's scripts for FLUX store the pooled text as well."""
+    """The texts of a `.pickle`, which for FLUX include the pooled text."""
     if not isinstance(found, dict):
         return {"text": found}
     pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
@@ -253,7 +252,7 @@ def tars_of_mlperf(paths: Iterable[Any]) -> bool:
 
 
 def level_index(about: Any) -> int | None:
-    """The whole number k of a sample that is validated at the level k / 8 alone; None for none.
+    """The k of a sample that is validated only at the noise level k / 8; None without one.
 
     Raises:
         UnusableError: it is no whole number from 0 to 7.
@@ -265,9 +264,9 @@ def level_index(about: Any) -> int | None:
 
 
 def uneven_levels(levels: Iterable[int | None]) -> str:
-    """The counts of `levels`, each the `level_index` of a sample, in words; empty if they are even.
+    """The counts of `levels` (see `level_index`) in words if they are uneven; empty if even.
 
-    None is a sample without a level; all of them may be so, or none.
+    None is a sample without a level; either all samples have one or none has.
     """
     found = Counter(levels)
     counts, without = [found[k] for k in range(LEVELS)], found[None]
@@ -345,7 +344,7 @@ def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[in
 
 
 def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
-    """Frames and pixels of the picture of a latent, by their names in a `.json`."""
+    """Frames and pixels of a latent's picture, by their names in a `.json`."""
     _, _, rows, columns = latent_CFHW.shape
     return {"num_frames": 1, "height": _STRIDE * rows, "width": _STRIDE * columns}
 

@@ -1,10 +1,10 @@
-"""Standard output and standard error, of which neither can end the work of a program.
+"""Standard output and standard error, whose failures do not end a program.
 
-They show what a program does. A stream that cannot be written any more, because its reader has
-ended, its disk is full, its terminal is gone or it was closed from the start, is replaced by the
-other one, which says so, and says it again at the end. Without another one its lines are lost.
+If a stream can no longer be written, because its reader has ended, its disk is full, its terminal
+is gone or it was closed from the start, the other one replaces it and reports that, also at the
+end. If both fail, lines are lost.
 
-What a command was asked to print is its `result`: that it cannot be written is its error.
+The requested output of a command is its `result`, and an error if it cannot be written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class ResultError(ValueError):
-    """An error of printing what a command was asked for; its message says why."""
+    """An error of printing a command's result; its message says why."""
 
 
 def with_streams(main: Callable[[], int]) -> int:
@@ -41,7 +41,7 @@ def with_streams(main: Callable[[], int]) -> int:
 
 
 def keep_streams() -> None:
-    """Lets writes to `sys.stdout` and `sys.stderr` never fail; those of a notebook stay."""
+    """Makes writes to `sys.stdout` and `sys.stderr` never fail, except in a notebook."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is not getattr(sys, f"__{name}__") or _is_kept(stream):
@@ -53,9 +53,9 @@ def keep_streams() -> None:
 
 @contextmanager
 def result() -> Iterator[None]:
-    """A context in which a command prints to standard output what it was asked for.
+    """A context in which a command prints its result to standard output.
 
-    A reader that ends early, as `head`, has had enough.
+    A reader that ends early, such as `head`, is no error.
 
     Raises:
         ResultError: standard output cannot be written.
@@ -74,14 +74,14 @@ def result() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Writes out what is buffered."""
+    """Writes out buffered lines."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # one that was not kept; closed
             stream.flush()
 
 
 def last_words() -> None:
-    """Says again which stream has failed: the last lines of a program."""
+    """Repeats which stream has failed, as the last line of a program."""
     flush()
     for number, (_, said) in _State.failed.items():
         _say(_State.place[number], f"note: lines are missing there: {said}")
@@ -97,7 +97,7 @@ class _State:
 
 
 class _Stream(io.FileIO):
-    """A standard stream without errors: bytes that find no place are dropped."""
+    """A standard stream without errors: bytes that cannot be written are dropped."""
 
     def __init__(self, number: int):
         super().__init__(number, "wb", closefd=False)
@@ -116,9 +116,9 @@ class _Stream(io.FileIO):
 
 
 def _replaced(number: int, error: OSError) -> bool:
-    """Gives a stream that has failed the place of the other one; False where that has failed, too.
+    """Replaces a failed stream by the other one; False if that has failed, too.
 
-    Then the next write tries its own file again, whose disk may have space by then.
+    Then the next write tries the original file again, whose disk may have space by then.
     """
     with _State.lock:
         failing = _State.place[number]
@@ -134,7 +134,7 @@ def _replaced(number: int, error: OSError) -> bool:
 
 
 def _say(number: int, line: str) -> None:
-    """Writes a line by itself: the stream may be in the middle of a write."""
+    """Writes `line` unbuffered, because the stream may be in the middle of a write."""
     try:
         os.write(number, (b"\n" * os.isatty(number)) + f"{line}\n".encode(errors="replace"))
     except OSError as error:
@@ -153,9 +153,10 @@ def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _closed(number: int) -> io.TextIOWrapper:
-    """A stream in the place of one that is closed, whose writes fail.
+    """A stream in place of a closed one, whose writes fail.
 
-    It takes the number, too: the next file that is opened would get it, and lines of other code.
+    It occupies the file number, which the next opened file would get, together with lines of other
+    code.
     """
     try:
         os.fstat(number)

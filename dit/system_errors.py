@@ -1,7 +1,7 @@
 """Errors of the operating system in words: the file, what is wrong with it, and what to do.
 
-What to do is one table by kind of error. An error that names no file, as that of a write, gets the
-file that the failing function had open.
+A table has the remedy for each kind of error. An error that names no file, such as that of a write,
+gets the file that the failing function had open.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ _ONLY_TEXT = {
 
 
 def explained(error: BaseException, file: object = "") -> str:
-    """An error of the system as "FILE: what is wrong; what to do"; any other one as its own text.
+    """An error of the system as "FILE: what is wrong; what to do"; other errors as their text.
 
-    `file` is the name where the error has none. An error of a library counts as one of the system
-    if its text has the number of one.
+    `file` is used if the error has no name. An error of a library counts as one of the system if
+    its text has an error number.
     """
     place, said = _place_and_reason(error, str(file))
     return f"{place}: {said}" if place not in said else said
@@ -139,7 +139,7 @@ def _place_and_reason(error: BaseException, file: str) -> tuple[str, str]:
 
 
 def system_number(error: BaseException) -> int:
-    """Number of the error of the system that `error` is, or tells of; 0 if it is none."""
+    """The number of the system error that `error` is, or quotes; 0 if it is none."""
     if isinstance(error, OSError) and (error.errno in _REMEDIES or error.errno in errno.errorcode):
         return error.errno or 0
     if isinstance(error, ValueError):  # one of ours has been explained
@@ -152,7 +152,7 @@ def system_number(error: BaseException) -> int:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """A context in which an error of a write gets the name of `file` if it has none."""
+    """A context that adds the name of `file` to an error of a write that has none."""
     try:
         yield
     except OSError as error:
@@ -161,15 +161,15 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def name_written(error: OSError, file: Path) -> None:
-    """Gives an error of a write the name of `file` if it has none."""
+    """Adds the name of `file` to an error of a write that has none."""
     if error.errno in _OF_WRITING and error.filename is None:
         error.filename = str(file)
 
 
 def _opened_again(error: BaseException) -> BaseException:
-    """The error in place of that of safetensors, which calls each file missing that does not open.
+    """The error of opening the file again, because safetensors calls every such file missing.
 
-    Arrow has no number in this error, either.
+    Arrow's error has no number, either.
     """
     if isinstance(error, FileNotFoundError) and error.errno is None:
         try:
@@ -187,7 +187,7 @@ def _named(error: OSError) -> str:
 
 
 def _open_file(error: OSError) -> str:
-    """The file that the innermost function with an open one had, which may be closed by now."""
+    """The file that the innermost function with an open file had; it may be closed by now."""
     for frame, _ in reversed([*walk_tb(error.__traceback__)]):
         for value in frame.f_locals.values():
             if not isinstance(value, io.IOBase):
@@ -200,7 +200,7 @@ def _open_file(error: OSError) -> str:
 
 
 def _full_place(number: int) -> str:
-    """Path of shared memory if it is full, else "": errors of semaphores there name no file."""
+    """Path of shared memory if it is full, else ""; its errors name no file."""
     if number != errno.ENOSPC or not os.path.isdir(SHARED_MEMORY):
         return ""
     found = os.statvfs(SHARED_MEMORY)

@@ -1,4 +1,4 @@
-"""Numbers of tokens as rows of floats, which bfloat16 holds exactly: two digits of base 256."""
+"""Token ids as rows of floats that bfloat16 holds exactly: two digits of base 256."""
 
 # L tokens
 
@@ -29,7 +29,7 @@ def as_ids(digits_L2: Tensor) -> Tensor:
 
 
 def are_ids(digits_L2: Tensor, *, vocabulary: int) -> bool:
-    """Whether rows are the digits of numbers below `vocabulary`."""
+    """Whether rows are the digits of token ids below `vocabulary`."""
     ids_L = as_ids(digits_L2)
     whole = bool((as_digits(ids_L) == digits_L2.float()).all())
     return whole and bool(((ids_L >= 0) & (ids_L < vocabulary)).all())

@@ -5,9 +5,9 @@
         --variant Muon optimizer.kind=muon optimizer.lr=8e-3 --seeds 1234 1235 1236 \
         --judge "recipes/evaluate_digits.py --per_prompt 20"
 
-A run is the folder OUTPUT/VARIANT/SEED; what is finished there is read and not trained again.
-Validation draws the same noise levels for all, so its losses can be compared; CPU seconds are those
-of user code of a training with its children, the judge's not among them.
+A run is the folder OUTPUT/VARIANT/SEED; a finished run is read and not trained again. Validation
+draws the same noise levels for all, so its losses can be compared; CPU seconds are those of user
+code of a training with its children, the judge's not among them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains, judges, prints the table and writes comparison.json.
 
     Raises:
-        ValueError: a training failed, or was broken off before.
+        ValueError: a training failed, or was interrupted before.
     """
     options = _parse(arguments)
     rows = []
@@ -85,7 +85,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _figures(
     folder: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Figures of a run, which is trained and judged first unless that was done before."""
+    """Figures of a run, which is first trained and judged if that was not done before."""
     kept = folder / "comparison.json"
     if not kept.exists():
         if folder.exists():
@@ -106,7 +106,7 @@ def _figures(
 
 
 def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
-    """CPU seconds of a Python script."""
+    """Runs a Python script; returns its CPU seconds."""
     before = os.times().children_user
     done = subprocess.run([sys.executable, *words])
     if check and done.returncode:
@@ -116,7 +116,7 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """Losses of the last validation."""
+    """Losses of the last validation of the run in `folder`, by name."""
     steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     if not (validated := [step for step in steps if LOSSES[0] in step]):
         raise ValueError(f"{folder} was never validated; set train.eval_interval above 0")

@@ -1,4 +1,4 @@
-"""Decodes latents that were saved into pictures and videos; see --help."""
+"""Decodes saved latents into pictures and videos; see --help."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Measures how many generated handwritten digits show what was asked for; see --help.
+"""Measures how many generated handwritten digits show the digit of their prompt; see --help.
 
-It is of a checkout: the wheel has neither this file nor examples/.
+It runs only in a checkout: the wheel has neither this file nor examples/.
 """
 
 from __future__ import annotations

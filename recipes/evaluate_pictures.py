@@ -1,4 +1,4 @@
-"""Measures whether captions give the pictures they stood with, and clean ones; see --help."""
+"""Measures how close pictures are to those of their captions, and how clean; see --help."""
 
 from __future__ import annotations
 

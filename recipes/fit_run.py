@@ -1,4 +1,4 @@
-"""Writes train.yaml beside shards: a run that fits them, the time and the machine; see --help."""
+"""Writes train.yaml next to shards: a run that fits them, the time and the machine; see --help."""
 
 from __future__ import annotations
 

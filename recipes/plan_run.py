@@ -1,10 +1,9 @@
-"""What a run takes on so many GPUs, for each layout: memory, communication and time.
+"""Estimates a run on a number of GPUs, for each layout: memory, communication and time.
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
-Arithmetic only: nothing runs, no device is needed. Rates of devices are in
-dit/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those
-of dataset.mock_samples.
+Arithmetic only: nothing runs, no device is needed. Rates of devices are in dit/device_specs.py,
+those of software in dit/planner/efficiency.py. Samples are those of dataset.mock_samples.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(config: RunConfig) -> None:
-    """Prints the configuration; raises what the start would raise, but for data and memory.
+    """Prints the configuration; raises every error of a start except for data and memory.
 
     It imports no torch.
     """
@@ -98,7 +98,7 @@ def _print(config: RunConfig) -> None:
 
 
 def _check(config: RunConfig, *, world_size: int, notes: Sequence[str]) -> None:
-    """Prints what would run; raises what the start would raise."""
+    """Prints the plan of the run; raises every error of a start."""
     from dit.sizing.describe import describe
     from dit.sizing.passes import data_lines, steps_of_epochs
     from dit.train.opening.checks import start_lines

@@ -1,4 +1,4 @@
-"""One function for each run that a person starts from; `--recipe NAME` chooses.
+"""One function for each run that a user starts from; `--recipe NAME` chooses.
 
 This file is not called `dit.py`: the folder of a script is the first place that Python imports
 from, so that name would hide the package `dit` from every script beside it.
@@ -36,7 +36,7 @@ DEBUG_MIXTURE = (
 
 
 def _sized(name: str) -> RunConfig:
-    """The defaults with one of the named sizes."""
+    """The default configuration with the network size `name`."""
     return RunConfig(model=named_model(name))
 
 
@@ -96,7 +96,7 @@ def dit_debug() -> RunConfig:
 
 
 def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Network and objective of `checkpoint.load_hf`, where a person gave that."""
+    """Sets the network and objective of `checkpoint.load_hf`, if it is given; else None."""
     if given("checkpoint.load_hf") is None:
         return None
     # Imported late: it needs torch and Megatron-Core.
@@ -106,10 +106,10 @@ def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | No
 
 
 def read_folder(folder: Path, model: ModelConfig) -> Any:
-    """The Diffusers folder of frozen weights, for a run of adapters: its `ReadFolder`.
+    """Reads a Diffusers folder as frozen weights, for a run of adapters: a `ReadFolder`.
 
     Raises:
-        ConvertError: it is damaged, or does not fit the network.
+        ConvertError: the folder is damaged, or does not fit the network.
     """
     from dit.convert.load_hf.start import weights_of_folder
 

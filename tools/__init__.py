@@ -1,4 +1,4 @@
-"""What developers run by hand, each as `python -m tools.NAME`; no wheel has it.
+"""Programs for developers, each started as `python -m tools.NAME`; no wheel has them.
 
 parity          two checkouts on 17 small problems, every number bit for bit; of it
                 parity_runs (the problems), parity_data, parity_packs and parity_results

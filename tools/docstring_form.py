@@ -33,7 +33,7 @@ Documented = ast.Module | ast.ClassDef | Function
 
 @dataclass(frozen=True)
 class Fault:
-    """A docstring, or a text below a field, and what is wrong with it."""
+    """What is wrong with a docstring or with a text below a field, and its line."""
 
     path: str  # of the file, relative to the tree
     line: int
@@ -44,7 +44,7 @@ class Fault:
 
 
 def docstring_faults(sources: Iterable[Source]) -> dict[str, list[Fault]]:
-    """File -> faults of its docstrings and of the texts below its fields, where it has any."""
+    """Faults of docstrings and of texts below fields, by file; no entry for a file without."""
     found = {source.path: sorted(_faults(source), key=lambda one: one.line) for source in sources}
     return {path: faults for path, faults in found.items() if faults}
 
@@ -60,7 +60,7 @@ def _faults(source: Source) -> Iterator[Fault]:
 
 
 def _documented(node: Any, public: bool) -> Iterator[tuple[Any, bool]]:
-    """All that may have a docstring inside `node`, and whether others may call it."""
+    """Nodes inside `node` that may have a docstring, and whether others may call them."""
     yield node, public
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.ClassDef | Function):

@@ -8,17 +8,17 @@ spmd_types (https://github.com/meta-pytorch/spmd_types) gives a tensor one of fo
 axis of ranks. They differ in the gradient:
 
     I  the same value on all ranks, and the same gradient
-    R  the same value, and each rank has a part of the gradient: somebody must sum it
+    R  the same value, and each rank has a part of the gradient, which must be summed
     V  each rank has its own value and gradient
     P  each rank has a part of a sum, and the same gradient
 
 It follows the types through a forward pass and refuses what would leave a gradient without its sum:
-an I that meets a V without the copy between them, a P that is taken for the whole. So the sums that
-are made after the backward pass, by marks on weights, need not be run: a weight is declared R if
-Megatron-Core sums its gradient over tensor ranks, V if it is marked as split over them, else I.
-A wrong mark makes a type that the pass refuses.
+an I that meets a V without the copy between them, a P that is taken for the whole. So the sums
+after the backward pass, which follow marks on weights, need not be run: a weight is declared R if
+Megatron-Core sums its gradient over tensor ranks, V if it is marked as split over them, else I. A
+wrong mark makes a type that the pass refuses.
 
-What it does not see: sums and sends after the backward pass itself (`recipes/check_layouts.py` runs
+It does not see sums and sends after the backward pass itself (`recipes/check_layouts.py` runs
 them), pipeline stages, values, and on which rank an index was computed. Processes are not started:
 torch's `fake` back end leaves tensors as they are, which types do not look at.
 """

@@ -1,4 +1,4 @@
-"""Who imports whom: circles of files, folders that import against the order, late imports.
+"""Imports between files: circles, folders that import against the order, late imports.
 
 Every import counts, also inside functions and below TYPE_CHECKING. A name that an `__init__` only
 passes on is of the file that defines it. The order is that of tests/unit/test_import_directions.py
@@ -22,7 +22,7 @@ ORDER = "tests/unit/test_import_directions.py"
 
 
 def circles(sources: list[Source]) -> list[list[str]]:
-    """The modules of each circle: of any two of them each leads to the other."""
+    """The modules of each circle, in which each module leads to every other."""
     modules = {module_of(source): source for source in sources}
     graph = networkx.DiGraph(
         (module, target)
@@ -49,7 +49,7 @@ def _targets(node: ast.Import | ast.ImportFrom, modules: dict[str, Source]) -> I
 
 
 def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
-    """The module that a name comes from, through those that pass it on; None: not one of ours."""
+    """The module that defines a name, through those that re-export it; None if none does."""
     if f"{module}.{name}" in modules or module not in modules:
         return f"{module}.{name}" if f"{module}.{name}" in modules else None
     passed = [node for node in modules[module].syntax.body if isinstance(node, ast.ImportFrom)]
@@ -61,7 +61,7 @@ def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
 
 
 def arrows(tree: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Folder edges against the order -> their imports; entries of SPLIT that excuse one of them."""
+    """Imports that contradict the order, by pair of folders; and SPLIT entries that allow one."""
     test = runpy.run_path(str(tree / ORDER))
     allowed, split = test["ALLOWED"], test["SPLIT"]
     order = networkx.DiGraph(

@@ -1,4 +1,4 @@
-"""Measures of the source tree, by syntax tree and by runs. On any checkout, by hand.
+"""Measures any checkout of the source tree, by its syntax trees and by runs.
 
     python -m tools.measure_house                                all, of this checkout
     python -m tools.measure_house --root ../older --json older.json
@@ -157,7 +157,7 @@ def measure(tree: Path) -> dict[str, Any]:
 
 
 def figures(sources: list[Source]) -> dict[str, Any]:
-    """Sizes, and how much of the code is told."""
+    """Sizes, and how much of the code is documented."""
     texts = [text for source in sources for text in texts_of(source)]
     comments = [c for s in sources for c in comments_of(s) if not c.line[: c.start[1]].strip()]
     functions = [f for s in sources for f in s.nodes(ast.FunctionDef, ast.AsyncFunctionDef)]
@@ -242,7 +242,7 @@ def takes_run_config(function: Function) -> bool:
 
 
 def local_names(function: Function) -> int:
-    """Arguments and names that are bound, without those of functions inside and comprehensions."""
+    """Number of names bound in a function, arguments included, inner functions not."""
     table = symtable.symtable(ast.unparse(function), function.name, "exec").get_children()
     # Before a generic function its type parameters have a table of their own.
     return len(next(one for one in table if isinstance(one, symtable.Function)).get_locals())
@@ -289,7 +289,7 @@ def is_shaped(argument: ast.arg) -> bool:
 
 
 def with_legends(sources: list[Source]) -> list[tuple[str, bool]]:
-    """Each argument that is a tensor: where it stands, and whether its shape is told."""
+    """Each argument that is a tensor: its place, and whether a docstring has its shape."""
     return [found for source in sources for found in _told(source.path, source.syntax, told=False)]
 
 
@@ -304,7 +304,7 @@ def _told(path: str, node: ast.AST, *, told: bool) -> Iterator[tuple[str, bool]]
 
 
 def texts_of(source: Source) -> list[ast.Constant]:
-    """Docstrings, and texts that stand alone below a value."""
+    """Docstrings, and texts below a value."""
     alone = [node.value for node in source.nodes(ast.Expr)]
     return [one for one in alone if isinstance(one, ast.Constant) and isinstance(one.value, str)]
 
@@ -346,7 +346,7 @@ def public_at_top(sources: list[Source]) -> list[tuple[str, str]]:
 
 
 def riddles(sources: list[Source]) -> list[str]:
-    """file:line: phrase, of docstrings and comments."""
+    """Each phrase of RIDDLES in docstrings and comments, as file:line: phrase."""
     found = []
     for source in sources:
         prose = [(text.lineno, str(text.value)) for text in texts_of(source)]

@@ -1,17 +1,17 @@
-"""Breaks the code in many small ways and says which ones no test sees. Run by hand: it takes hours.
+"""Breaks the code in many small ways and lists those that no test sees. It takes hours.
 
-    python -m tools.mutate --count 60 --seed 1      some places of what decides the numbers
+    python -m tools.mutate --count 60 --seed 1      some places of the code that decides numbers
     python -m tools.mutate dit/objectives/edm.py    every place of a file
     python -m tools.mutate --fixed 30 --quick       of the first 30 functions of the fixed list
 
 A change is first tried on the test of its file's name, then on those that mirror its folder, and
-where those pass on `WIDER`. What survives all wants a test, or a reason why it is no fault: an
-equal formula, a matter of speed, a case that only a GPU has.
+where those pass on `WIDER`. A change that passes all needs a test, or a reason why it is no fault:
+an equal formula, a matter of speed, a case that only a GPU has.
 
 The fixed list, mutated_functions.txt, has 100 functions, drawn once (`--draw`), as module:name, to
-compare two states of the tree. A function is found by its name where it lives now; one that has
-another name by then, or shares it with others, needs ` -> module:name` behind it. Of a function the
-change with the smallest hash is tried: the same one as long as its line stays.
+compare two states of the tree. A function is found by its name, in whichever file; one that was
+renamed, or shares its name with others, needs ` -> module:name` behind it. Of a function the change
+with the smallest hash is tried: the same one as long as its line stays.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Mutation:
 
 
 def changed(node: ast.AST) -> ast.AST | None:
-    """The node with one thing wrong in it, or None where there is nothing to break."""
+    """The node with one thing wrong in it, or None if there is nothing to break."""
     match node:
         case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
             return ast.BinOp(left, _OPERATORS[type(op)](), right)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def mutations(root: Path, file: Path, within: ast.AST | None = None) -> Iterator
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but annotations, decorators and what only a message says."""
+    """All nodes except annotations, decorators and the texts of messages."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise):
             continue
@@ -185,7 +185,7 @@ def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> 
 
 
 def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
-    """`module:name`, file and syntax of every function that is not nested in another."""
+    """`module:name`, file and syntax of every function outside other functions."""
     for file in sorted(root.rglob("dit/**/*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.parse(file.read_bytes()).body:
@@ -197,7 +197,7 @@ def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
 
 
 def fixed(root: Path, count: int | None) -> Iterator[Mutation | str]:
-    """A change of each function of the fixed list, or why there is none."""
+    """A change of each function of the fixed list, or the reason why there is none."""
     found = {name: (file, node) for name, file, node in functions(root)}
     for line in FIXED.read_text().splitlines()[:count]:
         old, _, new = line.partition(" -> ")
@@ -227,7 +227,7 @@ def draw(root: Path, seed: int) -> list[str]:
 
 
 def copy_of(root: Path, checkout: Path) -> Path:
-    """The tracked files, to be broken."""
+    """Copies the tracked files, so that mutations do not touch the checkout."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True)
     for name in filter(None, listing.stdout.decode().split("\0")):
         target = checkout / name
@@ -286,7 +286,7 @@ def main() -> None:
 
 
 def _import_what_tests_need() -> None:
-    """For the children that `verdict` forks; not at the top, because --help needs none of it."""
+    """Imports once for all children that `verdict` forks; --help must not wait for it."""
     import diffusers.models.transformers.transformer_cosmos  # noqa: F401
     import megatron.core.optimizer  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Which files of a checkout a run opens, and in which of them a function is entered.
+"""Lists the files of a checkout that a run opens, and those in which a function is entered.
 
 Each run is the command of a user in a process of its own, with that checkout first on the module
 path; a trace notes the functions that are called, those at import included. Generated methods,
@@ -62,10 +62,10 @@ _FLUX = {
 
 
 def opened_by_runs(tree: Path) -> dict[str, dict[str, Any]]:
-    """Of a mock run of four steps, one of LoRA that starts from it, and an import of a tiny FLUX.
+    """Opened files of a mock run of four steps, a LoRA run from it, and an import of a tiny FLUX.
 
     Raises:
-        SystemExit: a command failed; with what it said.
+        SystemExit: a command failed; with its output.
     """
     from diffusers.models.transformers.transformer_flux import FluxTransformer2DModel
 
@@ -104,7 +104,7 @@ def _opened(tree: Path, folder: Path, module: str, words: list[str]) -> dict[str
 
 
 def summary(tree: Path, opened: list[Path], idle: list[Path]) -> dict[str, Any]:
-    """Files and lines, of all and of each folder, and the idle ones."""
+    """Numbers of files and lines, of all and of each folder, and the idle ones."""
     lines = {file: len((tree / file).read_text().splitlines()) for file in opened}
     folders: dict[str, list[int]] = defaultdict(list)
     for file, count in lines.items():

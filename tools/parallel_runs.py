@@ -1,4 +1,4 @@
-"""Five steps of somebody's network on one process and on layouts, and their differences.
+"""Runs five steps of a user's network on one process and on layouts, and compares them.
 
 Gradients may differ by r: ROUNDING times the root mean square of the tensor's gradient, or SMALL
 times that of all gradients, since some are only rounding. Weights may differ by what r does to
@@ -39,12 +39,12 @@ Tensors = dict[str, Tensor]
 
 
 class RefusedModuleError(Exception):
-    """What keeps a module from being checked, as one sentence."""
+    """A reason why a module cannot be checked, as one sentence."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """What a layout did; whole tensors by name."""
+    """The results of a layout; whole tensors by name."""
 
     start: dict[str, str]  # digests of weights before the first step
     losses: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Run:
 
 
 def start(modules: Sequence[str], layouts: Sequence[RankLayout]) -> int:
-    """Checks modules on layouts, in processes of its own, and prints; the exit code."""
+    """Checks modules on layouts, in new processes; prints the results and returns the exit code."""
     processes, verdict = max(one.dp * one.cp for one in layouts), get_context("fork").SimpleQueue()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,10 @@ def _digests_of_ranks(module: nn.Module) -> list[dict[str, str]]:
 
 
 def _refuse_others(every: list[dict[str, str]], start: dict[str, str], layout: RankLayout) -> None:
-    """DDP would hide weights that differ: it begins with those of the first rank."""
+    """Raises RefusedModuleError if a rank of `layout` starts from other weights than one process.
+
+    DDP would hide that, because it copies the first rank's weights.
+    """
     for rank, mine in enumerate(every):
         if names := [name for name in start | mine if mine.get(name) != start.get(name)]:
             where = f"on rank {rank} of {layout.name} and in one process"
@@ -156,7 +159,7 @@ def _wrapped(module: nn.Module, layout: RankLayout, *, unused: bool) -> nn.Modul
 
 
 def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
-    """This rank's samples."""
+    """The samples of this rank."""
     size, rank = mesh.size(), mesh.get_local_rank()
     for one in tree_leaves(batch):
         if isinstance(one, Tensor) and one.ndim and len(one) % size:
@@ -166,7 +169,10 @@ def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
 
 
 def _backward(found: Any) -> float:
-    """Backward pass of the mean over all ranks, and this mean. DDP and FSDP2 average gradients."""
+    """Runs the backward pass of the mean over all ranks, and returns the mean.
+
+    DDP and FSDP2 average gradients.
+    """
     pair = found if isinstance(found, (tuple, list)) else [found]
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or pair[0].numel() != 1:
         names = ", ".join(type(one).__name__ for one in pair)
@@ -193,7 +199,7 @@ def _rms(*tensors: Tensor) -> float:
 
 
 def _rounding(gradients: Tensors) -> dict[str, float]:
-    """By how much each gradient may differ."""
+    """The largest rounding error that each gradient may have, by name."""
     least = SMALL * _rms(*gradients.values())
     return {name: ROUNDING * max(_rms(one), least) for name, one in gradients.items()}
 
@@ -209,7 +215,7 @@ def _allow(run: Run, module: nn.Module, optimizer: torch.optim.Adam, step: int) 
 
 
 def differences(run: Run, one: Run) -> str:
-    """Figures of a layout against one process, and a line for each fault."""
+    """Figures of a layout compared with one process, and a line for each fault."""
     rounding = _rounding(one.gradients)
     losses = [abs(a / b - 1) for a, b in zip(run.losses, one.losses, strict=True)]
     away = {k: _rms(run.gradients[k] - g) / rounding[k] for k, g in one.gradients.items()}

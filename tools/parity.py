@@ -6,16 +6,16 @@
     python -m tools.parity --list                       what each run covers
 
 Run by hand where code is moved or renamed and no number may change. Each run is the commands that
-users type, in the recording's folder, with the tree first on the module path; what the commands
-wrote is read back by code that imports nothing of either tree. Commands, configuration keys and
-file names are therefore taken to be the same in both trees. Only the packs come from the tree's
-own functions, which parity_packs.py finds under their old and new names.
+users type, in the recording's folder, with the tree first on the module path; their output is read
+by code that imports nothing of either tree. Commands, configuration keys and file names are
+therefore taken to be the same in both trees. Only the packs come from the tree's own functions,
+which parity_packs.py finds under their old and new names.
 
-1. record    data, then each run's commands (parity_runs.py); all that they wrote becomes one JSON
-             file for each run (parity_results.py)
+1. record    data, then each run's commands (parity_runs.py); their output becomes one JSON file
+             for each run (parity_results.py)
 2. compare   two folders of such files: one line for each run and kind, exit code 1 on a difference
 
-Both recordings have to be of one machine: other processors round differently.
+Both recordings must come from one machine: other processors round differently.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAY_GAIN = {"configuration": r" model\.family$", "loader states": r"\.identity\.
 
 
 def record(tree: Path, folder: Path, names: Sequence[str], *, jobs: int) -> None:
-    """Fills `folder` with the data, the runs, and what each gave as results/NAME.json."""
+    """Fills `folder` with the data, the runs, and each run's results as results/NAME.json."""
     tree, folder = tree.resolve(), folder.resolve()
     (folder / "results").mkdir(parents=True)
     found = ask(tree, folder, "import dit; print(dit.__file__)").strip()
@@ -109,7 +109,7 @@ def add_packs(tree: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def call(tree: Path, folder: Path, log: str, *words: str) -> int:
-    """Runs Python in the recording's folder, so that nothing stored names the folder itself."""
+    """Runs Python in the recording's folder, so that no stored text contains the folder's path."""
     with (folder / f"{log}.log").open("a") as stream:
         print("$ python", *words, file=stream, flush=True)
         done = subprocess.run(
@@ -139,7 +139,7 @@ def keep(folder: Path, name: str, kinds: dict[str, Values]) -> None:
 
 
 def results(folder: Path, run: str) -> dict[str, Values]:
-    """What a run gave; refusals name shards by their whole path, which is the recording's own."""
+    """The results of a run; the folder's path in error messages is replaced by a fixed word."""
     from tools.parity_results import text_of
 
     text = text_of(folder / f"results/{run}.json") or "{}"
@@ -172,7 +172,7 @@ def pack_data(tree: Path, folder: Path) -> Values:
 
 
 def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
-    """Says of each run and kind whether all values are equal; 1 where one is not."""
+    """Prints for each run and kind whether all values are equal; returns 1 if one is not."""
     recorded = sorted({f.stem for d in (old, new) for f in (d / "results").glob("*.json")})
     counts = {"equal": 0, "different": 0, "values": 0}
     for run in recorded if names is None else names:
@@ -193,7 +193,7 @@ def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
 
 
 def difference(kind: str, before: Values, after: Values) -> str:
-    """The first value that is not the same, and how many are not; empty where all are."""
+    """The first value that differs, and the number of them; an empty text if all are equal."""
     gained = [name for name in after if name not in before]
     gained = [n for n in gained if not re.search(MAY_GAIN.get(kind, "$^"), n)]
     lost = [name for name in before if name not in after]

@@ -1,4 +1,4 @@
-"""The media that `parity.py` packs, and the damage that it does to the shards."""
+"""Draws the media that `parity.py` packs, and damages some samples of the shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def draw_media(folder: Path) -> None:
-    """Pictures of several sizes, one of them too large for a pack, and short videos."""
+    """Writes pictures of several sizes, one of them too large for a pack, and short videos."""
     import av
     import numpy as np
     from PIL import Image
@@ -33,7 +33,7 @@ def draw_media(folder: Path) -> None:
 
 
 def damage(shard: Path) -> None:
-    """Flips bits in the payload of every ninth sample: its checksum is wrong then."""
+    """Flips bits in the payload of every ninth sample, so that its checksum is wrong."""
     with tarfile.open(shard) as tar:
         payloads = [member for member in tar if member.name.endswith(".safetensors")]
     with shard.open("r+b") as file:

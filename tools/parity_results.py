@@ -1,4 +1,4 @@
-"""What a run folder holds, as numbers and hashes by name; nothing of the project is imported."""
+"""Reads a run folder as numbers and hashes by name; imports nothing of the project."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def tensors_in(checkpoint: Path) -> Values:
 
 
 def common_of(checkpoint: Path) -> Values:
-    """What Megatron-Core stores that is no tensor: steps, samples, settings of the optimizer."""
+    """Entries of Megatron-Core's common.pt: steps, samples, settings of the optimizer."""
     return dict(flat(torch.load(checkpoint / "common.pt", weights_only=False)))
 
 
 def loaders_of(checkpoint: Path) -> Values:
-    """Where the loaders stood; names of classes are left out, since they may change."""
+    """Positions of the loaders in the data; without names of classes, which may change."""
     found: Values = {}
     for file in sorted(checkpoint.glob("loader_*.pt")):
         state = torch.load(file, weights_only=True)
@@ -99,7 +99,7 @@ def loaders_of(checkpoint: Path) -> Values:
 
 
 class _Readers(pickle.Unpickler):
-    """Makes instances of this project's classes, whatever their names, lists of their values."""
+    """An unpickler that reads instances of this project's classes as lists of their values."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "dit":
@@ -151,7 +151,7 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def fingerprint(value: Any) -> Any:
-    """Something short that JSON holds and that only the same bits give."""
+    """A short value for JSON that is equal only for equal bits."""
     if isinstance(value, torch.Tensor):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {sha(raw)}"

@@ -22,7 +22,7 @@ GOLDEN = ("optimizer.lr=1e-3", "validation.num_captions=2", "validation.sampling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One training, and what is done with its checkpoints."""
+    """One training, and the commands that then use its checkpoints."""
 
     covers: str
     changes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""Our source as syntax trees, and what the tree's tests and measures ask of them.
+"""The source as syntax trees, with questions that tests and measures ask of them.
 
-Read are the Python files of dit/, data_prep/, recipes/, benchmarks/ and examples/, as far as they
+It reads the Python files of dit/, data_prep/, recipes/, benchmarks/ and examples/, as far as they
 exist, on any checkout: nothing is imported.
 """
 
@@ -110,7 +110,7 @@ def unlisted(sources: list[Source]) -> dict[str, list[str]]:
 
 
 def twice(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Of pairs (name, place): the names that have two places or more."""
+    """The names that have two places or more, from pairs (name, place)."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, place in names:
         places[name].append(place)
@@ -123,7 +123,7 @@ def classes(sources: list[Source]) -> list[tuple[str, str]]:
 
 
 def private_members(sources: list[Source]) -> dict[str, dict[str, list[str]]]:
-    """Dependency -> file -> private names of the dependency; "?" has those not in PRIVATE."""
+    """Dependency -> file -> private names of the dependency; "?" has names outside PRIVATE."""
     ours = {name for source in sources for name in _defined(source)}
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for source in sources:
@@ -133,7 +133,7 @@ def private_members(sources: list[Source]) -> dict[str, dict[str, list[str]]]:
 
 
 def _defined(source: Source) -> Iterator[str]:
-    """Names that the file gives to functions, classes, arguments and values."""
+    """Names of the functions, classes, arguments and values that the file defines."""
     for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
         yield node.name
     for node in source.nodes(ast.Name, ast.Attribute):
@@ -142,7 +142,7 @@ def _defined(source: Source) -> Iterator[str]:
 
 
 def _used(source: Source, ours: set[str]) -> set[str]:
-    """Private names of others: looked up, imported, overridden, or keys of their saved states."""
+    """Private names that a file looks up, imports, overrides, or uses as keys of saved states."""
     looked_up = {node.attr for node in source.nodes(ast.Attribute)}
     foreign = [
         i for i in source.nodes(ast.ImportFrom) if (i.module or "").split(".")[0] not in TOPS
@@ -166,7 +166,7 @@ def families(sources: list[Source]) -> list[str]:
 
 
 def family_leaks(sources: list[Source]) -> list[str]:
-    """Where a module outside of a family's folder knows the family."""
+    """Places where a module outside a family's folder depends on that family."""
     folders = families(sources)
     general = [s for s in sources if not s.path.startswith(tuple(f"{f}/" for f in folders))]
     leaks = [f"{s.path}:{n}: compares a family" for s in general for n in _comparisons(s)]
@@ -177,7 +177,7 @@ def family_leaks(sources: list[Source]) -> list[str]:
 
 
 def _leaks_of(folder: str, outside: list[Source], within: list[Source]) -> list[str]:
-    """Imports of the folder, beside one of the registry, and names of its classes."""
+    """Imports of the folder, except one of the registry, and names of its classes."""
     module = folder.replace("/", ".")
     own = [s for s in outside if Path(folder).name in s.text]
     imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in own for n in _imports(s, module)]
@@ -208,7 +208,7 @@ def _comparisons(source: Source) -> list[int]:
 
 
 def _imports(source: Source, module: str) -> list[int]:
-    """Lines that import a module or what lies in it, by a statement or by its name as a text."""
+    """Lines that import a module or a name inside it, by a statement or as a text."""
     lines, inside = set(), re.compile(rf"{re.escape(module)}(?:[.:]\w|$)")
     for node in source.nodes(ast.Import, ast.ImportFrom, ast.Constant):
         names = [str(getattr(node, "value", "")), str(getattr(node, "module", ""))]

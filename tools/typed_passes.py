@@ -1,10 +1,10 @@
 """One forward pass of a network on a layout, with a type for each tensor.
 
-1. declare_rules   what Megatron-Core's and our autograd functions do to types
-2. trial           a tiny network on a layout, as one of its ranks has it, and a pack
-3. weight_traits   what is measured of each weight: who has it, whose gradient is summed, who counts
-                   it in the norm; its type follows
-4. disagreements   where shards, sums and the norm of the gradient contradict each other
+1. declare_rules   the effect of Megatron-Core's and our autograd functions on types
+2. trial           one rank's part of a tiny network on a layout, and a pack
+3. weight_traits   for each weight, measured: which ranks hold it, sum its gradient and count it in
+                   the norm; its type follows
+4. disagreements   contradictions between shards, sums and the norm of the gradient
 5. check           the pass, its loss and the divisor of the loss, by these types
 
 `tools.gradient_types` says what types mean, and is the command.
@@ -72,7 +72,7 @@ def _column_linear(
     sequence_parallel: bool,
     tp_group: Any,
 ) -> Any:
-    """Megatron-Core's product of a linear with split outputs, which brings its input itself."""
+    """Megatron-Core's product of a linear with split outputs, which gathers its input itself."""
     if sequence_parallel:
         input = rules.all_gather(input, tp_group, src=S(0), dst=R)
     elif allreduce_dgrad:
@@ -115,7 +115,7 @@ RULES: Mapping[Any, Callable[..., Any]] = {
 
 @cache
 def declare_rules() -> None:
-    """Tells spmd_types of the autograd functions, once in a process."""
+    """Registers autograd functions with spmd_types, once in a process."""
     for function, rule in RULES.items():
         function.spmd_typecheck = staticmethod(rule)
         spmd.register_autograd_function(function)
@@ -126,7 +126,7 @@ def declare_rules() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """What is done with a weight and its gradient on several tensor ranks."""
+    """How several tensor ranks treat a weight and its gradient."""
 
     type: Any  # I, R or V, from the marks and sums that follow
     split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
@@ -136,7 +136,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A network on a layout, as this rank has it, and a pack."""
+    """One rank's part of a network on a layout, and a pack."""
 
     layout: NamedLayout
     config: RunConfig
@@ -154,7 +154,7 @@ class Trial:
 
 
 def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
-    """The tiny network of a named size on the layout of a name, with random weights.
+    """The tiny network of a named size on a named layout, with random weights.
 
     Raises:
         Problems: the layout does not divide it.
@@ -191,7 +191,7 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
 
 
 def weight_traits(given: Trial) -> dict[str, Traits]:
-    """The traits of each trained weight, by name: all measured, none from a list of ours."""
+    """The traits of each trained weight, by name; all are measured."""
     shapes: dict[int, tuple[int, ...]] = {
         id(shard.data): shard.global_shape[shard.prepend_axis_num :]
         for shard in weight_shards(given.network)
@@ -225,7 +225,7 @@ def _summed(given: Trial) -> set[str]:
 
 
 def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
-    """What checkpoints, sums and norm say of a weight against each other."""
+    """Contradictions between checkpoints, sums and norm about a weight, one line each."""
     if not given.tensor:
         return []
     found = []
@@ -243,7 +243,7 @@ def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
 
 
 def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
-    """Types the forward pass, the loss and its divisor; the error where a type is wrong."""
+    """Types the forward pass, the loss and its divisor; returns the error if a type is wrong."""
     batch, problem = given.item
     options, context = given.config.objective, given.groups.cp
     try:
@@ -260,7 +260,7 @@ def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
 
 
 def _place(error: BaseException) -> str:
-    """The line of the project in which a type was wrong."""
+    """File, line number and text of the project's line in which `error` arose."""
     frames = traceback.extract_tb(error.__traceback__)
     *_, last = (
         frame for frame in frames if "/dit/" in frame.filename or frame.filename == __file__
@@ -269,7 +269,7 @@ def _place(error: BaseException) -> str:
 
 
 def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """Types on the axes that have several ranks."""
+    """Types by mesh axis, for the axes that have several ranks."""
     both = {"tp": tensor, "cp": context}
     return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
 
@@ -313,11 +313,11 @@ def _check_divisor(given: Trial, count: Tensor) -> None:
 
 @contextmanager
 def _typed(given: Trial) -> Iterator[None]:
-    """Inside, spmd_types follows each operation of this process."""
+    """A context in which spmd_types follows each operation of this process."""
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:
-        """`text_row`, whose numbers of rows are others on each context rank."""
+        """`text_row`, with a type, because each context rank has another number of rows."""
         with spmd.no_typecheck():  # numbers of this process have no type before
             made = text_row(*arguments, **options)
         for tensor in (made.source_L, made.sample_L):
@@ -325,7 +325,7 @@ def _typed(given: Trial) -> Iterator[None]:
         return made
 
     def parts_of_sums(*arguments: Any) -> Tensor:
-        """`sample_sums`: of the tokens of a context rank, so that they are parts of a sum."""
+        """`sample_sums` of a context rank's tokens, typed as parts of a sum."""
         kinds = _axes(given, tensor=I, context=P)
         return spmd.no_typecheck(out_types=kinds)(sample_sums)(*arguments)
 
@@ -345,7 +345,7 @@ def _typed(given: Trial) -> Iterator[None]:
 
 
 def table(traits: Mapping[str, Traits]) -> str:
-    """Weights that are treated alike, a line for each kind."""
+    """Weights with equal treatment, a line for each kind."""
     rows = ["type  split  summed  counted  weights"]
     for of in dict.fromkeys(traits.values()):
         names = [name for name, other in traits.items() if other == of]

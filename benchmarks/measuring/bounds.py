@@ -1,4 +1,4 @@
-"""What this device reaches at most: products, copies, each kernel of attention, fused kernels."""
+"""Highest rates of this device: products, copies, each attention kernel, fused kernels."""
 
 # T tokens, N level rows, H heads, K head width, D model width
 
@@ -48,9 +48,9 @@ Bound = tuple[str, str, float, Callable[[], Call]]
 def bounds(
     table: str, *, size: str, report: Callable[[dict[str, float | str]], None]
 ) -> dict[str, float | str]:
-    """Work a second by name, of one of TABLES; where it cannot be measured, the error.
+    """Work a second by name, for a table of TABLES; the error if it cannot be measured.
 
-    `report` gets each line as soon as it is known.
+    `report` gets each line as soon as it is measured.
     """
     found: dict[str, float | str] = {}
     for name, unit, work, make in TABLES[table](**_SIZES[size]):
@@ -81,12 +81,11 @@ def _copy(size: int) -> Call:
 
 
 def _product(rows: int, inputs: int, outputs: int) -> Call:
-    """The forward pass of a linear layer."""
     return partial(torch.nn.functional.linear, _random(rows, inputs), _random(outputs, inputs))
 
 
 def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
-    """Both passes apart, counted as MFU counts them: backward twice forward."""
+    """Rates of both passes, counted as MFU counts them: backward is twice forward."""
     half = device().type == "cuda"
     capability = torch.cuda.get_device_capability() if half else None
     for width in _HEAD_WIDTHS:
@@ -141,7 +140,7 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
 
 
 def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Norm and rotation of queries and keys of x [T, H, 3 * K], with two weights."""
+    """Normalisation and rotation of queries and keys in x [T, H, 3 * K], ready to be timed."""
     angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
     function, weight = kind(width, head, angles)
     shapes = (tokens, width // head, 3 * head), (weight,), (weight,)
@@ -149,14 +148,14 @@ def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -
 
 
 def _rotated(_width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """An attention that normalises each head: weights [K]."""
+    """Function that normalises each head and rotates, and the size K of its weight."""
     return lambda x, *weights: rotated_heads.queries_and_keys(
         x, weights, angles, eps=1e-6, others=(head,)
     ), head
 
 
 def _across(width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """An attention that normalises all heads together: weights [D]."""
+    """Function that normalises all heads together and rotates, and the size D of its weight."""
     how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
 
     def function(x: Tensor, *weights: Tensor) -> Any:
@@ -167,7 +166,7 @@ def _across(width: int, head: int, angles: Any) -> tuple[Any, int]:
 
 
 class _Passes:
-    """A function and its gradient, on one set of operands."""
+    """A function and its gradient, with fixed operands."""
 
     def __init__(self, function: Any, inputs: Sequence[Tensor]):
         self.function, self.leaves = function, [x.requires_grad_() for x in inputs]
@@ -184,7 +183,7 @@ class _Passes:
         torch.autograd.grad(self.outputs, self.leaves, self.gradients, retain_graph=True)
 
     def moved(self) -> list[int]:
-        """Bytes of memory traffic of both passes, of tensors without values."""
+        """Bytes of memory traffic of both passes, counted on tensors without values."""
         self.ready()
         counters = [OperationCounter(OPERATOR_BYTES) for _ in range(2)]
         for counter, one_pass in zip(counters, (self.forward, self.backward), strict=True):

@@ -39,7 +39,7 @@ def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
 def kernel_times(
     times: dict[str, tuple[float, int]], *, steps: int, step_s: float
 ) -> dict[str, Any]:
-    """From seconds and calls of each kernel: the longest, and all by kind, of one step."""
+    """The longest kernels and the time by kind for one step, from seconds and calls."""
     by_kind: dict[str, float] = defaultdict(float)
     for name, (seconds, _) in times.items():
         by_kind[kind_of(name)] += seconds / steps

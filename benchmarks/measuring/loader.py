@@ -1,4 +1,4 @@
-"""Ways of reading shards: the rates of the loader and of plain loops, and memory of its buffer."""
+"""Measures the loader: its rate, that of plain loops, and the memory of its buffer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KINDS = (
 
 
 def write_dataset(folder: Path, kind: ShardKind, samples: int) -> None:
-    """A dataset of `samples` samples, as data_prep leaves one."""
+    """Writes a dataset of `samples` samples, in data_prep's form."""
     rng = torch.Generator().manual_seed(0)
     tensors = {
         "latent": torch.randn(kind.latent, generator=rng).bfloat16(),
@@ -97,12 +97,12 @@ def rates(
 
 
 def read_plainly(folder: Path, expected: Expected) -> int:
-    """Reads every sample in order, with tarfile and the decoding of the loader."""
+    """Reads every sample in order, with tarfile and the loader's decoding; returns their number."""
     return sum(1 for _ in _decoded(folder, expected))
 
 
 def read_in_order(folder: Path, expected: Expected) -> int:
-    """Reads every sample with tarfile, and packs them in the order of the shards."""
+    """Reads samples with tarfile, and packs them in the order of the shards."""
     count, waiting, tokens = 0, list[LatentSample](), 0
     for sample in _decoded(folder, expected):
         length = expected.layout.padded_tokens(sample.latent_CFHW)
@@ -129,7 +129,7 @@ def _decoded(folder: Path, expected: Expected) -> Iterator[LatentSample]:
 
 
 def read_packed(loader: Any, samples: int) -> int:
-    """Reads packs of the loader until they have this many samples."""
+    """Reads packs of the loader until they have `samples` samples."""
     count = 0
     while count < samples:
         count += next(loader).num_samples

@@ -3,7 +3,7 @@
 1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
 2. layer_traffic      forward and backward pass of one layer: a network of two less one of one
 
-Tensors on `meta` take a GPU's paths. What an operation reads again from a cache is not known here.
+Tensors on `meta` take a GPU's paths. Caches are not modelled.
 """
 
 # T packed tokens, D model width, K head width, M level rows, C numbers of a token
@@ -107,7 +107,7 @@ class PackShape:
 
     @property
     def padded(self) -> PackShape:
-        """With a row and a column of patches less, so that each sample ends with padding."""
+        """The shape without one row and one column of patches, so that samples have padding."""
         frames, rows, columns = self.grid
         return replace(self, grid=(frames, rows - 1, columns - 1))
 
@@ -137,7 +137,7 @@ class PackShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTraffic:
-    """What one layer adds to one direction of a pass."""
+    """Bytes that one layer adds to a pass in one direction."""
 
     count: dict[str, int]  # operations by name
     bytes: dict[str, int]
@@ -169,9 +169,9 @@ def layer_traffic(
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """Forward and backward pass of one layer in the model's precision on one device.
 
-    With the kernels of `dit/models/kernels` if `fused`, else with torch's operations. `lora` with a
-    rank: with its adapters, beside weights that are frozen. `counts` are keys of the model for two
-    networks, the second of which has the layer more.
+    `fused` takes the kernels of `dit/models/kernels`, else torch's operations. `lora` with a rank
+    adds adapters, whose layer is frozen. `counts` are keys of the model for two networks, the
+    second of which has one layer more.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()

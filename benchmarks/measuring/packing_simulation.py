@@ -104,7 +104,7 @@ class Fill:
 def packs(
     mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
 ) -> Iterator[list[tuple[int, int]]]:
-    """(sample number, length) of the samples of each pack, endlessly; of like `cost` if given."""
+    """(number, length) of the samples of each pack, endlessly; packs of equal `cost` if given."""
     return full_packs(
         enumerate(mixture.lengths(seed=seed)),
         length=lambda sample: padded(sample[1]),
@@ -146,7 +146,7 @@ def stream_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -
 def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -> float:
     """Real tokens over capacity, if each whole buffer is packed by best-fit decreasing.
 
-    That fills packs as well as first-fit decreasing, the usual rule.
+    First-fit decreasing, the usual rule, fills packs equally.
     """
     stream = mixture.lengths(seed=seed)
     bins = tokens = 0
@@ -160,13 +160,13 @@ def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 
 def straggler_ratios(costs: np.ndarray, *, ranks: Sequence[int]) -> list[float]:
     """Cost of the slowest rank over the mean, averaged over steps; `costs` are [rank, step].
 
-    A step waits for its slowest rank, so this is the factor by which ranks are slowed down.
+    A step waits for its slowest rank, so each step takes that much longer.
     """
     return [float((costs[:n].max(0) / costs[:n].mean(0)).mean()) for n in ranks]
 
 
 def alike(values: np.ndarray) -> float:
-    """Part of the variance of packs that is between steps; `values` are [rank, step].
+    """Part of the variance of packs that lies between steps; `values` are [rank, step].
 
     1: the packs of a step are of one kind; 0: each step has packs of all kinds.
     """
@@ -196,7 +196,7 @@ def simulated_steps(
     balance: Balance,
     balance_packs: int,
 ) -> Steps:
-    """Steps of one pack a rank, after those that fill the buffers."""
+    """The packs of all ranks in each step, after the steps that fill the buffers."""
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []
     for rank in range(ranks):
@@ -228,7 +228,7 @@ def _measured(
 
 
 def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
-    """The packs of a rank in the order of its turns, each with the newest sample at its turn."""
+    """The packs of a rank in its order of training, each with the newest sample drawn by then."""
     waiting: list[_Pack] = []
     recent: list[float] = []
     for number in count():

@@ -49,7 +49,7 @@ class Example:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the samples of a bucket have in common."""
+        """The properties that all samples of a bucket share."""
         lengths = [len(rows) for rows in self.texts.values()]
         # The rate as text: NaN, for no rate, equals nothing.
         return (*self.input_CFHW.shape[1:], *lengths, str(self.fps))
@@ -106,7 +106,7 @@ class PaddedBatch:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """[B, ...] of parts [C, F, H, W] or [L, E], with zeros behind the shorter ones."""
+    """`parts` [C, F, H, W] or [L, E] stacked to [B, ...], with zeros behind the shorter ones."""
     sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
     stacked = parts[0].new_zeros(len(parts), *sides)
     for row, part in zip(stacked, parts, strict=True):
@@ -117,7 +117,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 def rectangles(
     found: Sequence[Example], batching: Batching, *, batch: int, capacity: int, dtype: torch.dtype
 ) -> list[PaddedBatch]:
-    """Samples side by side: `batch` padded ones, or as many of a bucket as a pack has room for."""
+    """Batches of `batch` padded samples, or of as many of a bucket as a pack has room for."""
     groups: dict[Any, list[Example]] = defaultdict(list)
     for one in found:
         groups[one.kind if batching is Batching.BUCKETS else None].append(one)
@@ -131,7 +131,7 @@ def rectangles(
 
 
 class PlainLoop:
-    """A training step as one writes it without any of our parts.
+    """A training step in plain PyTorch, without this project's modules.
 
     Raises:
         ValueError: the family is not compared.
@@ -191,7 +191,7 @@ def _form(model: ModelConfig) -> DiffusersForm:
 
 
 def diffusers_weights(ours: nn.Module, model: ModelConfig) -> dict[str, Tensor]:
-    """Our weights under Diffusers' names, so that both networks start equal."""
+    """The weights of `ours` under Diffusers' names, so that both networks start equal."""
     mine = dict(ours.named_parameters())
 
     def own(pair: Pair) -> Tensor:

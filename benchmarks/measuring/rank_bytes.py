@@ -1,6 +1,6 @@
 """Bytes that this process sends to other ranks, holds in tensors, and reads of checkpoint files.
 
-Counted are the operations of torch as they run: collectives by what they hand to other ranks,
+It counts torch's operations as they run: collectives by the bytes that they send to other ranks,
 tensors by their memory while they live, reads by the lengths of the stored parts.
 """
 
@@ -31,7 +31,7 @@ _OBJECTS = (
 
 @dataclass(kw_only=True, slots=True)
 class RankBytes:
-    """What one process did."""
+    """Bytes of one process."""
 
     sent: int = 0
     """Bytes of tensors that were sent to other ranks."""
@@ -45,7 +45,7 @@ class RankBytes:
 
 @contextmanager
 def counted_bytes() -> Iterator[RankBytes]:
-    """Counts what happens inside."""
+    """A context whose value counts the bytes of the operations inside."""
     counter = _Counter()
     with ExitStack() as stack:
         for name in _OBJECTS:
@@ -112,10 +112,10 @@ class _Counter(TorchDispatchMode):
 
 
 def _sent(name: str, args: tuple[Any, ...]) -> int:
-    """Bytes that this rank hands to others in a collective, one copy for each that takes it.
+    """Bytes that this rank sends in a collective, one copy for each receiver.
 
     Raises:
-        NotImplementedError: a collective that is not known here.
+        NotImplementedError: the collective is not in the table.
     """
     group = next(dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject))
     rank, others = group.rank(), group.size() - 1

@@ -30,7 +30,10 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
 @contextmanager
 def watched_processes(config: RunConfig) -> Iterator[None]:
-    """A context with the processes and groups of a layout, and the watchdog; all ranks enter it."""
+    """A context with the processes and groups of a layout, and the watchdog.
+
+    All ranks enter it.
+    """
     limit_s = 60 * config.dist.distributed_timeout_minutes
     set_cuda_environment(config)
     start_processes(
@@ -44,10 +47,10 @@ def watched_processes(config: RunConfig) -> Iterator[None]:
 
 
 def fill_on_device(model: torch.nn.Module, seed: int) -> None:
-    """Random weights of moderate size where they lie: no step is faster for its zeros.
+    """Fills weights, on their device, with random numbers of moderate size.
 
-    Matrices are parts of one tile of numbers, again and again: to draw those of 12B parameters on
-    a host, where frozen ones wait, takes minutes.
+    Zeros could make a step faster. Matrices repeat one tile of numbers, because drawing those of
+    12B parameters on a host takes minutes.
     """
     place = next(model.parameters()).device
     generator = torch.Generator(place).manual_seed(seed)
@@ -87,7 +90,7 @@ def spread_of(numbers: Sequence[float]) -> dict[str, float]:
 
 
 def _peaks(model: ModelConfig) -> dict[str, float]:
-    """TFLOP/s of one device: from its data sheet, if the table has it, and measured."""
+    """TFLOP/s of one device: from its data sheet, if the table has it, and as measured."""
     kind = dtype(model)
     measured = measured_flops(device(), kind)
     promised = peak_flops(_name())
@@ -117,10 +120,10 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
 def call_seconds(
     calls: Sequence[Callable[[], object]], device: torch.device, *, least: float = 0.05
 ) -> float:
-    """Seconds of one call, of `least` seconds or more of calls made back to back, in turns.
+    """Seconds of one call, from calls one after the other that take `least` seconds or more.
 
-    By the device's own clock, so that the start of a call is hidden by the one before it, as it is
-    in a step. A first call of each, which may compile it, is not counted.
+    The device's own clock measures them, so that the start of a call is hidden behind the one
+    before, as it is in a step. A first call of each, which may compile it, is not counted.
     """
     for call in calls:
         call()

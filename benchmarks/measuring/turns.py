@@ -1,4 +1,4 @@
-"""Two runs in turns, in one launch: their steps, and the ratios of these.
+"""Measures two runs by turns, in one launch: their steps, and the ratios.
 
 1. turns    of each round: every run is built anew, warmed up, measured, freed
 2. ratios   of the second run to the first within a round, so that other load affects both alike;
@@ -36,7 +36,7 @@ def take_turns(
 ) -> dict[str, list[Figures]]:
     """Figures of a step in each turn, by name of the run; called by all ranks.
 
-    `measured` goes to `measure_steps`.
+    `measured` are arguments of `measure_steps`.
     """
     turns: dict[str, list[Figures]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -46,7 +46,7 @@ def take_turns(
 
 
 def _turn(config: RunConfig, **measured: Any) -> Figures:
-    """Medians of the steps; of all processes CPU seconds, and the fullest GPU, 0 without one."""
+    """Medians of the steps, CPU seconds of all processes, and the fullest GPU's memory, or 0."""
     on_gpu, user_s = torch.cuda.is_available(), []
     with watched_processes(config):
         gc.collect()
@@ -68,14 +68,14 @@ def _turn(config: RunConfig, **measured: Any) -> Figures:
 
 @contextmanager
 def _user_seconds(found: list[float]) -> Iterator[None]:
-    """Appends the CPU seconds of this process inside, without the system's."""
+    """Appends the CPU seconds that user code of this process takes inside."""
     began = os.times().user
     yield
     found.append(os.times().user - began)
 
 
 def _leave_groups() -> None:
-    """Frees the communicators of a turn, which on GPUs have memory; the next makes its own."""
+    """Destroys the process groups of a turn, whose communicators hold GPU memory."""
     groups = [g for g in vars(process_groups()).values() if isinstance(g, dist.ProcessGroup)]
     for group in {id(group): group for group in groups}.values():
         if group is not dist.group.WORLD:
@@ -83,7 +83,7 @@ def _leave_groups() -> None:
 
 
 def print_turns(turns: Mapping[str, Sequence[Figures]]) -> None:
-    """A table of medians, with the ratios of the second run to the first."""
+    """Prints a table of medians, with the ratios of the second run to the first."""
     first, other = turns.values()
     table = Table(title=f"A step, medians of {len(first)} rounds", title_justify="left")
     for name in ("", *turns, "ratio"):

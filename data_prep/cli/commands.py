@@ -1,4 +1,4 @@
-"""What each command does, given its options."""
+"""The commands of data preparation, run with parsed options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _options(args: argparse.Namespace) -> PackOptions:
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The options that decide the samples; no paths, because they differ between machines."""
+    """Options of the command line that decide which samples are written; paths are left out."""
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
@@ -102,7 +102,7 @@ def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
 
 
 def _validation_keys(summary: Summary) -> dict[str, Any]:
-    """Configuration that training needs where there are no validation samples."""
+    """Settings that training needs if the dataset has no validation samples, by key."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
 
 
@@ -111,11 +111,11 @@ def _notify(text: str) -> None:
 
 
 def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
-    """That of the dataset of `--whitening_from`; None measures that of the data.
+    """The whitening of the dataset in `--whitening_from`; None: it is measured from the data.
 
     Raises:
-        PrepError: its latents are of another form.
-        CodecError: it is no dataset.
+        PrepError: that dataset's latents have another form.
+        CodecError: the folder is not a dataset.
     """
     folder = args.whitening_from
     if folder is None or not codec.whitens_by_dataset:
@@ -139,7 +139,7 @@ def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> fl
 
 
 def _form(codec: Codec) -> str:
-    """What latents that share a whitening agree in."""
+    """The settings of `codec` that must be equal for two latents to share a whitening, as text."""
     settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
     options = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"{codec.name!r} with {codec.channels} channels ({options})"
@@ -203,7 +203,7 @@ def run_digits(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncoder) -> None:
-    """Raises PrepError where a model is named that would not be used: pixels are the default."""
+    """Raises PrepError if a model is named but the codec encodes pixels, as it does by default."""
     if args.model_name and "model_name" not in codec.options | encoder.options:
         raise PrepError(
             f"--model_name {args.model_name} means nothing to --processor {codec.name}, which has"
@@ -267,7 +267,7 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """Shows what was packed and what to do next; then exports and verifies, where asked."""
+    """Shows the result and the next command, then exports and verifies if the options say so."""
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning
@@ -325,7 +325,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 
 
 def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
-    """The engine that the options ask for; a launched rank uses the GPU of its local rank alone.
+    """The engine that the options ask for; a launched rank uses only its own GPU.
 
     Raises:
         PrepError: the options contradict each other, or Ray is not installed.
@@ -361,7 +361,7 @@ def _devices(ranks: Ranks) -> tuple[str, ...]:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Writes a cache of another tool to our shards."""
+    """Converts a cache of another tool to our shards."""
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
@@ -393,7 +393,7 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def _check_page(page: Path) -> None:
-    """Makes the folder of a page.
+    """Creates the folder of a page.
 
     Raises:
         PrepError: no page can be written there.

@@ -31,7 +31,7 @@ def minutes(text: str) -> float:
 
 
 def sample_kind(text: str) -> str:
-    """A value of --mode, or FastVideo's word for one."""
+    """The value of --mode for `text`, which may be FastVideo's word."""
     return "video" if text == "preprocess" else text
 
 
@@ -54,7 +54,7 @@ def at_least_one(text: str) -> int:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them, such as 17,33,65, as a type of argparse."""
+    """Comma-separated whole numbers such as 17,33,65, as a type of argparse."""
     try:
         return tuple(whole(part) for part in text.split(","))
     except ValueError:
@@ -189,7 +189,7 @@ class SoundOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderOptions:
-    """The option that chooses the library which decodes videos."""
+    """The option for the library that decodes videos."""
 
     video_loader_type: Literal["pyav", "torchcodec", "torchvision"] = "pyav"
     """Video decoder: PyAV, which has its own FFmpeg, or torchcodec if it is installed; torchvision
@@ -198,7 +198,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTextOptions:
-    """Options that say where captions are looked for."""
+    """Options for where captions are found."""
 
     caption_field: str = option("caption", metavar="FIELD")
     """Field of the caption in .json files and tables; '' ignores .json files beside media.
@@ -217,7 +217,7 @@ class CaptionTextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Options of codecs and text encoders with weights: where they are, and how they run."""
+    """Options of codecs and text encoders with weights: their folders, and how they run."""
 
     model_name: LocalPath | None = option(None, "--model_path", metavar="NAME|DIR")
     """Hub name or folder, in the layout of Diffusers. (default: that of the processor)"""

@@ -1,4 +1,4 @@
-"""The options of pictures and videos -> the source that they describe; options without effect."""
+"""Options of pictures and videos -> the source that they describe; warnings about unused ones."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) ->
     """The source that the options describe, with the sound that the codec `sound` encodes.
 
     Raises:
-        PrepError: they contradict each other, or a file that they name cannot be used.
+        PrepError: options contradict each other, or a file that they name cannot be used.
     """
     if args.size_multiple is None:
         args.size_multiple = (codec.side_cells or codec.patch) * codec.stride
@@ -181,7 +181,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """`inputs`, each with the files that other inputs pack, where folders overlap."""
+    """`inputs`, each with the files that other inputs pack if their folders overlap."""
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)
@@ -236,7 +236,7 @@ def sizing_of(args: Namespace) -> Sizing:
 def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
     """Options that may crop less than those given, and their rules for sizes.
 
-    A published network has patches of its own.
+    For a published network its own patch size is used.
     """
     if args.dataset_config:  # which has sizes of its own
         return {}
@@ -260,7 +260,7 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
 
 
 def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
-    """The rule for frames that the options describe; `stride` is the codec's in time.
+    """The rule for frames that the options describe; `stride` is the codec's temporal stride.
 
     Raises:
         PrepError: the codec does not take that number of frames.
@@ -317,7 +317,7 @@ def unused_options(
 
 
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
-    """Options of frames and sizes that others leave without effect, and why."""
+    """Options of frames and sizes that have no effect beside other options, and why."""
     counts = {"target_frames", "drop_short"}
     if args.audio_processor is None:
         yield _SOUND, "there is no --audio_processor, and shards hold no sound"
@@ -337,6 +337,6 @@ def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
 
 
 def _option(parser: ArgumentParser, name: str) -> str:
-    """The first spelling of an option."""
+    """The first spelling of the option `name`, such as `--caption_from`."""
     actions = (action for action in parser._actions if action.dest == name)
     return next((action.option_strings[0] for action in actions), f"--{name}")

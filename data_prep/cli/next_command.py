@@ -1,4 +1,4 @@
-"""What to do with a dataset: the command that trains on it."""
+"""The command that trains on a dataset, as the next step after packing it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) ->
 
 
 def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None]) -> list[str]:
-    """Writes train.yaml into `folder`, and returns what is said about it, the next command last.
+    """Writes train.yaml into `folder`.
 
-    In a process of its own, with the threads that training has, and none of this one's launched
-    processes. Nothing is returned where no run fits; `notify` gets the reason.
+    Returns the lines to print, of which the last is the next command. It runs in a new process with
+    the number of threads that training has, and without this command's launched processes. If no
+    run fits, it returns nothing and gives `notify` the reason.
     """
     words = [sys.executable, "-m", "dit.fitting", str(folder)]
     words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
@@ -51,7 +52,7 @@ def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None
 
 
 def _quoted(text: str) -> str:
-    """A text for a key of the configuration: what YAML reads as anything else is quoted."""
+    """`text` as a value in YAML, quoted where YAML would read it as anything but text."""
     try:
         is_text = parse_yaml(text).values == text
     except YamlError:
@@ -60,7 +61,7 @@ def _quoted(text: str) -> str:
 
 
 def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[str, Any]]:
-    """Configuration file and keys of a new network for samples of a codec and text encoder.
+    """Configuration file and keys to train a new network on samples of this codec and text encoder.
 
     `kind` is image or video.
     """
@@ -76,17 +77,17 @@ def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[
 
 
 def is_published(codec: Codec, text: TextEncoder) -> bool:
-    """Whether there is a published network for samples of both, which can be tuned."""
+    """Whether a published network reads samples of this codec and text encoder."""
     return bool(codec.tuning) and text.name == codec.text_encoder
 
 
 def keys_of(words: Sequence[str]) -> dict[str, str]:
-    """The keys and values of words such as `model.num_layers=2`."""
+    """Key -> value of words such as `model.num_layers=2`."""
     return dict(word.split("=") for word in words)
 
 
 def edit_keys(codec: Codec, references: int) -> dict[str, str]:
-    """Keys that tune a network for edits, with at least `references` references a sample."""
+    """Keys to tune a network for edits, with at least `references` references for each sample."""
     keys = keys_of(codec.tuning_of_edits)
     if most := keys.get("model.reference_latents"):
         keys["model.reference_latents"] = str(max(int(most), references))
@@ -94,9 +95,9 @@ def edit_keys(codec: Codec, references: int) -> dict[str, str]:
 
 
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
-    """Configuration file, keys and download of the published network that such samples are for.
+    """Configuration file, keys and download of the published network that reads such samples.
 
-    None where they are for no published one. The download is None where its folder has no network.
+    None if no published network does. The download is None if its folder has no network.
     """
     if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ending(args: argparse.Namespace) -> str:
-    """What has become of the dataset; empty for commands that write none."""
+    """A sentence about the state of the dataset; empty for commands that write none."""
     from data_prep.writing.dataset_folder import META  # late: --help answers without torch
 
     ending = _ENDINGS.get(args.command, "")
@@ -73,7 +73,7 @@ def _ending(args: argparse.Namespace) -> str:
 
 
 def _leave(message: str) -> None:
-    """Ends this process at once, and with it its workers; one of each machine says why."""
+    """Ends this process and its workers at once; one process of each machine prints `message`."""
     try:
         if local_rank() == 0:
             Console(stderr=True).print(f"error: {message}")
@@ -82,7 +82,7 @@ def _leave(message: str) -> None:
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
-    """What helps where the output folder cannot be written; empty for other errors."""
+    """A remedy for `error` if the output folder cannot be written; else empty."""
     folder = getattr(args, "output_dir", None)
     if folder is None:
         return ""
@@ -91,7 +91,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
 
 
 class _CommandParser(OptionParser):
-    """Ends with one line that names option, value and remedy; argparse lists all options first."""
+    """A parser whose errors are one line with option, value and remedy."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; {self.prog} --help=all lists the options\n")
@@ -99,7 +99,7 @@ class _CommandParser(OptionParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """What the options say. Each command says itself which of its words are unknown."""
+        """The parsed options. Each command checks for itself which of its words are unknown."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(not_an_option(unknown, self._option_string_actions))
@@ -124,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class _OutputOptions:
-    """What is written."""
+    """Options for what is written."""
 
     output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
     """Folder for the dataset. If an earlier run with the same options was interrupted, or files
@@ -145,7 +145,7 @@ class _OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _DigitKinds:
-    """Which data of digits."""
+    """Kinds of data that digits can make."""
 
     moving: bool = False
     """Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or down: four
@@ -164,7 +164,7 @@ class _DigitKinds:
 
 @dataclass(frozen=True, kw_only=True)
 class _DigitOptions:
-    """Samples of digits."""
+    """Options for samples of digits."""
 
     num_samples: Whole | None = option(None, metavar="N")
     """Pack only the first N digits. (default: all)"""
@@ -174,7 +174,7 @@ class _DigitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _WhiteningOptions:
-    """How latents are normalised."""
+    """Options for the normalisation of latents."""
 
     whitening_from: Path | None = option(None, metavar="DIR")
     """For processor pixel: normalise latents with the mean and deviation of another dataset, for a
@@ -183,7 +183,7 @@ class _WhiteningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunningOptions:
-    """How the work is done."""
+    """Options for how the work is done."""
 
     plan: str | None = option(None, nargs="?", const="decode", choices=("decode", "quick"))
     """Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each file,
@@ -207,7 +207,7 @@ class _RunningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodecOptions:
-    """Options that choose what encodes."""
+    """Options that choose the codec and the text encoder."""
 
     processor: str = option("pixel", metavar="NAME")
     """Codec that encodes latents. (default: %(default)s)"""
@@ -218,7 +218,7 @@ class _CodecOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _CacheOptions:
-    """How a cache of another tool is read."""
+    """Options for reading a cache of another tool."""
 
     processor: str | None = option(None, metavar="NAME")
     """Codec that encoded the latents."""
@@ -234,7 +234,6 @@ class _CacheOptions:
 
 
 def _add(commands: Any, name: str, about: str) -> Any:
-    """The parser of a command, without its options."""
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     parser.set_defaults(command=name, parser=parser)
     return parser
@@ -270,7 +269,6 @@ def _add_media(commands: Any, name: str, about: str) -> None:
 
 
 def _add_groups(parser: argparse.ArgumentParser, groups: Mapping[str, Any]) -> None:
-    """Options by the title of their group."""
     for title, options in groups.items():
         add_options(parser.add_argument_group(title), options)
 

@@ -25,7 +25,7 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Shows what was packed, and what was refused and why."""
+    """Shows how many samples were packed and refused, with reasons."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -48,7 +48,7 @@ def show_summary(
 
 
 def show_next(console: Console, command: str, *, before: str | None = None) -> None:
-    """Shows the next command; `before` is one that it needs done."""
+    """Shows the next command, after the command `before` that must be run first."""
     if before:
         console.print(f"first: {before}")
     console.print(f"next: {command}")
@@ -57,7 +57,7 @@ def show_next(console: Console, command: str, *, before: str | None = None) -> N
 def show_plan(
     console: Console, facts: PlanStatistics, folder: Path, ignored: Mapping[str, int]
 ) -> None:
-    """Shows what would be packed; the page of the plan has the details."""
+    """Shows which samples would be packed; the page of the plan has the details."""
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
     console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")
@@ -90,7 +90,7 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Shows one row for each shard; ranges are least to most."""
+    """Shows one row for each shard; ranges run from least to most."""
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
@@ -118,7 +118,7 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
 
 
 def show_words(console: Console, words: Mapping[str, Any]) -> None:
-    """Shows how many words the captions have, and the most frequent ones; nothing of none."""
+    """Shows how many words the captions have, and the most frequent ones, if there are any."""
     if not words:
         return
     most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
@@ -133,7 +133,7 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _statistics(report: ShardReport) -> tuple[str, str]:
-    """Mean and deviation over all channels: 0 and 1 for whitened latents."""
+    """Mean and deviation over all channels; for whitened latents they are about 0 and 1."""
     if not report.moments.count:
         return "-", "-"
     whitening = report.moments.whitening()

@@ -1,4 +1,4 @@
-"""A block of planned samples -> their files, as worker processes make them.
+"""A block of planned samples -> their files, in worker processes.
 
 Threads decode the next block while this one is encoded (Pillow and FFmpeg release Python's lock).
 Samples of the same shape are encoded as a batch.
@@ -44,7 +44,7 @@ Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that ne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """The files of one sample in a shard, and facts about it for the ledger."""
+    """The files of one sample in a shard, and its facts for the ledger."""
 
     parts: dict[str, bytes]
     size: tuple[int, int, int]  # frames, height, width in pixels
@@ -55,7 +55,7 @@ class EncodedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedResult:
-    """Reason and details of a sample that cannot be packed."""
+    """The reason why a sample cannot be packed, with details."""
 
     reason: str
     detail: str
@@ -71,7 +71,7 @@ class MeasuredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """The looks and thumbnail of a decoded sample, and the notes on it."""
+    """The looks and thumbnail of a decoded sample, and notes about it."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -79,7 +79,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What workers do with a block of samples; the value is shown beside their progress."""
+    """What workers do with a block of samples; the value is displayed beside their progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -88,7 +88,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWorker:
-    """Turns blocks into results. It is pickled for worker processes."""
+    """Turns blocks into results; it is pickled for worker processes."""
 
     source: Source
     codec: Codec
@@ -105,7 +105,7 @@ class BlockWorker:
     """Pixels of the thumbnails of decoded samples."""
 
     def on(self, device: str) -> Self:
-        """A copy of this worker with its models on `device`; without models if it only decodes."""
+        """A copy of this worker with its models on `device`, or itself if it only decodes."""
         if self.task is Task.DECODE:
             return self
         sound = self.sound and self.sound.on(device)
@@ -197,7 +197,7 @@ class BlockWorker:
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
     ) -> None:
-        """Fills in the results of a batch, and frees its clips."""
+        """Writes the results of a batch into `results`, and frees its clips."""
         videos = [clips[index].video_CFHW for index in batch]
         tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
         for index, of_video in zip(batch, tensors, strict=True):
@@ -208,7 +208,10 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """A sample as its shard holds it; `tensors` are the codec's, with `latent` [C, F, H, W]."""
+        """A sample in the form that its shard has.
+
+        `tensors` are the codec's, with `latent` [C, F, H, W].
+        """
         latent_CFHW, origins = tensors["latent"], dict[str, str]()
         for number, reference_CFHW in enumerate(clip.references):
             name = f"reference_latent_{number}"
@@ -242,7 +245,7 @@ class BlockWorker:
         )
 
     def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
-        """The tensors of the caption, and of the pictures that the encoder sees beside it."""
+        """Tensors of the caption, and of the pictures that the text encoder reads with it."""
         if self.text.sees_first_frame:
             return self.text.encode_beside(clip.caption, [picture_of(clip.video_CFHW[:, 0])])
         most, found = self.text.most_pictures, len(entry.references)

@@ -4,10 +4,9 @@
 2. Processes   worker processes of this machine
 3. RayWorkers  workers of a Ray cluster, on any number of machines
 
-The blocks of a worker that died are done again by another worker, sample by sample; a sample that
-kills that worker, too, is refused. Ray restarts a worker whose process or machine is lost, and
-repeats its blocks; all machines need the input folder at the same path, and only this process
-writes shards.
+If a worker dies, another one repeats its blocks sample by sample; a sample that kills this worker,
+too, is refused. Ray restarts a worker whose process or machine is lost, and repeats its blocks; all
+machines need the input folder at the same path, and only this process writes shards.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _WINDOW_OF_RAY = 8
 
 
 class Engine(Protocol):
-    """Runs a worker on blocks; results come in the order of the blocks."""
+    """Runs a worker on blocks, and returns their results in the same order."""
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]: ...
 
@@ -69,7 +68,7 @@ class Processes:
     """Runs blocks in worker processes on this machine."""
 
     def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
-        """Fewer blocks than `few` are done in this process: starting workers takes seconds."""
+        """Works in this process if there are fewer than `few` blocks; workers start in seconds."""
         self._workers, self._devices, self._few = workers, devices, few
         # Not fork: threads of torch and FFmpeg do not survive it.
         self._context = multiprocessing.get_context("spawn")
@@ -128,7 +127,7 @@ class Processes:
 
 
 def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
-    """Gives jobs to the workers with the fewest; a job that killed a worker is sent alone."""
+    """Gives jobs to the workers with the fewest; a job that killed a worker runs alone."""
     while waiting:
         worker = min(workers, key=lambda worker: len(worker.held))
         alone = waiting[0].deaths > 0 or any(job.deaths for job in worker.held)
@@ -159,7 +158,7 @@ def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
 
 
 def _take_back(worker: _Worker) -> list[_Job]:
-    """The jobs of a dead worker, to be done again."""
+    """The unfinished jobs of a dead worker."""
     worker.process.join()
     worker.pipe.close()
     jobs = list(worker.held)
@@ -218,7 +217,7 @@ class RayWorkers:
     """Runs blocks in actors of the cluster at RAY_ADDRESS, or of one started on this machine."""
 
     def __init__(self, *, workers: int | None):
-        """One worker for each GPU of the cluster, or each core, where `workers` is None.
+        """Starts `workers` workers, or one for each GPU of the cluster, or each core without GPUs.
 
         Raises:
             PrepError: Ray is not installed.
@@ -252,7 +251,7 @@ class RayWorkers:
                 ray.kill(one)
 
     def _ordered(self, actors: list[Any], blocks: Iterator[Block]) -> Iterator[list[Any]]:
-        """Each actor gets the next block when it finishes one; early results wait in `done`."""
+        """Gives each actor the next block when it has finished one; results come in order."""
         busy: dict[Any, tuple[int, Any]] = {}
         free, done = list(actors) * 2, dict[int, list[Any]]()
         taken = given_out = 0

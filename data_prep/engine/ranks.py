@@ -23,7 +23,7 @@ class Ranks:
     local: int = 0
 
     def barrier(self) -> None:
-        """Waits until all ranks are here."""
+        """Waits until all ranks have called it."""
         if self.world > 1:
             from torch import distributed
 
@@ -41,11 +41,11 @@ ALONE = Ranks()
 
 
 def join() -> Ranks:
-    """The ranks by the environment variables of the launcher; `ALONE` without a launcher.
+    """The ranks from the launcher's environment variables; `ALONE` without a launcher.
 
     Raises:
         ValueError: these variables are incomplete or wrong.
-        OSError: the others do not come.
+        OSError: the other processes do not answer.
     """
     check_launch()
     if world_size() == 1:

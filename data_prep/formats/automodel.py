@@ -131,9 +131,9 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
 
 
 def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
-    """Tensors as AutoModel names them: a latent [C, H, W], texts with a batch axis.
+    """Tensors of an image under AutoModel's names: a latent [C, H, W], texts with a batch axis.
 
-    `given` are ours: `latent` [C, 1, H, W], `text` [L, E], `pooled_text` [E].
+    `given` has our names: `latent` [C, 1, H, W], `text` [L, E], `pooled_text` [E].
     """
     # The offset of the crop is not stored in our shards; 0 is that of an uncropped picture.
     found = {"latent": given["latent"][:, 0].clone(), "crop_offset": [0, 0]}
@@ -156,12 +156,11 @@ def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 
 
 def _filled(text_LE: Tensor, length: int) -> Tensor:
-    """[1, length, E]."""
     return padded(text_LE, length)[None]
 
 
 def _mask(text_LE: Tensor, length: int) -> Tensor:
-    """[1, length], 1 for tokens and 0 for padding."""
+    """A mask [1, length]: 1 for tokens of the text and 0 for padding."""
     return pad(torch.ones(len(text_LE), dtype=torch.long), (0, max(0, length - len(text_LE))))[None]
 
 
@@ -169,7 +168,8 @@ def relocate(folder: Path) -> int:
     """Writes the present paths of the files into the index; returns the number of samples.
 
     Raises:
-        PrepError: the index is damaged, or a file that it names is not there. Nothing is written.
+        PrepError: the index is damaged, or a file that it names is missing. Nothing is written
+            then.
     """
     shards, folder = dict[str, list[dict[str, Any]]](), folder.resolve()
     for name in _shards(folder):
@@ -207,11 +207,13 @@ def index_of(folder: Path) -> Any:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Names of the files of the index."""
+    """Names of the files that AutoModel's index in `folder` lists."""
     try:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
-        raise PrepError(f"{folder / INDEX} is no index of AutoModel: {error}") from None
+        raise PrepError(
+            f"{folder / INDEX} is no index of AutoModel: {error}; give the folder that it wrote"
+        ) from None
 
 
 def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedRecord]:
@@ -227,16 +229,16 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """The name of a sample in a refusal: its file, if the index has one."""
+    """The name of a sample in a refusal: its file, if the index has one, or its number."""
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
 
 def _local(folder: Path, row: Any) -> Path:
-    """The present path of a sample's file.
+    """The path of a sample's file on this machine.
 
     Raises:
-        UnusableError: it is not there, or the path leaves the cache.
+        UnusableError: the file does not exist, or the path leaves the cache.
     """
     path = automodel_file(folder, row)
     if path is None:

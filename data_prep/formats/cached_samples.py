@@ -1,4 +1,4 @@
-"""A sample of any format, and the checks of what other people's files hold."""
+"""A sample of any format, and checks of its content."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -32,7 +32,7 @@ _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedSample:
-    """A sample of another tool's cache: tensors under our names, and the content of its `.json`."""
+    """A sample from another tool's cache: tensors under our names, and its `.json`."""
 
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
@@ -42,7 +42,7 @@ class CachedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedRecord:
-    """Takes the place of a sample, or of a file of samples, that cannot be read."""
+    """Stands in for a sample, or for a file of samples, that cannot be read."""
 
     source: str
     reason: Reason
@@ -164,13 +164,13 @@ def to_text(value: Any) -> Tensor:
 
 
 def numbers(value: Any, axes: str, *, what: str) -> Tensor:
-    """The tensor in a `value` of a cache, in the order of `axes`.
+    """The tensor in a `value` of a cache, with its axes in the order `axes`.
 
-    These are CFHW of a latent, LE of an encoder's rows, E of a pooled text. `value` may have a
-    batch axis, and a latent no frame axis.
+    `axes` is CFHW for a latent, LE for an encoder's rows, E for a pooled text. `value` may have a
+    batch axis as well, and a latent may lack the frame axis.
 
     Raises:
-        UnusableError: it has another form.
+        UnusableError: `value` is no tensor with these axes.
         RefusedError: it has no numbers, or NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)

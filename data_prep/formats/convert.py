@@ -121,7 +121,7 @@ def _counted(
     """`records` unchanged, while `left_out` counts their tensors that are not `held`.
 
     Raises:
-        PrepError: a text means nothing without what would be left out.
+        PrepError: a text cannot be used without a tensor that would be left out.
     """
     for record in records:
         if TOKEN_IDS in record.tensors:
@@ -136,7 +136,7 @@ def _counted(
 
 
 def _whitening_of(card: dict[str, Any]) -> Whitening | None:
-    """That of the latents; None for codecs which take it from the dataset, as FastVideo has none.
+    """The whitening of the latents; None for codecs whose statistics each dataset measures.
 
     Raises:
         CodecError: the card names no known codec.
@@ -172,10 +172,10 @@ def _is_parquet(folder: Path) -> bool:
 
 
 def _latents(args: Namespace, codec: Codec | None) -> str:
-    """`raw` where the latents are still to be normalised, else `normalised`.
+    """`raw` if the cache's latents are still to be normalised, else `normalised`.
 
     Raises:
-        PrepError: they are, and --processor does not say how; or nothing tells.
+        PrepError: they are raw and no --processor says how to normalise them, or neither is known.
     """
     if holds_mlperf(args.folder):
         if args.latents == "raw":
@@ -208,7 +208,7 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
 
 
 def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
-    """Writes a cache of another tool to our shards; returns counts, refusals and notices.
+    """Converts a cache of another tool to our shards; returns counts, refusals and notices.
 
     Raises:
         PrepError: it cannot be read, or too much of it was refused.
@@ -263,10 +263,10 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
 
 
 def _begun(args: Namespace) -> Path:
-    """Empties the output folder, and makes a file in it that exists until all is written.
+    """Empties the output folder, and marks it by a file as unfinished.
 
     Raises:
-        PrepError: the folder holds something else than a conversion.
+        PrepError: the folder holds something other than a conversion.
     """
     begun = args.output_dir / LEDGER / "conversion"
     prepare_folder(args.output_dir, overwrite=args.overwrite or begun.exists())
@@ -286,7 +286,7 @@ def _linked(
     args: Namespace,
     *_: Any,
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
-    """Links the tars of MLPerf, of which the first sample alone is read whole."""
+    """Links MLPerf's tar files into the dataset; reads only the first sample, as a check."""
     first = checked(next(records))
     if isinstance(first, RefusedRecord):
         raise PrepError(f"{first.source}: {first.detail}; restore it")
@@ -327,7 +327,7 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """The encoder with padding kept or cut off as in the texts of a cache, of so many rows."""
+    """`encoder` with its padding kept or trimmed, whichever gave `rows` rows in the cache."""
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
     kept = rows == {encoder.most_rows}
@@ -335,7 +335,7 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """Says that a cache of AutoModel trains Wan on text alone."""
+    """A warning that a cache of AutoModel trains Wan on text alone, or nothing."""
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):
@@ -348,7 +348,7 @@ def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
 
 
 def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[str, int]:
-    """Moves the only split that has samples to train, where the default split left one empty."""
+    """Renames the only split that has samples to `train`; returns its shards and their samples."""
     ((part, counts),) = shards.items()
     if part is not Split.TRAIN:
         (folder / part).rename(folder / Split.TRAIN)
@@ -356,7 +356,7 @@ def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[s
 
 
 class _CheckedRows:
-    """Makes the samples fit into one dataset: unique keys, and widths as in the first sample."""
+    """Makes samples fit into one dataset: unique keys, and all tensors as wide as in the first."""
 
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
@@ -383,14 +383,14 @@ class _CheckedRows:
 
     @property
     def null_text(self) -> dict[str, torch.Tensor]:
-        """What stands for a dropped caption where no encoder tells: zeros, and no second text."""
+        """The stand-in for a dropped caption if no encoder is known: zeros, and no second text."""
         sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
         for name, width in self._widths_of_null.items():
             sizes[name] = (0, width) if name == "text_2" else (width,)
         return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
 
     def _unique(self, key: str) -> str:
-        """A key that no sample had before: each rank of another tool may count its keys from 0."""
+        """A key that no earlier sample has; each rank of another tool may count its keys from 0."""
         unique = key
         while unique in self._keys:
             self._seen[key] += 1

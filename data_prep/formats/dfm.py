@@ -47,7 +47,7 @@ FOLDER = "dfm_shards"
 
 
 class Form(StrEnum):
-    """The networks of DFM, each of which has a writer and a reader of its own."""
+    """The networks of DFM, which each write and read their own format."""
 
     DIT = "dit"
     FLUX = "flux"
@@ -68,7 +68,7 @@ _RAW_CODECS = ("cosmos",)
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
     """The network of DFM that reads samples of `codec` with tensors `names`.
 
-    Samples of networks that DFM lacks are written for the one whose reader takes the same parts.
+    For networks that DFM does not have, it is the one that reads the same tensors.
     """
     if codec.name == "wan":
         return Form.WAN
@@ -98,7 +98,7 @@ def write_dfm(
 ) -> int:
     """Writes `rank0-000000.tar`, ...; returns the number of samples.
 
-    `whitening` is that of the latents, which is undone.
+    Latents are un-normalised by `whitening`.
     """
     # DFM decodes by webdataset: `.pth` by torch.load, `.pickle` by pickle.loads, which cannot read
     # what torch.save writes.
@@ -122,7 +122,7 @@ def write_dfm(
 def _as_theirs(
     tensors: dict[str, Tensor], form: Form, whitening: Whitening | None
 ) -> tuple[Tensor, Any]:
-    """Latent and text in the axes and types of DFM's writer for this network."""
+    """Latent and text with the axes and types that DFM writes for this network."""
     latent = tensors["latent"] if whitening is None else whitening.undo(tensors["latent"])
     # In float32, as DFM's writers make it on a CPU: bfloat16 does not fit into float16.
     text = padded(tensors["text"].float(), _ROWS[form])
@@ -163,7 +163,9 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     known = {"caption": "", "source": name, "height": height, "width": width, "fps": None}
     known |= {"original_height": height, "original_width": width, "num_frames": latent.shape[1]}
     if not isinstance(about, dict):
-        raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
+        raise RefusedError(
+            Reason.UNREADABLE, f".json holds a {type(about).__name__}, not an object"
+        )
     return CachedSample(
         key=key if re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key) else key_of(name),
         tensors=tensors,

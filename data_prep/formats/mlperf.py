@@ -2,7 +2,8 @@
 
 Each part is an array of uint16 with the bits of bfloat16. Samples of validation have a fixed noise
 level k / 8 by the whole number `timestep` of their `.json`. NVIDIA's converter writes them to tars
-with an `index.txt`, without what Energon reads; it can be linked beside them, without a copy.
+with an `index.txt`, without what Energon reads; a dataset can link to those tars instead of copying
+them.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def whitening(channels: int) -> Whitening:
-    """The normalisation of the benchmark."""
+    """The benchmark's normalisation of latents."""
     return Whitening(mean=(MLPERF_SHIFT,) * channels, std=(1 / MLPERF_SCALE,) * channels)
 
 

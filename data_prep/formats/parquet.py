@@ -1,7 +1,8 @@
 """Parquet files of FastVideo: three columns for each tensor, its bytes, shape and type.
 
-`vae_latent` is as it comes out of the autoencoder, because FastVideo's training normalises it;
-`first_frame_latent` is normalised. Of Wan it is the condition of all frames (`condition_latent`).
+`vae_latent` is the autoencoder's output without normalisation, because FastVideo's training
+normalises it; `first_frame_latent` is normalised. For Wan it is the condition of all frames
+(`condition_latent`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def write_parquet(
 ) -> int:
     """Writes `data_chunk_0.parquet`, ... below `folder`; returns the number of samples.
 
-    `whitening` is that of the latents, which is undone.
+    Latents are un-normalised by `whitening`.
     """
     arrow, rows, total = _arrow(), iter(records), 0
     target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
@@ -151,9 +152,9 @@ def _record(row: dict[str, Any]) -> CachedSample:
 
 
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
-    """What `first_frame_latent` is here; with as many frames as the latent, that of all frames.
+    """`first_frame_latent` [C, 1, H, W], cut from the latent `value`.
 
-    `value` is a latent; `first_frame_latent` is [C, 1, H, W].
+    If `value` has as many `frames` as the sample's latent, it is also the `condition_latent`.
     """
     latent = numbers(value, "CFHW", what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}

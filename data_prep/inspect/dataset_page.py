@@ -1,4 +1,4 @@
-"""The page of a dataset: its card, decoded pictures and clips, what was refused and repeats."""
+"""The page of a dataset: its card, decoded pictures and clips, refused samples and duplicates."""
 
 # C latent channels; F H W frames, rows, columns of the latent, or of pixels with C colours
 
@@ -53,7 +53,7 @@ class ShownCodecs(NamedTuple):
 
 
 def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
-    """Samples that occur more than once in the shards of `reports`, compared `by` these."""
+    """Samples that occur more than once in the shards of `reports`, found as `by` says."""
     found = Duplicates(by=by)
     for report in reports:
         for one in report.seen:
@@ -100,7 +100,7 @@ def _rows(
     codecs: ShownCodecs,
     track: Track,
 ) -> tuple[list[Row], str]:
-    """A row for each sample, and what is said about their pictures."""
+    """A row for each sample, and a sentence about missing pictures."""
     rows, room = list[Row](), PageRoom()
     samples, end = sum(len(report.seen) for report in reports), time.monotonic() + _DECODING_S
     with track("decoding pictures", samples, 0) as advance:
@@ -133,7 +133,7 @@ def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Dup
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Names and values of a card; of a long list of numbers, its range."""
+    """Names and values of a card; of a long list of numbers only the range."""
     for name, value in card.items():
         if isinstance(value, dict):
             yield from _facts(value, f"{above}{name}, ")
@@ -171,7 +171,7 @@ def _pictures(
     side: int,
     until: float | None,
 ) -> Iterator[tuple[str, Thumbnail]]:
-    """Keys and decoded samples of a shard, while there is room, and until a time if it is given."""
+    """Keys and pictures of a shard's samples, while the page has room and time."""
     if report.problems:
         return
     codec = codecs.video

@@ -1,6 +1,6 @@
-"""Samples that come more than once: pictures that look alike, and captions that repeat.
+"""Samples that occur more than once: pictures that look alike, and captions that repeat.
 
-Samples of one file alone (its captions, sizes, frames or repeats) are no duplicates.
+Samples made from one file (with other captions, sizes, frames or repeats) are not duplicates.
 """
 
 # F frames, H rows, W columns; N samples, U different hashes
@@ -34,7 +34,7 @@ _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 
 class ComparedBy(StrEnum):
-    """What duplicates were found by, as far as samples had it."""
+    """How duplicates are recognised: by pixels or by latents."""
 
     PIXELS = "pixels"
     LATENTS = "latents; --plan compares pixels, and may find others"
@@ -46,10 +46,10 @@ Looks = tuple[int, int]
 
 
 def looks_of(grey_FHW: Tensor) -> Looks | None:
-    """Hashes of the first and last frame of a clip, which are near for clips that look alike.
+    """Hashes of a clip's first and last frame, which are close for clips that look alike.
 
-    None where a frame shows no structure, such as a single colour. Frames are those of a picture in
-    grey, or of a latent, averaged over its channels.
+    None if a frame shows no structure, such as a single colour. A frame is a grey picture, or a
+    latent averaged over its channels.
     """
     first, last = (_hash(grey_FHW[index]) for index in (0, -1))
     return None if first is None or last is None else (first, last)
@@ -63,10 +63,11 @@ def _cosines() -> Tensor:
 
 
 def _hash(grey_HW: Tensor) -> int | None:
-    """The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions".
+    """A perceptual hash of a picture; None if it has no structure.
 
-    Of the picture at 32 x 32, the 64 coefficients of the discrete cosine transform with the lowest
-    frequencies, without those of a constant; a bit is whether one is above their median.
+    It is that of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions":
+    the 64 lowest frequencies but the constant of the discrete cosine transform at 32 x 32. A bit
+    says whether a coefficient is above their median.
     """
     grey_HW = grey_HW.float()
     small_HW = interpolate(grey_HW[None, None], (_SIDE, _SIDE), mode="area")[0, 0]
@@ -78,7 +79,7 @@ def _hash(grey_HW: Tensor) -> int | None:
 
 
 def near_groups(looks: Sequence[Looks | None]) -> list[list[int]]:
-    """Numbers of the samples that look alike, in groups; a group is what pairs join."""
+    """Indices of samples that look alike, in groups; chains of similar samples form one group."""
     judged = [number for number, one in enumerate(looks) if one is not None]
     if not judged:
         return []
@@ -126,7 +127,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass
 class Duplicates:
-    """Collects samples in their order; `finish` finds those that come more than once."""
+    """Collects samples one by one; `finish` then returns those that occur repeatedly."""
 
     names: list[str] = field(default_factory=list)
     captions: Counter[str] = field(default_factory=Counter)

@@ -1,6 +1,6 @@
 """HTML pages that need no server or network: search, filters and pages over many samples.
 
-Their pictures and clips are so small that a page stays small enough for a browser.
+Pictures and clips are scaled down so that a browser can open the page.
 """
 
 # F frames, H rows, W columns; 3 colours
@@ -42,7 +42,7 @@ _FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that d
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
-    """Writes a page of `parts`, which are HTML already, and the list of samples."""
+    """Writes a page with `parts`, which are HTML already, and with the list of samples."""
     shown, cut = listed(rows), ""
     if len(shown) < len(rows):
         cut = f"<p>{len(shown):,} of {len(rows):,} samples are listed: all refused ones and near"
@@ -55,9 +55,9 @@ def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]
 
 
 def listed(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows that a page shows, in their order.
+    """The rows that a page shows, in order.
 
-    If they are too many, refused samples and duplicates stay.
+    If there are too many, refused samples and duplicates stay.
     """
     if len(rows) <= MOST_ROWS:
         return rows
@@ -110,9 +110,9 @@ class Thumbnail:
 
 
 def side_for(samples: int) -> int:
-    """The longer side, in pixels, of thumbnails on a page of `samples` samples.
+    """The longest side, in pixels, of thumbnails on a page of `samples` samples.
 
-    It is the largest with which a page has room for all.
+    It is the largest for which the page has room.
     """
     samples = min(samples, MOST_ROWS)
     return next((s for s, size in _SIDES.items() if samples * size <= PAGE_BYTES), min(_SIDES))
@@ -124,7 +124,7 @@ def frames_shown(count: int) -> np.ndarray:
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames [F, H, W, 3] of a sample, with its control pictures and videos at their left.
+    """Frames [F, H, W, 3] of a sample, to the right of its control pictures and videos.
 
     Controls of another height are left out.
     """
@@ -135,9 +135,9 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames that `with_controls` made, with the rejected partner at their right.
+    """Frames of `with_controls`, to the left of the rejected partner.
 
-    A partner whose frames have other sizes is left out.
+    A partner of another size is left out.
     """
     other_FHW3 = rejected_FHW3[frames_shown(len(rejected_FHW3))][: len(shown_FHW3)]
     if other_FHW3.shape[:2] != shown_FHW3.shape[:2]:

@@ -100,7 +100,7 @@ def _damaged(path: Path, why: str) -> PrepError:
 
 
 def _is_inside(name: str) -> bool:
-    """A relative path that stays in its folder."""
+    """Whether `name` is a relative path that stays in its folder."""
     return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
@@ -130,7 +130,7 @@ def check_encoders(folder: Path) -> list[str]:
 
 
 def exact_codec(folder: Path) -> Codec | None:
-    """The dataset's codec if it gives back the very pixels; else None."""
+    """The dataset's codec if it restores pixels exactly; else None."""
     try:
         codec = vae.codec_of_card(read_card(folder))
     except CodecError:  # `check_encoders` says why
@@ -151,7 +151,7 @@ def inspect_shard(
 ) -> ShardReport:
     """Reads every byte of a shard; its defects are reported, not raised.
 
-    `exact` is a codec that gives back the pixels, by which samples are then compared.
+    If the codec `exact` restores pixels exactly, duplicates are found by pixels.
     """
     report, path = ShardReport(name=name), folder / name
     try:
@@ -207,7 +207,7 @@ def key_and_part(name: str) -> tuple[str, str]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """Turns errors of `tarfile` about numbers and texts of a header into `tarfile.ReadError`."""
+    """Turns errors of `tarfile` about damaged header fields into `tarfile.ReadError`."""
     try:
         yield
     except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
@@ -311,7 +311,7 @@ def _seen(
 
 
 def _grey(latent_CFHW: Tensor, exact: Codec | None) -> Tensor:
-    """[F, H, W] of first and last frame: the pixels that a plan compares, or the latent."""
+    """Grey values [F, H, W] of the first and last frame, from pixels or else the latent."""
     ends_CFHW = latent_CFHW[:, [0, -1]]
     if exact is None:
         return ends_CFHW.float().mean(0)
@@ -329,7 +329,7 @@ def _add_pair(report: ShardReport, where: str, latent: Tensor, rejected: Tensor)
 
 
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:
-    """Adds to the sums; False for a sample with a defect."""
+    """Adds the sample to the sums of `report`; returns False if it has a defect."""
     if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
         shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
         report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")

@@ -3,7 +3,7 @@
 clips            a planned sample, the clip that is read for it, and the interface of sources
 captions         captions from files beside a medium, from tables, or from its file name
 name_matching    files that belong to media by their names, in either spelling of é
-images           image file -> upright pixels, and RGB of them; what a file is in truth
+images           image file -> upright RGB pixels; the kind of a file by its first bytes
 truncation       whether a video file is as long as its container says
 video_packets    packets of a video file: times and key frames, before anything is decoded
 video_looks      frames of a video -> shape and flaws of the first, and where the shape changes

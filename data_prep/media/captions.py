@@ -40,7 +40,7 @@ UTF-8. Caption files and rows that belong to no medium are counted, and the firs
 
 
 class MissingCaption(StrEnum):
-    """What becomes of a medium without a caption."""
+    """What to do with a medium that has no caption."""
 
     FILENAME = "filename"
     EMPTY = "empty"
@@ -48,7 +48,7 @@ class MissingCaption(StrEnum):
 
 
 class CaptionFormat(StrEnum):
-    """Which files captions are read from."""
+    """The kinds of files from which captions are read."""
 
     AUTO = "auto"
     SIDECAR = "sidecar"
@@ -58,11 +58,9 @@ class CaptionFormat(StrEnum):
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object, or a row of a CSV file, that knows how many of its values were lost.
+    """A JSON object, or a row of a CSV file, that counts the values it has lost.
 
-    A value is lost where a later one has the same name.
-
-    Spreadsheets leave columns without a name.
+    A value is lost if a later one has the same name. Spreadsheets leave columns without a name.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]):
@@ -72,7 +70,7 @@ class JsonObject(dict[str, Any]):
 
 
 class SeveralCaptions(StrEnum):
-    """Which captions of a medium with several become samples."""
+    """Which captions of a medium become samples, if it has several."""
 
     ALL = "all"
     FIRST = "first"
@@ -80,7 +78,7 @@ class SeveralCaptions(StrEnum):
 
 
 class ControlPicture(NamedTuple):
-    """A control or rejected picture or video of another one; it is not opened yet."""
+    """The path of a control or rejected picture or video, which is not opened yet."""
 
     name: str  # relative path, for people
     where: str  # in its folder, or argument of `Collection.open`
@@ -89,7 +87,7 @@ class ControlPicture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption, the file, column or rule that it is from, and what else stands there."""
+    """A caption, the file, column or rule that it comes from, and what else that place holds."""
 
     text: str
     origin: str
@@ -104,13 +102,13 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagShuffle:
-    """Makes several captions of one that is a list of tags, by changing their order."""
+    """Makes several captions from one that is a list of tags, by changing their order."""
 
     count: int  # captions for each one
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """Captions with their tags in other orders; `key` decides which, the same in every run."""
+        """`captions` with their tags in other orders; `key` decides which, equally in every run."""
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
             for number, caption in enumerate(captions)
@@ -236,10 +234,10 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
 def texts_in(
     place: str, names: Sequence[str], fields: Mapping[str, Any], missing: MissingCaption
 ) -> tuple[str, ...]:
-    """The captions of a file or row, in the first of the fields `names` that holds any.
+    """The captions of a file or row, from the first of the fields `names` that holds any.
 
     Raises:
-        RefusedError: none does.
+        RefusedError: no field holds one.
     """
     held = [name for name in names if name in fields]
     found = (texts_of(fields[name]) for name in held)
@@ -288,10 +286,10 @@ def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
 
 
 def caption(text: str, *, origin: str, loss_weight: float | None = None) -> Caption:
-    """A caption without surrounding white space.
+    """A caption from `text`, without surrounding white space.
 
     Raises:
-        RefusedError: it is no valid Unicode, or has a NUL.
+        RefusedError: `text` is not valid Unicode, or contains a NUL.
     """
     try:
         text.encode()

@@ -74,8 +74,7 @@ class PlannedSound:
 class Entry:
     """A sample as planned before anything is decoded, or the reason why it is refused.
 
-    It is a line of `plan.jsonl`. A file makes several samples where it has several windows,
-    captions or resolutions.
+    It is a line of `plan.jsonl`. A file with several windows, captions or resolutions has several.
     """
 
     key: str  # of the sample in the shards: unique, no dots
@@ -151,7 +150,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """One picture or video as a codec takes it, with its caption."""
+    """One picture or video in the form that a codec encodes, with its caption."""
 
     video_CFHW: Tensor  # float32 in [-1, 1]; a picture has one frame
     caption: str
@@ -168,7 +167,7 @@ class Clip:
 
 
 class Source(Protocol):
-    """A source of clips: folders, a table, a Hugging Face dataset.
+    """The interface of sources of clips: folders, a table, a Hugging Face dataset.
 
     It is pickled for worker processes, which only call `read`.
     """
@@ -180,16 +179,16 @@ class Source(Protocol):
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """Every planned sample, refused ones too; each iteration looks at all files again."""
+        """Every planned sample, including refused ones; each iteration looks at all files again."""
         ...
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """Counts of files that are no media, by kind."""
+        """Counts of files that are not media, by kind."""
         ...
 
     def file_of(self, entry: Entry) -> Path | None:
-        """The file of a sample that a browser can open; None in archives and datasets."""
+        """The file of a sample that a browser can open; None for archives and datasets."""
         ...
 
     def read(self, entry: Entry) -> Clip:

@@ -19,7 +19,7 @@ _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Which part of a clip is kept, where the clip is longer than asked."""
+    """Which part of a clip is kept if it is longer than the sample."""
 
     FIRST = "first"
     MIDDLE = "middle"
@@ -28,7 +28,7 @@ class Window(StrEnum):
 
 
 class KeptFrames(NamedTuple):
-    """The frames of a clip that a sample has, in the order of their times."""
+    """The frames of a clip that become a sample, in the order of their times."""
 
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
@@ -75,7 +75,7 @@ class FrameRule:
         """The frames of each sample of a clip; `seed` decides a random window.
 
         Raises:
-            RefusedError: it has too few.
+            RefusedError: the clip has too few frames.
         """
         if self.stills:
             shown = line.shown

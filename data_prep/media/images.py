@@ -1,4 +1,4 @@
-"""An image file -> upright pixels, and RGB of them; the first bytes of a file -> what it is."""
+"""An image file -> upright pixels and their RGB; the first bytes of a file -> its kind."""
 
 # C colour channels, F frames, H rows, W columns
 
@@ -75,7 +75,7 @@ def image_endings() -> frozenset[str]:
 
 
 class ProbedImage(NamedTuple):
-    """Size and kind of a picture, as the header of its file says."""
+    """Size and kind of a picture, from the header of its file."""
 
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
@@ -87,7 +87,8 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
     """The first frame of an image file, completely decoded and upright.
 
     Raises:
-        RefusedError: it is empty, no image of `FORMATS`, damaged, cut short or suspiciously large.
+        RefusedError: the file is empty, no image of `FORMATS`, damaged, cut short or suspiciously
+            large.
     """
     with open_media(file) as stream, _damage_refused(stream):
         return _decode(stream)
@@ -97,7 +98,7 @@ def probe_image(file: Path | BinaryIO) -> ProbedImage:
     """Size and kind of an image file, from its header alone.
 
     Raises:
-        RefusedError: it is empty, no image of `FORMATS`, or suspiciously large.
+        RefusedError: the file is empty, no image of `FORMATS`, or suspiciously large.
     """
     with open_media(file) as stream, _damage_refused(stream), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -211,7 +212,7 @@ def to_video(image: Image.Image, *, colours: int) -> Tensor:
 def to_levels(video_CFHW: Tensor) -> np.ndarray:
     """A video in [-1, 1] as uint8 [F, H, W, 3]: the inverse of `to_video`.
 
-    Grey is repeated for the three colours, and what is transparent is put on white.
+    Grey is repeated for the three colours, and transparent pixels are put on white.
     """
     levels_FHWC = ((video_CFHW.permute(1, 2, 3, 0) + 1) * 127.5).round().to(torch.uint8)
     if levels_FHWC.shape[-1] == 4:
@@ -220,7 +221,10 @@ def to_levels(video_CFHW: Tensor) -> np.ndarray:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """Kind of a file that begins with `head`, and what to do with it, in words; None if unknown."""
+    """The kind of a file that begins with `head`, and what to do with it, in words.
+
+    None if unknown.
+    """
     for pattern, words in _KINDS:
         if re.match(pattern, head, re.DOTALL):
             return words
@@ -230,5 +234,5 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Whether a file begins as those of a known format do."""
+    """Whether a file begins like one of a known image format."""
     return re.match(_IMAGES, head, re.DOTALL) is not None

@@ -1,8 +1,8 @@
 """Files that belong to media by their names: caption files, masks, control pictures, table rows.
 
-é is one character, or an e with an accent behind it, as macOS may write it. Names are compared by
-their bytes. Those that find no partner so are compared in composed form (NFC, Unicode Standard
-Annex #15), and are left alone where that form stands for several names.
+é may be one character, or an e followed by an accent, as macOS writes it. Names are compared by
+their bytes. Names without a partner are then compared in composed form (NFC, Unicode Standard Annex
+#15), and stay unmatched if several names have the same composed form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def composed(name: str) -> str:
 def respelled(
     spare: Iterable[str], left: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], set[str]]:
-    """Spare names -> those of `left` that are the same in another spelling; and unclear ones.
+    """Spare names -> names of `left` that differ only in spelling; and the set of ambiguous names.
 
     `left` has the names without a partner, by their composed form.
     """
@@ -54,9 +54,9 @@ class Matched(Generic[T]):
 
 
 def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:
-    """Matches the files `offered` to media.
+    """Assigns the files `offered` to media.
 
-    `wanted` yields for each medium the names that would do, the best first.
+    `wanted` yields the acceptable names of each medium, the best first.
     """
     spare = set(offered)
     for names in wanted():

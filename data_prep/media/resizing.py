@@ -24,7 +24,7 @@ _ALIKE = 0.01  # crops that differ by less of the area count as equal
 
 
 class ResizeMode(StrEnum):
-    """How pixels are interpolated; all modes but `nearest` are antialiased where they shrink."""
+    """How pixels are interpolated; all modes but `nearest` antialias when they scale down."""
 
     LANCZOS = "lanczos"
     BICUBIC = "bicubic"
@@ -39,9 +39,9 @@ class ResizeMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """The rule that keeps sizes, cropped to whole patches, and scales down those over a budget.
+    """The rule that keeps each picture's size, cropped to whole patches, up to a budget of pixels.
 
-    They are scaled to the size next to the budget whose whole patches lose the least area.
+    Larger pictures are scaled to the size near the budget whose whole patches lose the least area.
     """
 
     size_multiple: int
@@ -59,7 +59,7 @@ class Fit:
             )
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size with the ratio of `width` and `height` and at most `max_pixels` pixels."""
+        """The largest size with the aspect of `width` and `height` within `max_pixels` pixels."""
         if self.max_pixels is None or width * height <= self.max_pixels:
             return width, height
         # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
@@ -87,7 +87,7 @@ class Fit:
         return at_budget if size == (width, height) else self._better(width, height, at_budget)
 
     def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
-        """The largest of the sizes next to the budget whose crop takes the least, within 1%."""
+        """The largest size near the budget whose crop loses least, within 1%."""
         places = [at_budget]
         for size in self._near(width, height, at_budget.size):
             if 0 < math.prod(size) <= (self.max_pixels or 0):
@@ -100,7 +100,7 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """`below`, and sizes of about the ratio that have a side of it or one patch more."""
+        """`below`, and sizes of nearly the same aspect with one side equal or one patch longer."""
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):
             other = side * height // width // step * step
@@ -113,7 +113,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """The rule that gives a picture the size with the nearest aspect ratio, by its log."""
+    """The rule that scales a picture to the allowed size of the nearest aspect, by logarithm."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True
@@ -132,7 +132,7 @@ Sizing = Fit | Buckets
 
 
 def _unlike(size: tuple[int, int], width: int, height: int) -> float:
-    """Part of a picture of `width` x `height` that a crop to the ratio of `size` takes away."""
+    """The fraction of a `width` x `height` picture that a crop to the aspect of `size` loses."""
     one, other = size[0] * height, size[1] * width
     return 1 - min(one, other) / max(one, other)
 
@@ -160,7 +160,7 @@ def aspect_buckets(
 
 
 def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
-    """The size nearest to the ratio and to the budget, both measured by their log."""
+    """The size nearest to `ratio` and to `budget`, both measured by logarithm."""
 
     def loss(size: tuple[int, int]) -> float:
         wide, high = size
@@ -179,7 +179,7 @@ def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
 
 
 def spaced_ratios(*, least: float, most: float, count: int) -> tuple[float, ...]:
-    """`count` ratios from `least` to `most`, evenly spaced in their log.
+    """`count` ratios from `least` to `most`, evenly spaced by logarithm.
 
     Raises:
         PrepError: the range is empty.

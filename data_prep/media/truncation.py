@@ -16,9 +16,9 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """Number of bytes, at least, that are missing at the end of a video file.
+    """The least number of bytes that are missing at the end of a video file.
 
-    None where the format does not tell. Rewinds the stream.
+    None if the format does not say. It rewinds the stream.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
@@ -43,7 +43,7 @@ def missing_bytes(stream: BinaryIO) -> int | None:
 
 
 def _boxes_end(stream: BinaryIO, size: int) -> int | None:
-    """MP4 and QuickTime (ISO/IEC 14496-12, 4.2): boxes with their size in front."""
+    """The end of the file by its boxes, MP4 or QuickTime (ISO/IEC 14496-12, 4.2)."""
     end = 0
     while end < size:
         stream.seek(end)
@@ -60,7 +60,7 @@ def _boxes_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _riff_end(stream: BinaryIO, size: int) -> int | None:
-    """AVI: a sequence of chunks of at most 4 GB."""
+    """The end of an AVI file by its chunks, which are at most 4 GB each."""
     end = 0
     while end + 8 <= size:
         stream.seek(end)
@@ -74,7 +74,7 @@ def _riff_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _matroska_end(stream: BinaryIO, size: int) -> int | None:
-    """Matroska and WebM (RFC 8794): a header, then one segment."""
+    """The end of a Matroska or WebM file (RFC 8794), which is a header and one segment."""
     stream.seek(4)
     header = _number(stream)
     stream.seek(stream.tell() + (header or 0))
@@ -85,7 +85,7 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
-    """The segment was written to a pipe: it and its clusters may be of unknown size."""
+    """The end of a segment that was written to a pipe, so that its size may be unknown."""
     end = stream.tell()
     while end < size:
         stream.seek(end)
@@ -112,7 +112,7 @@ def _number(stream: BinaryIO) -> int | None:
 
 
 def _ogg_end(stream: BinaryIO, size: int) -> int | None:
-    """Ogg (RFC 3533): pages; the last page of each stream is marked as the last."""
+    """The end of an Ogg file (RFC 3533), or None; the last page of each stream is marked."""
     end, still_open = 0, set[bytes]()
     while end < size:
         stream.seek(end)
@@ -130,7 +130,10 @@ def _ogg_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _flv_end(stream: BinaryIO, size: int) -> int | None:
-    """Flash video: tags, each between two copies of its size; their number is not stored."""
+    """The end of a Flash video by its tags, each between two copies of its size.
+
+    Their number is not stored.
+    """
     stream.seek(5)
     end = int.from_bytes(stream.read(4), "big") + 4
     while end < size:
@@ -140,7 +143,7 @@ def _flv_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _asf_end(stream: BinaryIO) -> int | None:
-    """ASF (WMV): the file properties hold the size of the file; 0 means unknown."""
+    """The size of the file that an ASF (WMV) header states, in bytes; None if it states none."""
     stream.seek(0)
     head = stream.read(1 << 16)
     at = head.find(_ASF_FILE)
@@ -148,7 +151,7 @@ def _asf_end(stream: BinaryIO) -> int | None:
 
 
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
-    """MPEG transport stream: packets of 188 bytes, or 192 and 204 with a prefix or suffix.
+    """The end of an MPEG transport stream, whose packets have 188, 192 or 204 bytes.
 
     Their number is not stored.
     """

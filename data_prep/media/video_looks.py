@@ -1,4 +1,4 @@
-"""What the frames of a video look like: shape and flaws of the first, and where the shape changes.
+"""The look of a video's frames: shape and flaws of the first, and where the shape changes.
 
 1. `first_frame`     the first frame that can be decoded
 2. `frames_decoded`  the first frame and the times of others, from decoding them
@@ -6,8 +6,7 @@
 
 Telephones that are turned, joined recordings and calls over a bad line change size, pixel aspect or
 turn of the pictures inside of a file, at a key frame. So key frames are decoded, each alone, when
-packets are read. Where every frame is one, those are left out whose headers say the same as those
-before.
+packets are read. If every frame is a key frame, those with an unchanged header are skipped.
 """
 
 from __future__ import annotations
@@ -68,14 +67,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame of a video that looks otherwise than those before, and how."""
+    """The first frame of a video that looks different from earlier ones, and how."""
 
     at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
     words: str  # from what to what
 
 
 class Decoded(NamedTuple):
-    """What was found while the frames of a video were decoded."""
+    """Results of decoding the frames of a video."""
 
     first: VideoStart
     times: list[int | None]
@@ -86,7 +85,7 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
     """The first frame, the times of at most `most` frames, and where their look changes.
 
     Raises:
-        RefusedError: one of them cannot be decoded, or there is none.
+        RefusedError: a frame cannot be decoded, or there is none.
     """
     first, change, times = None, None, list[int | None]()
     with open_video(file) as (container, video):
@@ -111,7 +110,7 @@ def first_frame(file: Path | BinaryIO) -> VideoStart:
     """The first frame that can be decoded.
 
     Raises:
-        RefusedError: there is none.
+        RefusedError: no frame can be decoded.
     """
     try:
         return frames_decoded(file, every_frame, 1).first
@@ -143,7 +142,7 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether players guess BT.709, which FFmpeg does not: above the sizes of television in SD."""
+    """Whether players assume BT.709 and FFmpeg does not: HD frames without a colour space."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD
@@ -160,7 +159,7 @@ class KeyFrames:
         self.change: Change | None = None
 
     def see(self, packet: Any) -> None:
-        """Takes the next packet of the video; those that are no key frames tell nothing."""
+        """Looks at the next packet of the video if it holds a key frame."""
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:
             look, told = look
@@ -175,7 +174,7 @@ class KeyFrames:
         self._is_shown |= not packet.is_discard
 
     def _has_known_header(self, packet: Any) -> bool:
-        """Whether its header says the same as that of the last key frame."""
+        """Whether the header of `packet` equals that of the last key frame."""
         if self._pattern is None:
             return False
         before = self._headers
@@ -183,7 +182,7 @@ class KeyFrames:
         return bool(before) and self._headers == before
 
     def _decoded(self, packet: Any) -> tuple[Look, set[str]] | None:
-        """The look of its frame, and what it tells of its colours; None if it is not decodable."""
+        """The look of the packet's frame and flaws of its colours; None if it cannot be decoded."""
         import av.error
 
         codec, is_fresh = self._video.codec_context, self._video.codec_context.name == "h264"

@@ -52,7 +52,7 @@ class PacketScan:
 
     @property
     def tells_all(self) -> bool:
-        """Whether the packets alone give the presentation time of every decoded frame."""
+        """Whether packets alone determine the presentation time of every decoded frame."""
         # MPEG streams have no table of frames: only decoding shows whether the last one is whole.
         # AVI stores no presentation times; FFmpeg guesses them where frames are reordered.
         shown = [info for info in self.packets if not info.is_hidden]
@@ -106,7 +106,7 @@ def _film_of(container: Any) -> Any:
 
 
 def check_whole(file: Path | BinaryIO) -> bool:
-    """Whether the container of a file tells that it is complete; False where it does not tell.
+    """Whether a file's container says that it is complete; False if it does not say.
 
     Raises:
         RefusedError: bytes are missing.
@@ -121,7 +121,7 @@ def check_whole(file: Path | BinaryIO) -> bool:
 def scan(
     container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
 ) -> PacketScan:
-    """Reads every packet of the container, and shows those of the video to `see`.
+    """Reads every packet of the container, and passes those of the video to `see`.
 
     Raises:
         RefusedError: a packet of the video is truncated, or there is none.
@@ -186,8 +186,8 @@ def _promised_end(container: Any, video: Any, *, is_whole: bool) -> float | None
 def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[Any]:
     """Packets of a video from its first key frame on.
 
-    Leading frames, decoded after it but shown before it, may need frames that the file lacks:
-    `drop_leading` leaves them out.
+    Leading frames, which are decoded after it and shown before it, may need frames that the file
+    lacks; `drop_leading` leaves them out.
     """
     early, first = [], None
     for packet in stored_packets(container, video):
@@ -235,7 +235,8 @@ def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
 def _seek(container: Any, video: Any, wanted: int) -> None:
     """Seeks to a key frame that is shown at `wanted` or before.
 
-    Tables hold decoding times: a key frame that is decoded before `wanted` may be shown after it.
+    Tables hold decoding times, and a key frame that is decoded before `wanted` may be shown after
+    it.
     """
     container.seek(wanted, stream=video)
     packet = next(container.demux(video))  # at the end of the file an empty one, without times

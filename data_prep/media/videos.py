@@ -74,7 +74,7 @@ class Timeline:
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether this video has as many frames as `other`; one where that is None, a picture."""
+        """Whether this video has as many frames as `other`; a picture (None) has one."""
         count, left = (1, 0) if other is None else (len(other.shown), other.left)
         return len(self.shown) in (count, count + left)
 
@@ -97,7 +97,7 @@ class Timeline:
         return 0.5 if gap > 2 else 0.0
 
     def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
-        """The numbers of the frames that are shown at these times."""
+        """The indices of the frames that are shown at the given times."""
         return tuple(bisect.bisect_left(self.shown, at) for at in shown)
 
     def fps_of(self, start: int, stop: int) -> float:
@@ -167,14 +167,14 @@ def _has_hole(shown: list[int]) -> bool:
 
 
 def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
-    """End of the last frame, which is shown as long as its packet says, or as the others are."""
+    """End of the last frame in ticks, from its packet's duration, else from the mean duration."""
     gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
     last = max((info.duration for info in found.packets if info.at == shown[-1]), default=0)
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
 
 
 class _Shown(NamedTuple):
-    """The first frame, and when all are shown."""
+    """The first frame, and the presentation times of all frames."""
 
     first: VideoStart
     times: list[int]
@@ -204,7 +204,7 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """The first one of what decoded frames show, and what key frames do, at a time of `shown`."""
+    """Earlier of two changes, as decoded frames and as key frames show it, at a time of `shown`."""
     number = len(shown) if of_keys is None else bisect.bisect_left(shown, of_keys.at)
     if of_keys is None or not 0 < number < len(shown):
         return decoded
@@ -216,7 +216,7 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 def _near(wanted: int, earlier: int = 0) -> Decode:
     """Decodes from the key frame `earlier` seconds before `wanted`.
 
-    Yields nothing where the first frame is no key frame, against what its packet says.
+    Yields nothing if the first frame is not a key frame, although its packet says so.
     """
 
     def decode(container: Any, video: Any) -> Iterator[Any]:
@@ -299,7 +299,7 @@ class VideoDecoder(StrEnum):
     TORCHCODEC = "torchcodec"
 
     def check(self) -> None:
-        """Raises PrepError where the library is not installed, or finds no FFmpeg."""
+        """Raises PrepError if the library is not installed or finds no FFmpeg."""
         if self is VideoDecoder.TORCHCODEC:
             try:
                 _torchcodec()
@@ -314,7 +314,7 @@ class VideoDecoder(StrEnum):
     def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
         """The frames that `entry` keeps, in its order, as upright pictures.
 
-        They are RGB, and RGBA where they have transparency.
+        They are RGB, or RGBA if they have transparency.
 
         Raises:
             RefusedError: one of them cannot be decoded.
@@ -332,7 +332,7 @@ def _torchcodec() -> Any:
 
 
 def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; from the first one that it does not find, by PyAV."""
+    """Frames by torchcodec; if it misses one, that and all later ones by PyAV."""
     given = 0
     with open_media(file) as stream:
         try:
@@ -344,10 +344,10 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
 
 
 def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; raises LookupError at the first one that it does not find.
+    """Frames by torchcodec; raises LookupError at the first one that it misses.
 
-    torchcodec seeks by tables, which MPEG transport and program streams do not have. It leaves out
-    transparency and mirrors, and turns frames only as their container says.
+    torchcodec seeks by tables, which MPEG transport and program streams do not have. It ignores
+    transparency and mirroring, and rotates frames only as their container says.
     """
     first = first_frame(stream)
     if first.look.turn is not None or first.has_alpha:

@@ -1,7 +1,7 @@
 """`plan.jsonl`: one line for each sample, in the order in which they are packed.
 
-It is a file, so that many samples take little memory: 16 bytes each while they are sorted. The
-order is by a hash of the file, so that each shard has samples of many folders.
+A plan in a file needs little memory: 16 bytes for each sample, while they are sorted. Samples are
+sorted by a hash of their file, so that each shard has samples from many folders.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
-    """The plan after more refusals.
+    """The plan after further refusals.
 
-    `outcomes` has (reason, detail) for each sample, or None if it is fine.
+    `outcomes` has (reason, detail) for each sample, or None for accepted ones.
     """
     with AtomicFile(plan.path) as file:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
@@ -111,7 +111,7 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
 def _checked(
     lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
 ) -> Iterator[bytes]:
-    """Lines in order. Equal keys have equal positions, so only neighbours are compared.
+    """The lines in order; only neighbours are compared, because equal keys have equal positions.
 
     Raises:
         PrepError: two files have the same key.

@@ -96,7 +96,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 def _thumbnails(
     plan: PackingPlan, work: BlockWorker, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
-    """Numbers of samples and how they look; a quick plan decodes some for this."""
+    """Indices and thumbnails of samples; after a quick plan it decodes some of them itself."""
     if decoded is not None:
         for number, one in enumerate(decoded):
             if one is not None and one.thumbnail is not None:

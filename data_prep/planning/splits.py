@@ -1,4 +1,4 @@
-"""The key of a sample, and its split, which the key alone decides."""
+"""The key of a sample, and its split, which depends on the key alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ class Split(StrEnum):
 
 
 def key_of(source: str) -> str:
-    """The key of a sample from `source`: the readable end of this path, and a hash of all of it.
-
-    The hash is of the relative path with its ending, so `a/1.png`, `b/1.png` and `a/1.jpg` differ.
-    A key has no dots and no slashes.
-    """
+    """Key of a sample from `source`: the readable end of its path, and a hash of the whole path."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", source)[-_READABLE_CHARACTERS:].strip("_")
     # File names need not be valid Unicode.
     name = source.encode("utf-8", "surrogateescape")
@@ -38,7 +34,7 @@ def key_of(source: str) -> str:
 
 
 def position_of(key: str) -> float:
-    """Position of `key` in [0, 1): the same on every machine; keys are spread evenly."""
+    """The position of `key` in [0, 1), by a hash: equal on every machine, and evenly spread."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"split").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -83,7 +79,7 @@ class SplitFractions:
         return tuple(split for split in Split if getattr(self, split) > 0)
 
     def split_of(self, key: str) -> Split:
-        """Split of the sample `key`: always the same, whatever else is packed."""
+        """The split of the sample `key`, which does not depend on other samples."""
         position, end = position_of(key), 0.0
         for split in self.wanted:
             end += getattr(self, split)
@@ -103,7 +99,7 @@ class SplitFractions:
         """
         for split in self.empty(found):
             raise PrepError(
-                f"--split wants {getattr(self, split):g} of the samples in {split!s}, but none"
+                f"--split asks for {getattr(self, split):g} of the samples in {split!s}, but none"
                 f" of the {found.total()} falls into it (samples are assigned by a hash of"
                 " their key); add samples, raise that fraction, or set it to 0 (--split 1,0,0"
                 " puts all into train)"
@@ -114,7 +110,7 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """The notice that the default split would leave a part of a small dataset empty."""
+    """The notice that the default split would leave a part of a small dataset empty, or ""."""
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"

@@ -1,4 +1,4 @@
-"""Statistics of a plan: counts, histograms, expected bytes, how full packs get; and of cropping.
+"""Statistics of a plan: counts, histograms, expected bytes, fill of packs, loss by cropping.
 
 CropStatistics: the area that pictures and videos lose, and the options that lose less.
 """
@@ -28,7 +28,7 @@ _BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
-    """How the files of a plan were checked: by headers or by decoding."""
+    """How the files of a plan were checked: by their headers, or by decoding."""
 
     DECODING = "decoding"
     HEADERS = "headers alone; damage further inside shows when they are packed"
@@ -111,7 +111,7 @@ class PlanStatistics:
 
     @property
     def token(self) -> str:
-        """The size of a token in pixels, as words; all counts of tokens depend on it."""
+        """The size of a token in pixels, in words."""
         side = self.patch * self.stride
         return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
@@ -127,7 +127,7 @@ class PlanStatistics:
 
 @dataclass
 class CropStatistics:
-    """The area that samples and their control pictures lose where they are cropped."""
+    """The area that cropping cuts from samples and their control pictures."""
 
     others: Mapping[str, Sizing] = field(default_factory=dict)
     """Options that may lose less, and the rule for sizes that each of them makes."""

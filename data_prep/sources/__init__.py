@@ -5,7 +5,7 @@ listing         files below a folder: media, caption files, tables, archives, ot
 archives        members of a tar archive, found by its headers
 table_rows      bytes of a caption table -> its rows
 caption_tables  all tables of a folder -> the captions of a medium
-beside_media    masks of the loss -> weights of the cells; control pictures of edits -> pixels
+beside_media    loss masks -> weights of latent cells; control pictures of edits -> pixels
 folders         media of a folder, with their captions
 huggingface     media of a Hugging Face dataset, with their captions
 media_source    probes each medium and plans its samples; reads their pixels when they are packed

@@ -28,7 +28,7 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """Archive, first byte and size of a member as one text; no listed file has such a name."""
+    """Archive, first byte and size of a member as one text, which cannot be a file's name."""
     return f"{archive}\n{start}+{size}"
 
 
@@ -40,7 +40,7 @@ def parse_location(where: str) -> tuple[str, int, int] | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """The files of a tar archive, by paths in which the archive stands like a folder."""
+    """The files of a tar archive, by paths in which the archive acts as a folder."""
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Contents:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Adds a member; the last member of a name replaces earlier ones, as `tar` reads it."""
+        """Adds a member; it replaces an earlier one of its name, as when `tar` unpacks."""
         if member.isdir():
             return
         name = _normal(member.name)
@@ -78,7 +78,6 @@ class Contents:
             self.places[path] = member_location(self.archive, member.offset_data, member.size)
 
     def _link(self, path: str, target: str) -> None:
-        """Adds a hard link, which stands for the file that it names."""
         if target in self.places:
             self.places[path] = self.places[target]
         else:
@@ -94,7 +93,7 @@ def read_archive(root: Path, archive: str) -> Contents:
     """The members of the tar at the path `archive` below `root`.
 
     Raises:
-        RefusedError: it is compressed, damaged, cut short or no regular file.
+        RefusedError: the archive is compressed, damaged, cut short or no regular file.
     """
     contents = Contents(archive=archive)
     with open_media(root / archive) as stream:
@@ -117,7 +116,7 @@ def read_archive(root: Path, archive: str) -> Contents:
 
 
 class _Headers:
-    """The file object that tarfile reads: it gives headers, and no position outside the file."""
+    """The file object that tarfile reads; it refuses positions outside the file."""
 
     def __init__(self, stream: BinaryIO):
         self._stream = stream

@@ -1,13 +1,12 @@
-"""What lies beside media, in folders of its own, under the names of the media.
+"""Files that belong to media by name, in separate folders: controls, rejected partners, masks.
 
-1. Controls of edit pairs: what a picture or video was before the edit that its caption asks for. A
-   table may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
+1. Controls of edit pairs: the picture or video before the edit that the caption describes. A table
+   may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
    becomes a reference latent of its sample; a video has the frames that its sample has
-2. Rejected partners for learning from preferences, of the same size and kind, placed alike. A table
-   may name them, too, in a column `rejected_path`
+2. Rejected partners for learning from preferences, of the same size and kind as the preferred
+   sample, scaled and cropped alike. A table may name them, too, in a column `rejected_path`
 3. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
-   They are scaled and cropped like their medium, then averaged over the cells of its latent, so
-   that a cell has the mean of its pixels
+   They are scaled and cropped like their medium, then averaged over each latent cell
 """
 
 # F frames, H rows, W columns: of pixels, or f h w of the cells of a latent
@@ -43,7 +42,7 @@ FOLDER = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
-    """The rule for the size at which control pictures are encoded."""
+    """How the size is chosen at which control pictures are encoded."""
 
     kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
@@ -58,7 +57,7 @@ class ReferenceRule:
         """Scaling and crop of a control picture of `size` (width, height) beside a `target`.
 
         Raises:
-            RefusedError: it is smaller than a patch.
+            RefusedError: the picture is smaller than a patch.
         """
         match self.kind:
             case ReferenceFit.OWN:
@@ -75,9 +74,9 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """A folder of control pictures or videos, with the relative paths of their media.
+    """A folder of control pictures or videos, which have the relative paths of their media.
 
-    Endings may differ. Controls of pictures are pictures; videos may have either.
+    Endings may differ. The control of a picture is a picture; that of a video may be either.
     """
 
     root: Path
@@ -122,10 +121,10 @@ class FoundReference:
     def planned(
         self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode it beside a target of this size, with the frames `kept` of `clip`.
+        """The plan to encode the reference beside its target, with the frames `kept` of `clip`.
 
         Raises:
-            RefusedError: it is smaller than a patch, or a video that does not go with the target.
+            RefusedError: it is smaller than a patch, or a video that does not fit the target.
         """
         try:
             return self.placed(rule.place(self.size, target), clip, kept)
@@ -133,10 +132,10 @@ class FoundReference:
             raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
 
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
-        """The plan to encode it scaled and cropped as `place`, with the frames `kept` of `clip`.
+        """The plan to encode the reference as `place` scales and crops it, with the frames `kept`.
 
         Raises:
-            RefusedError: it is a video that does not go with the clip.
+            RefusedError: it is a video that does not fit the clip.
         """
         keep = () if self.line is None else self._same_frames(self.line, clip, kept)
         planned = PlannedReference(
@@ -160,9 +159,9 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """Its frames at the times of those that the clip keeps, or of the same numbers.
+        """Frames of this reference: at the times that the clip keeps, or with the same indices.
 
-        Numbers count where both files have as many frames.
+        Indices count if both files have equally many frames.
 
         Raises:
             RefusedError: it ends before the clip does, or belongs to a picture.
@@ -184,7 +183,7 @@ class FoundReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPartner:
-    """The rejected partner of a medium, which has the same size and kind."""
+    """The rejected partner of a medium, which must have the same size and kind."""
 
     found: FoundReference
 
@@ -222,7 +221,7 @@ class FoundPartner:
     def planned(
         self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode it as its medium is encoded, which keeps the frames `kept` of `clip`.
+        """The plan to encode the partner like its medium, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it ends before the clip does.
@@ -239,7 +238,7 @@ def find_reference(
     """`picture` with its size, from its header, or a video with the times of its frames.
 
     Raises:
-        RefusedError: it is not there, or neither can be read.
+        RefusedError: the file does not exist, or is neither a picture nor a video.
     """
     if not picture.stamp:
         raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
@@ -273,7 +272,7 @@ def read_reference(
     background: str | None,
     decoder: VideoDecoder,
 ) -> ReadReference:
-    """The decoded control, on `background` where it is transparent; with None it is RGBA.
+    """The decoded control, on `background` where transparent, or RGBA if that is None.
 
     Raises:
         RefusedError: it cannot be decoded.
@@ -311,14 +310,14 @@ class CellSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMask:
-    """The loss mask of a medium, which was opened."""
+    """The loss mask of a medium, after it was opened."""
 
     path: str  # in its folder
     stamp: str  # changes when the file changes
     line: Timeline | None  # of a video
 
     def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
-        """The plan to read the mask for a sample that keeps the frames `window` of its medium."""
+        """The plan to read the mask for the frames `window` of its medium."""
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
             return mask
@@ -407,7 +406,7 @@ class MaskFolder:
 
 
 def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:
-    """Means over cells [h, w] in [0, 1]; of a coloured picture red counts, as in diffusion-pipe."""
+    """Mean of each cell [h, w] in [0, 1], from the red channel as in diffusion-pipe."""
     grey = to_8_bits(picture).convert("RGB").getchannel("R")
     placed = place.apply(grey, Image.Resampling.BOX)
     weight_HW = torch.from_numpy(np.array(placed)).float() / 255

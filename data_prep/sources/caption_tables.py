@@ -1,4 +1,4 @@
-"""Caption tables, files with captions of many media: meta.json, captions.json, JSON lines, CSV.
+"""Tables with captions of many media: meta.json, captions.json, JSON lines, CSV.
 
 Names in a table are paths relative to its folder, or absolute paths into it. A bare file name also
 finds a medium in a folder below, if only one medium there has this name.
@@ -71,12 +71,12 @@ class CaptionTables:
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
-        """Captions of the medium `source`; None where no table has a row for it.
+        """Captions of the medium `source`; None if no table has a row for it.
 
         Tables in the nearest folder come first, in the order of their names.
 
         Raises:
-            RefusedError: the table cannot be used for it.
+            RefusedError: the row of the medium cannot be used.
         """
         for folder in PurePosixPath(source).parents:
             for path in self._by_folder.get(str(folder), ()):
@@ -140,7 +140,7 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """(folder, composed name) -> how media below it spell this name, unless in ASCII."""
+        """(folder, composed name) -> spellings of this name below it, for names outside ASCII."""
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -206,7 +206,7 @@ class CaptionTables:
     def _beside(
         self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False
     ) -> list[str]:
-        """`_paths` as the files are spelled."""
+        """The names of `_paths`, spelled as the files are."""
         return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
@@ -215,7 +215,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        """Path `name`, with / for backslashes unless a medium in `folder` has this very name."""
+        r"""Path `name` with / for \, unless a medium in `folder` has this very name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))
@@ -241,7 +241,7 @@ class CaptionTables:
         return self._parsed[path]
 
     def _respell(self, rows: Rows) -> None:
-        """Gives rows the spelling of the media that they can only mean."""
+        """Corrects the spelling of rows to that of the only media they can mean."""
         folder = str(PurePosixPath(rows.path).parent)
 
         def media(name: str) -> set[str]:
@@ -254,7 +254,7 @@ class CaptionTables:
             rows.by_name[spelled] = rows.by_name.pop(name)
 
     def _folders(self, path: str) -> tuple[str, ...]:
-        """The absolute path of the folder of a table, as it was given and without links."""
+        """Absolute folder of the table at `path`, once as given and once with links resolved."""
         if self.root is None:
             return ()
         folder = self.root.absolute() / PurePosixPath(path).parent
@@ -262,12 +262,12 @@ class CaptionTables:
 
 
 def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
-    """What a row names in fields `wanted`, whose group is their number, in this order.
+    """The paths in the fields `wanted` of a row, ordered by the number in the field's name.
 
-    Each field holds a path relative to the table, or a list of them; an empty one names none.
+    A field holds a path relative to the table, or a list of paths; an empty field holds none.
 
     Raises:
-        RefusedError: a field holds something else; not if `quiet`.
+        RefusedError: a field holds something else and `quiet` is not set.
     """
     content = row.content
     numbered = {wanted.fullmatch(key): key for key in content if isinstance(key, str)}
@@ -287,7 +287,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """The part of a file name that stands for it in the table `path`; empty where none does."""
+    """The short form of a file name that the table at `path` may use; empty if that has none."""
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem

@@ -54,9 +54,9 @@ def is_of_diffusion_pipe(path: Path) -> bool:
 
 
 def inputs_of(args: Namespace, basis: Input) -> list[Input]:
-    """One input for each folder of the file for --dataset_config, with its settings.
+    """One input for each folder in the file of --dataset_config, with its settings.
 
-    Settings that a folder lacks are those of `basis`.
+    Settings that a folder lacks are taken from `basis`.
 
     Raises:
         PrepError: the file cannot be read, or a key or value in it is unknown.
@@ -137,7 +137,7 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 
 
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
-    """Caption options: `--missing_caption` first, then the file, then its tool's default."""
+    """Options for captions: --missing_caption, else the file, else its tool's default."""
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
         skipped = settings["skip_empty_caption"]
@@ -151,7 +151,7 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
 def _size_rules(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """The rules for sizes, one sample for each, and the allowed numbers of frames."""
+    """The rules for sizes, each of which makes a sample, and the allowed numbers of frames."""
     multiple = args.size_multiple
     # Without 1, which allows pictures: a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)

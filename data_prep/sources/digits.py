@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of scikit-learn, still, moving or edited: sources without files."""
+"""The 1,797 handwritten digits of scikit-learn as sources: still, moving or edited."""
 
 # F frames, H rows, W columns
 
@@ -36,8 +36,8 @@ def caption_of(digit: int) -> str:
 class Digits:
     """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1].
 
-    Inverted ones are dark on white, under the same captions; each is in the split of its digit.
-    With another `side`, in pixels, they are scaled up.
+    Inverted copies are dark on white, with the same captions and in the same split. With a larger
+    `side`, in pixels, digits are scaled up.
     """
 
     def __init__(self, *, num_samples: int | None = None, inverted: bool = False, side: int = SIDE):
@@ -93,7 +93,7 @@ EDITS = ("with a frame", "mirrored")
 
 
 def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
-    """A picture after an edit: its outermost pixels are ink, or left and right are exchanged."""
+    """`picture_HW` after an edit: its border filled with ink, or mirrored."""
     if edit == "mirrored":
         return picture_HW.flip(1)
     framed_HW = torch.full_like(picture_HW, ink)
@@ -102,7 +102,7 @@ def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
 
 
 def _reference(source: str, side: int) -> PlannedReference:
-    """The digit or clip itself, of so many pixels along a side."""
+    """The digit or clip as its own reference, `side` pixels high and wide."""
     size = (side, side)
     return PlannedReference(name=source, folder=0, where=source, stamp="", resized=size, size=size)
 

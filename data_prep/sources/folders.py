@@ -61,7 +61,7 @@ class Medium:
 
 
 class Collection(Protocol):
-    """The media of one folder or dataset.
+    """The interface of a collection of media: one folder or one dataset.
 
     It is pickled for workers, which only call `open`.
     """
@@ -76,7 +76,7 @@ class Collection(Protocol):
 
     @property
     def controls(self) -> tuple[ControlFolder, ...]:
-        """Folders of control pictures: of the first of each sample, the second, and so on."""
+        """Folders of control pictures: the first has each sample's first control, and so on."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class Collection(Protocol):
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
-        """All media, always in the same order; adds counts of other files to `ignored`."""
+        """All media, in a fixed order; adds counts of other files to `ignored`."""
         ...
 
     def open(self, where: str) -> Path | BinaryIO:
@@ -118,10 +118,10 @@ class CaptionOptions:
 def _beside(
     folder: MaskFolder | ControlFolder | RejectedFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
-    """Path of the file of each medium in a folder of its own, by `name_of` the medium.
+    """Path of each medium's file in `folder`, by `name_of` the medium.
 
     Raises:
-        PrepError: there is no such folder or no such file in it, or two have one name.
+        PrepError: the folder or a file in it is missing, or two files have one name.
     """
     option, root, what = folder.option, folder.root, folder.what
     listing, files = list_media(root, folder.kinds, option=option), dict[str, str]()
@@ -170,13 +170,13 @@ class FolderCollection:
 
     @property
     def beside(self) -> list[ControlFolder | MaskFolder | RejectedFolder]:
-        """Folders of controls, masks and rejected samples that belong to these media."""
+        """The media's folders of controls, masks and rejected samples."""
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
-        """This folder where `other` is an input, too.
+        """This folder as an input beside the input `other`.
 
-        Of two equal folders the later one is not counted.
+        If both are the same folder, the later one is not counted.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
@@ -224,7 +224,10 @@ class FolderCollection:
             )
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
-        """Adds members of archives to the listing; returns their locations, and refusals."""
+        """Adds the members of archives to the listing.
+
+        Returns their locations, and refused archives.
+        """
         members: dict[str, str] = {}
         refused: dict[str, RefusedError] = {}
         outer = tuple(listing.archives)
@@ -259,7 +262,7 @@ class FolderCollection:
         return self._bytes(*place) if place else read_regular_file(self.root / where)
 
     def _stands_alone(self, path: str) -> bool:
-        """Whether an unreadable file is refused itself: a medium or archive, no caption file."""
+        """Whether an unreadable file is a sample by itself, as a medium or an archive is."""
         return media_kind_of(path) in self.kinds or path.lower().endswith(".tar")
 
     def _bytes(self, archive: str, start: int, size: int) -> bytes:
@@ -281,7 +284,7 @@ class FolderCollection:
             return ""  # reading the file will report why
 
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
-        """A function that tells whether a relative path exists, as a file of any kind."""
+        """A function that says whether a relative path exists as a file of any kind."""
         root = str(self.root)
         others = {composed(path) for path in listing.others if not path.isascii()}
         return lambda path: (
@@ -329,7 +332,7 @@ class FolderCollection:
 
 
 def _is_visible(folder: Path, *, below: Path) -> bool:
-    """Whether a listing of `below` reaches a folder."""
+    """Whether a listing of `below` reaches `folder`."""
     if not folder.is_relative_to(below):
         return False
     parts = folder.relative_to(below).parts
@@ -337,7 +340,7 @@ def _is_visible(folder: Path, *, below: Path) -> bool:
 
 
 def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:
-    """The caption files that are read, as `Captions.sidecars`; counts the others."""
+    """Caption files to read, by medium, as `Captions.sidecars` needs them; counts the others."""
     found, left = dict[str, str](), listing.sidecars
     if options.format not in (CaptionFormat.AUTO, CaptionFormat.SIDECAR):
         why = f"--caption_format {options.format}"
@@ -366,7 +369,7 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
-    """`act(path)`, unless the file was refused; raises its refusal then."""
+    """`act(path)`, or raises the refusal of `path` if there is one."""
     if path in refused:
         raise refused[path]
     return act(path)

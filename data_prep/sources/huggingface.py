@@ -1,4 +1,4 @@
-"""Media of a Hugging Face dataset: bytes, paths, or addresses that are fetched."""
+"""Media of a Hugging Face dataset, given as bytes, paths or URLs."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class RowsCollection:
 
 
 def _content(address: str) -> bytes:
-    """The content at an address; errors of the network or server are tried again.
+    """The content at a URL, with further tries after errors of the network or server.
 
     Raises:
         RefusedError: the last try failed, too.

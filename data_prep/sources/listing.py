@@ -42,23 +42,23 @@ _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endin
 
 @dataclass(kw_only=True, slots=True)
 class Ignored:
-    """Counts of files that become no sample of any input, by their kind."""
+    """Counts of files that become no sample, by kind."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)
 
     def add_first(self, what: str, files: Collection[str]) -> None:
-        """Counts files, and names the first."""
+        """Counts `files` under `what`, together with the name of the first."""
         if files:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Counts files of a folder that one input does not use, unless another input does."""
+        """Counts `files` that this input leaves unused, unless another input uses them."""
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
 
     def close(self) -> None:
-        """Counts what no input has used."""
+        """Counts the files that no input has used."""
         for (what, _), files in self._unused.items():
             self.add_first(what, files)
         self._unused.clear()
@@ -78,7 +78,7 @@ class Listing:
     """Counts of what is left out."""
 
     def add(self, path: str, kinds: frozenset[str], elsewhere: Elsewhere = ()) -> None:
-        """Adds a file, by its ending. What another input packs is not counted."""
+        """Adds a file under the kind of its ending, unless another input packs it."""
         ending, kind = PurePosixPath(path).suffix.lower(), media_kind_of(path)
         if kind in kinds:
             self.media.append(path)
@@ -107,10 +107,10 @@ def media_kind_of(path: str) -> str | None:
 
 
 def stamp_of(path: Path) -> str:
-    """Size and time of the file at `path` as a text, which changes when the file changes.
+    """Size and modification time of the file at `path` as text, to see whether it has changed.
 
     Raises:
-        OSError: it is not there.
+        OSError: the file does not exist.
     """
     status = path.stat()
     return f"{status.st_size}-{status.st_mtime_ns}"
@@ -129,13 +129,7 @@ def list_media(
     without: Collection[Path] = (),
     elsewhere: Elsewhere = (),
 ) -> Listing:
-    """Media and caption files below `root`, at any depth, always in the same order.
-
-    `without` are folders that are left out.
-
-    Raises:
-        PrepError: `root` is no folder, a folder in it cannot be read, or it holds no medium.
-    """
+    """Media and caption files below `root`, at any depth, in a fixed order."""
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder")
     listing = Listing()
@@ -157,7 +151,7 @@ def list_media(
 def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[PurePosixPath]:
     """Relative paths of all visible files.
 
-    Hidden files, linked folders and those that systems add are only counted.
+    Hidden files, linked folders and files of operating systems are only counted.
     """
 
     def stop(error: OSError) -> None:

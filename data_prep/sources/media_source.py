@@ -1,6 +1,6 @@
 """Media -> planned samples; planned samples -> their pixels, when they are packed.
 
-The plan decides everything. Reading follows the plan by the same rules.
+The plan decides everything; reading only carries it out.
 """
 
 # C colours, F H W frames, rows, columns
@@ -78,7 +78,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
-    """How pixels become tokens: sides of a latent cell in space and time, and patch."""
+    """How pixels become tokens: the latent cell's stride in space and time, and the patch."""
 
     spatial: int  # pixels along one side of a latent cell
     temporal: int  # frames in a latent frame, after the first
@@ -127,7 +127,7 @@ class MediaSource:
         ignored.close()
 
     def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """The samples of a medium; counts one that a setting of its folder leaves out."""
+        """Counts the samples of a medium, or those that a setting of its folder leaves out."""
         if not entries:
             self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
@@ -285,7 +285,7 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """The pixels of what lies in one of these folders, or in that of the media."""
+        """The pixels of the reference `one`, from its control folder or the folder of the media."""
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
         background = None if self.keeps_alpha else self.background
@@ -297,7 +297,7 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """The frames of a sample, and its notes, with those that its pixels tell."""
+        """The frames of a sample, and its notes, including those that only pixels show."""
         notes = [note for note in entry.notes if note != self.on_background]
         if entry.kind == "video":
             pictures = self.decoder.frames(file, entry)
@@ -317,14 +317,14 @@ class MediaSource:
 
 
 def _path_of(collection: Collection, where: str) -> Path | None:
-    """The file at `where`; None for a member of an archive or a row of a dataset."""
+    """Path of the file at `where`; None for a member of an archive or a row of a dataset."""
     if not isinstance(collection, FolderCollection) or not where or parse_location(where):
         return None
     return collection.root / where
 
 
 def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
-    """Whether the file at `where` is that of a medium, be it by links; None: in its own folder."""
+    """Whether the file at `where` is the medium's own, perhaps through links."""
     if folder is None and where == medium.where:
         return True
     own = _path_of(collection, medium.where)
@@ -338,7 +338,7 @@ def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path 
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
-    """The control pictures of a sample: those of the folders, then those that its table names."""
+    """All control pictures of a sample: first those of control folders, then those of its table."""
     found = [
         find_reference(number, picture, lambda where, root=folder.root: root / where)
         for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))
@@ -353,7 +353,10 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """What people like less than a medium: what its row of a table names, else of the folder."""
+    """The rejected partner of a medium, from its row in a table, else from the folder.
+
+    None if neither has one.
+    """
     folder, picture = None, caption.rejected
     if picture is None and (folder := collection.rejected) is not None:
         picture = folder.picture(medium.rejected, medium.source)
@@ -382,7 +385,7 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
 
 
 def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes on how frames look, on missing ones and on a variable frame rate."""
+    """Notes about the look of frames, missing frames, and a variable frame rate."""
     if line is None:
         return
     yield from line.flaws
@@ -395,13 +398,12 @@ def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
 
 
 def _flaws_beside(found: Sequence[FoundReference]) -> list[str]:
-    """Each flaw of control pictures and videos and of a rejected partner, once."""
     flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
     return [f"control or rejected: {flaw}" for flaw in flaws]
 
 
 def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
-    """Whether a sample has a mask of the loss, where others may have one."""
+    """A note whether a sample has a loss mask, if other samples may have one."""
     if collection.masks is None:
         return
     yield "no loss mask of its name" if medium.mask is None else "loss mask"
@@ -414,7 +416,7 @@ def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
 def _notes_of_controls(
     collection: Collection, medium: Medium, shown: Sequence[FoundReference]
 ) -> Iterator[str]:
-    """How many control pictures, and how many videos, a sample has; whether it is one itself."""
+    """A note on the control pictures and videos of a sample, and on whether it is one itself."""
     videos = sum(one.line is not None for one in shown)
     counts = {"pictures": len(shown) - videos, "videos": videos}
     yield from (f"{count} control {what}" for what, count in counts.items() if count)
@@ -432,7 +434,7 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`repeats` copies; the key decides about a fraction, so that 0.5 keeps half of the files."""
+    """`entry` with its number of copies; its key decides about a fractional part of `repeats`."""
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
     return replace(entry, repeats=int(whole) + extra)

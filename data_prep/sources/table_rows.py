@@ -65,17 +65,17 @@ class Rows:
         self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
 
     def _put(self, name: str, row: TableRow) -> None:
-        """Adds `row` under `name`; of two rows of a name the later one is kept."""
+        """Adds `row` under `name`; of two rows with one name the later is kept."""
         former = self.by_name.pop(name, row)
         self.repeated += former is not row
         self.by_name[name] = max(former, row, key=lambda one: one.number)
 
     def rename(self, name: str, new: str) -> None:
-        """Gives the row of `name` the spelling `new`, which another row may have, too."""
+        """Moves the row of `name` to the spelling `new`, where it may meet another row."""
         self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:
-        """An absolute path, or one that leaves the folder and returns, as relative path."""
+        """`name` as a relative path, if it is absolute or leaves the folder and returns."""
         if name.startswith(OUTSIDE):
             for spelled, folder in product((str, composed), self.folders):
                 folder = spelled(folder)
@@ -173,7 +173,7 @@ def _add_csv(rows: Rows, text: str) -> None:
 
 
 def _separator(path: str, lines: Iterable[str]) -> str:
-    """What stands between fields: what gives the first line a column of names, or what it says.
+    """The separator of fields: what splits the first line into named columns, or its `sep=`.
 
     Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
@@ -187,7 +187,7 @@ def _separator(path: str, lines: Iterable[str]) -> str:
 
 
 def _head(rows: Rows, cells: list[str]) -> list[str] | None:
-    """The names of the columns; None for a line before them."""
+    """The names of the columns in `cells`; None for a line before them."""
     if not cells or cells[0].startswith("sep="):
         return None
     head = [name.strip() for name in cells]
@@ -213,7 +213,7 @@ def _add_cells(rows: Rows, head: list[str], cells: list[str], number: int) -> No
 
 
 def _is_open(lines: Iterable[str], separator: str) -> bool:
-    """Whether a quotation is not closed; only the strict mode of csv reports it."""
+    """Whether a quotation in `lines` is not closed; only the strict mode of `csv` reports it."""
     try:
         list(csv.reader(lines, delimiter=separator, strict=True))
     except csv.Error as error:

@@ -39,7 +39,7 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """Matches files of these names, also while they are being written."""
+    """Matches files of the given names, also while they are being written."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 
@@ -168,8 +168,8 @@ def publish(
     """Writes cards, null text and Energon's metadata, once all shards are in place.
 
     `shards` has the number of samples of each shard, by split and file name. Without `null_text`
-    each sample has its own; without `made` there is no card for people. `null_text` is what the
-    encoder makes of an empty caption: rows [L, E] and vectors [E], by name.
+    each sample has its own; without `made` no README is written. `null_text` is the encoder's
+    output for an empty caption: rows [L, E] and vectors [E], by name.
     """
     if null_text:
         write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
@@ -188,7 +188,7 @@ def publish(
 
 
 def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
-    """The files that loaders read of `energon prepare`, which would read all shards again."""
+    """The metadata of `energon prepare` that loaders read, made without reading the shards."""
     import megatron.energon
     from megatron.energon.bracecollapse import collapse
 

@@ -1,12 +1,12 @@
-"""The ledger: what a packing has written, so that the same command continues it.
+"""The ledger: a record of written samples, by which the same command continues a packing.
 
 `.ledger/` holds the options of the packing (`run.json`), and for each rank a file with one line for
-each of its samples, in the order of the plan. A line is written after the bytes of its sample, so
-each sample with a line is in a shard. Bytes behind the last line are cut off and written again.
-`summarize` adds up the lines of all ranks.
+each of its samples, in the order of the plan. A line is written after its sample's bytes, so each
+sample with a line is in a shard. Bytes of later samples are cut off and written again. `summarize`
+adds up the lines of all ranks.
 
-When files have changed, the packed samples move to `.ledger/earlier-N`, and the new packing copies
-from there those with an unchanged plan. So no outdated sample stays, and none is encoded twice.
+When files have changed, packed samples move to `.ledger/earlier-N`. The new packing copies those
+whose plan is unchanged. So no outdated sample stays, and none is encoded twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ledger_name(rank: int, world: int) -> str:
 
 
 def digest_of(line: bytes) -> str:
-    """The digest of a line of the plan; samples that are planned alike have the same."""
+    """The digest of a line of the plan; equally planned samples have the same."""
     return hashlib.blake2b(line, digest_size=12).hexdigest()
 
 
@@ -74,7 +74,7 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """The whole blocks of the plan that a rank has packed; all its blocks have `total` samples."""
+    """The complete blocks that a rank has packed; all its blocks have `total` samples."""
     if not path.exists():
         return LedgerProgress()
     size, folder = cache(_size), path.parent.parent
@@ -101,7 +101,7 @@ def _size(shard: Path) -> int:
 
 
 class Ledger:
-    """The open ledger of one rank."""
+    """The ledger of one rank, open for writing."""
 
     def __init__(self, path: Path, *, keep: int):
         path.parent.mkdir(exist_ok=True)
@@ -185,7 +185,7 @@ class Summary:
 
 
 def _measured(count: int, total: float, square: float) -> dict[str, float]:
-    """Mean and standard deviation of so many numbers, by the sums of them and of their squares."""
+    """Mean and standard deviation of `count` numbers, from their sum and sum of squares."""
     if not count:
         return {}
     mean, square = total / count, square / count
@@ -193,7 +193,7 @@ def _measured(count: int, total: float, square: float) -> dict[str, float]:
 
 
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
-    """Adds up the ledgers of a packing; only refused samples are kept in memory."""
+    """Sums up the ledgers of all ranks; only refused samples are kept in memory."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
     ratios, count, total, square = list[float](), 0, 0.0, 0.0
     notes, sizes, refusals = Counter[str](), Counter[tuple[int, ...]](), Refusals()
@@ -238,7 +238,7 @@ def _of_ratios(ratios: list[float]) -> dict[str, float]:
 
 
 def set_aside(folder: Path, *, generation: int) -> None:
-    """Moves the packed samples to `.ledger/earlier-N`; continues where it was killed."""
+    """Moves the packed samples to `.ledger/earlier-N`; a killed move is continued."""
     if (folder / META).exists():
         remove(folder / META)
     aside = folder / LEDGER / f"{_EARLIER}{generation}"
@@ -250,7 +250,7 @@ def set_aside(folder: Path, *, generation: int) -> None:
 
 
 def remove_earlier(folder: Path) -> None:
-    """Removes what was set aside, when the new dataset is complete."""
+    """Removes the samples of earlier packings, once the new dataset is complete."""
     for path in (folder / LEDGER).glob(f"{_EARLIER}*"):
         shutil.rmtree(path)
 
@@ -262,7 +262,7 @@ class _FoundSample:
 
 
 class EarlierSamples:
-    """Samples that were set aside, by the digest of their line in the plan."""
+    """Samples of an earlier packing, by the digest of their line in the plan."""
 
     def __init__(self, folder: Path):
         self._found: dict[str, _FoundSample] = {}

@@ -15,7 +15,7 @@ byte_size = partial(size_in_bytes, example="1GiB, 500MB or 1000000")
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions:
-    """Options of the command line for what is written."""
+    """Command-line options for the shards that are written."""
 
     overwrite: bool = option(False, "--regenerate_cache")
     """Encode everything anew: first remove the dataset in the output folder, but no other files."""
@@ -29,7 +29,7 @@ class ShardOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions:
-    """Options of the command line for how samples are packed."""
+    """Command-line options for how samples are packed."""
 
     trust_cache: bool = False
     """Continue with the plan of an earlier run, without checking for changed files."""

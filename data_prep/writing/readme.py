@@ -1,6 +1,6 @@
 """The card of a dataset for people: `README.md` in its folder, with sample pictures beside it.
 
-What the data may be used for is the user's to say: that section stays as it is found.
+The section about permitted use is the user's: it is never overwritten.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def sample_picture(clip: Clip) -> bytes:
 
 
 def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
-    """Writes the page and `samples/`; keeps the words of the user about its use."""
+    """Writes the page and `samples/`, and keeps what the user wrote about permitted use."""
     path = folder / README_NAME
     found = path.read_text(errors="replace") if path.exists() else ""
     said = re.search(re.escape(_USE) + r"(.*?)(?=^## |\Z)", found, re.DOTALL | re.MULTILINE)
@@ -68,7 +68,7 @@ def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
 
 
 def _front(card: Mapping[str, Any]) -> str:
-    """Metadata of a dataset card of Hugging Face."""
+    """The YAML front matter of a Hugging Face dataset card."""
     licence = json.dumps(card.get("license") or "unknown")
     name = ", ".join(card.get("sources", ())) or "dataset"
     return f"---\nlicense: {licence}\ntags:\n- webdataset\n- latents\n---\n\n# {name}\n"

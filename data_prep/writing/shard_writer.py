@@ -66,7 +66,7 @@ class Writer:
 
     @contextmanager
     def resumed(self, progress: LedgerProgress) -> Iterator[None]:
-        """Opens shards and ledger to continue after `progress`; cuts off what lies behind."""
+        """Opens shards and ledger to continue after `progress`, and cuts off anything later."""
         self._earlier = EarlierSamples(self.folder)
         prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
         with ExitStack() as stack:
@@ -86,7 +86,7 @@ class Writer:
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:
-        """The block with None for samples that can be copied from an earlier packing."""
+        """The block, with None in place of samples that an earlier packing has."""
         assert self._earlier is not None
         has = self._earlier.has
         return tuple(None if has(line) else line for line in block)

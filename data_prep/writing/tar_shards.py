@@ -57,7 +57,7 @@ def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
 
 
 class SampleEnd(NamedTuple):
-    """The shard of a sample, and its byte at which the sample ends."""
+    """The shard of a sample, and the byte offset of the sample's end in it."""
 
     shard: str  # file name
     end: int  # bytes
@@ -108,9 +108,9 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         self._shard: _Shard | None = None
 
     def resume(self, counts: dict[str, int], ends: list[int]) -> None:
-        """Continues after the shards of `counts`, in one with samples that end at `ends`.
+        """Continues after the shards in `counts`, in a shard whose samples end at `ends`.
 
-        Everything behind that is removed.
+        All later bytes are removed.
         """
         self.counts = dict(counts)
         name = self._name(len(counts))
@@ -131,7 +131,7 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         return self.copy(tar_members(key, parts))
 
     def copy(self, members: bytes) -> SampleEnd:
-        """Adds a sample whose bytes in a tar are given."""
+        """Adds a sample, given as the bytes of its members in a tar."""
         if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
         if self._shard is None:

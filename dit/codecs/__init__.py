@@ -9,8 +9,8 @@ rgb              pictures of any mode -> 8-bit RGB; the size of reference pictur
 frame_pictures   frames of an open video -> upright pictures, with their transparency
 normalization    latents of zero mean and unit variance per channel, and back
 pretrained       models of Diffusers and Transformers, loaded once in each process
-encoder_options  what the command line reads of both, without torch
+encoder_options  the options of both on the command line, without torch
 dataset_encoder  the interface that codecs and text encoders share, and tables of them by name
-rehearsal        random encoders in a folder, to try everything without a download
+rehearsal        random encoders in a folder, to try a pipeline without a download
 dataset_card     `dataset_card.json`: what a dataset holds, and how to rebuild its encoders
 """

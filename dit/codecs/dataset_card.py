@@ -21,7 +21,7 @@ def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
     """The settings in a dataset card under the key `part`.
 
     Raises:
-        CodecError: it is missing, or written by a newer version.
+        CodecError: the part is missing, or a newer version wrote it.
     """
     version = card.get("format_version")
     if version != FORMAT_VERSION:
@@ -38,7 +38,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card of a dataset folder.
 
     Raises:
-        CodecError: there is none, or it is no JSON object.
+        CodecError: there is no card, or it is not a JSON object.
     """
     path = folder / CARD_NAME
     try:

@@ -1,4 +1,4 @@
-"""What VAE codecs and text encoders share: a name, options, settings in a dataset card."""
+"""The interface that VAE codecs and text encoders share: a name, options, settings in a card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dit.codecs.pretrained import ModelLocation
 
 
 class DatasetEncoder(ABC):
-    """Makes tensors of a dataset, is chosen by options, and is rebuilt from a dataset card."""
+    """Encodes samples of a dataset; it is chosen by options and rebuilt from a dataset card."""
 
     kind: ClassVar[str]  # what messages call it
     card_part: ClassVar[str]  # name of its settings in a dataset card
@@ -80,13 +80,13 @@ class Registry(dict[str, type[E]], Generic[E]):
         """The class of the codec or text encoder called `name`.
 
         Raises:
-            CodecError: there is none; the message lists all names.
+            CodecError: there is no such class; the message lists all names.
         """
         if name not in self:
             kind, names = self._interface.kind, ", ".join(self)
             raise CodecError(
-                f"there is no {kind} {name!r}; {self._known}: {names}. docs/families.md says what"
-                " networks that are not trained here need"
+                f"there is no {kind} {name!r}; {self._known}: {names}. docs/families.md says"
+                " what networks need that cannot be trained yet"
             )
         return self[name]
 
@@ -94,7 +94,7 @@ class Registry(dict[str, type[E]], Generic[E]):
         """The encoder that a dataset card describes, with its model at `location`.
 
         Raises:
-            CodecError: the card names no known encoder, lacks a setting, or its model is not there.
+            CodecError: the card names no known encoder, lacks a setting, or its model is missing.
         """
         settings = part_of_card(card, self._interface.card_part)
         moved = (location or ModelLocation()).settings(subfolder=self._interface.subfolder)

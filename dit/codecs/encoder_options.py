@@ -1,4 +1,4 @@
-"""What the command line reads of codecs and text encoders; nothing here imports torch.
+"""Command-line options of codecs and text encoders; nothing here imports torch.
 
 An option that one of them alone has is a field of a dataclass here, which stands in one of the
 tables below by the title of its group in the help.
@@ -20,14 +20,14 @@ SOUND_CODEC_NAMES = ("wave",)
 
 
 class EncoderPadding(StrEnum):
-    """What becomes of the states that an encoder without a mask has at its padding."""
+    """What to do with the hidden states of padding, for encoders without a mask."""
 
     TRIM = "trim"  # cut off: an embedding is as long as its caption
     KEEP = "keep"  # stored, as the published networks attend to them
 
 
 class Basis(StrEnum):
-    """What the channels of a latent cell of the codec `pixel` are."""
+    """The meaning of the channels of a latent cell of the codec `pixel`."""
 
     PIXELS = "pixels"  # its pixels, each whitened
     DCT = "dct"  # its frequencies, each divided by the root of its deviation

@@ -1,8 +1,8 @@
-"""Frames of a video that PyAV opened -> upright pictures: alike in data_prep and generation.
+"""Frames of a video opened by PyAV -> upright pictures, in data_prep and generation alike.
 
 1. `first_film`, `stored_packets`, `decode_packets`  open file -> decoded frames
-2. `picture_of`, `turn_of`  frame -> its picture, with square pixels, and what makes it upright
-3. `look_of`                what may not change within a clip
+2. `picture_of`, `turn_of`  frame -> its picture, and the turn that makes it upright
+3. `look_of`                properties that must not change within a clip
 4. `upright_pictures`       all of these, for a whole file
 """
 
@@ -69,10 +69,7 @@ def films_of(container: Any) -> list[Any]:
 
 
 def stored_packets(container: Any, film: Any) -> Iterator[Any]:
-    """The packets of a video stream that have content, then an empty one.
-
-    The empty one flushes the decoder.
-    """
+    """Packets of a video stream that have content, then an empty one to flush the decoder."""
     for packet in container.demux(film):
         if packet.size or packet.dts is None:  # an empty one in between would flush too early
             yield packet
@@ -81,8 +78,8 @@ def stored_packets(container: Any, film: Any) -> Iterator[Any]:
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     """The decoded frames of `packets`, in the order in which they are shown.
 
-    The transparency of a WebM video is a stream of its own: `opaque` of a frame, which FFmpeg
-    leaves to its user, is then a frame that has it.
+    A WebM video stores transparency in a second stream. FFmpeg leaves the attribute `opaque` of a
+    frame to its user; it holds the frame of that stream.
 
     Raises:
         ValueError: a frame is damaged.
@@ -103,7 +100,7 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
 
 
 def tells_alpha(video: Any) -> bool:
-    """Whether the file says that it has transparency, which its decoder may leave out."""
+    """Whether the file says that it has transparency, which its decoder may ignore."""
     tags = {name.lower(): value for name, value in video.metadata.items()}
     return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
 
@@ -122,7 +119,7 @@ def _hevc_alpha(video: Any) -> bytes:
 
 
 def _alpha_decoder(video: Any) -> Any:
-    """The decoder of transparency in WebM; None for other videos, or where this FFmpeg has none."""
+    """The decoder of transparency in WebM; None for other videos, or if this FFmpeg lacks it."""
     import av.codec.codec
 
     name = _WITH_ALPHA.get(video.codec_context.name)
@@ -137,7 +134,7 @@ def _alpha_decoder(video: Any) -> Any:
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """A decoded frame as a picture that is not turned yet: RGB, or RGBA if transparent.
+    """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if transparent.
 
     Raises:
         ValueError: it is suspiciously large.
@@ -161,12 +158,12 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def turn_of(frame: Any) -> Image.Transpose | None:
-    """The turn that makes `frame` upright, by its display matrix; None for none.
+    """The turn that makes `frame` upright, from its display matrix; None if it is upright.
 
     The matrix is that of ISO/IEC 14496-12, 6.2.2.
 
     A pixel in column p and row q is shown in column a p + c q and row b p + d q. The nearest of the
-    eight ways to turn and mirror a picture is taken.
+    eight turns and mirrorings is returned.
     """
     a, b, c, d = _matrix(frame)
     if abs(b) + abs(c) > abs(a) + abs(d):
@@ -175,7 +172,7 @@ def turn_of(frame: Any) -> Image.Transpose | None:
 
 
 class Look(NamedTuple):
-    """Size, aspect and turn of a frame; a picture of another look would be stretched."""
+    """Size, aspect and turn of a frame; a frame with another look would be stretched."""
 
     size: tuple[int, int]  # width, height as stored
     aspect: Fraction  # of a pixel, width to height
@@ -183,7 +180,7 @@ class Look(NamedTuple):
     tells_turn: bool  # a stream may tell it with its first frame alone
 
     def differs(self, first: Look) -> bool:
-        """Whether a clip that begins with a frame of the look `first` ends before this one."""
+        """Whether a clip that begins with the look `first` cannot contain a frame of this look."""
         is_turned = self.tells_turn and self.turn != first.turn
         return is_turned or (self.size, self.aspect) != (first.size, first.aspect)
 
@@ -195,22 +192,19 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The look of a frame.
-
-    Its pixels have the aspect `aspect`, which decoders know and frames do not say.
-    """
+    """The look of a frame whose pixels have the aspect `aspect`, which only the decoder knows."""
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 
 
 def is_crooked(frame: Any) -> bool:
-    """Whether it is turned by an angle that is no quarter turn."""
+    """Whether the frame is rotated by an angle that is no multiple of 90 degrees."""
     a, b, c, d = map(abs, _matrix(frame))
     return min(max(a, d), max(b, c)) > _CROOKED * max(a, b, c, d)
 
 
 def _matrix(frame: Any) -> tuple[int, int, int, int]:
-    """The elements a, b, c and d of its display matrix."""
+    """The elements a, b, c and d of the frame's display matrix."""
     content = frame.side_data.get("DISPLAYMATRIX")
     if content is None:
         return 1, 0, 0, 1
@@ -219,7 +213,7 @@ def _matrix(frame: Any) -> tuple[int, int, int, int]:
 
 
 def has_alpha(frame: Any, video: Any) -> bool:
-    """Whether its format has transparency; all of it may be opaque even so."""
+    """Whether the frame's format has transparency; even so, all of it may be opaque."""
     # `opaque` is what `decode_packets` attaches. Palettes of most codecs have no transparency.
     layout = (frame.opaque or frame).format
     is_of_png = layout.has_palette and video.codec_context.name == "png"
@@ -236,7 +230,7 @@ def _with_alpha(picture: Image.Image, frame: Any, video: Any) -> Image.Image:
 
 
 def _square(frame: Any, video: Any) -> tuple[int, int]:
-    """Size of a frame with square pixels, before it is turned upright."""
+    """(width, height) of a frame with square pixels, before it is turned upright."""
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height
     if size[0] * size[1] > LARGEST:

@@ -1,4 +1,4 @@
-"""Numbers that tell colours (ITU-T H.273, gamma) -> ICC profile -> sRGB by Little CMS.
+"""Colour codes (ITU-T H.273) or gamma -> ICC profile -> sRGB, by Little CMS.
 
 1. `coded_profile`, `gamma_profile`  primaries and a curve -> ICC profile of a matrix
 2. `fits`, `is_srgb`  whether a profile applies to a picture, and changes it
@@ -64,11 +64,9 @@ _FITTING = {  # mode that a profile is of -> modes of pictures to which it appli
 
 
 def coded_profile(primaries: int, transfer: int) -> bytes | None:
-    """The ICC profile of primaries and a transfer by their numbers in H.273.
+    """The ICC profile of `primaries` and `transfer`, codes of H.273; None if a code is unknown.
 
-    None where a number is not known.
-
-    Curves are those that a display has: BT.709 is shown with the gamma of BT.1886, 2.4.
+    The curves are those of displays: BT.709 is shown with the gamma of BT.1886, 2.4.
     """
     if primaries not in _PRIMARIES or transfer not in _CURVES:
         return None
@@ -76,18 +74,18 @@ def coded_profile(primaries: int, transfer: int) -> bytes | None:
 
 
 def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
-    """The ICC profile of a display whose light is the `exponent`-th power of the number.
+    """The ICC profile of a display whose light is the level to the power of `exponent`.
 
     `xy` are x and y of red, green, blue and white.
 
     Raises:
-        ValueError: there are no such primaries.
+        ValueError: `xy` cannot be primaries.
     """
     return _matrix_profile(xy, _LEVELS**exponent)
 
 
 def coded_of(profile: bytes) -> tuple[int, int] | None:
-    """The numbers of primaries and transfer in a profile's tag `cicp`; None if it has none."""
+    """The codes of primaries and transfer in a profile's tag `cicp`; None if it has no such tag."""
     (count,) = struct.unpack(">I", profile[128:132].rjust(4, b"\0"))
     for at in range(132, min(132 + 12 * count, len(profile) - 11), 12):
         name, place, _ = struct.unpack(">4sII", profile[at : at + 12])
@@ -97,7 +95,7 @@ def coded_of(profile: bytes) -> tuple[int, int] | None:
 
 
 def _matrix_profile(xy: Sequence[float], light: np.ndarray) -> bytes:
-    """ICC.1:2022: `light` of each 8-bit level, so that these are exact."""
+    """An ICC profile (ICC.1:2022) with the exact `light` of each of the 256 levels."""
     try:
         columns = _adapted_columns(np.reshape(xy, (4, 2)))
     except np.linalg.LinAlgError as error:
@@ -117,7 +115,7 @@ def _matrix_profile(xy: Sequence[float], light: np.ndarray) -> bytes:
 
 
 def _adapted_columns(xy_42: np.ndarray) -> np.ndarray:
-    """XYZ of red, green and blue light [3, 3], which together give white, seen in D50's light."""
+    """XYZ of red, green and blue light [3, 3], adapted to D50; their sum is white."""
     directions_34 = np.column_stack([xy_42, 1 - xy_42.sum(1)]).T
     if not xy_42[3, 1] > 0:
         raise np.linalg.LinAlgError
@@ -148,8 +146,8 @@ def fits(profile: bytes, mode: str) -> bool:
 def is_srgb(profile: bytes) -> bool:
     """Whether `profile` moves no colour by more than one of 255 levels.
 
-    Profiles of sRGB differ by their rounding, and names tell nothing: that of linear light in GIMP
-    is "GIMP built-in Linear sRGB".
+    Profiles of sRGB differ by rounding, and names do not help: GIMP's profile of linear light is
+    called "GIMP built-in Linear sRGB".
 
     Raises:
         ValueError: the profile cannot be read.
@@ -159,7 +157,7 @@ def is_srgb(profile: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
-    """To sRGB; None for a profile of sRGB."""
+    """The transform from `profile` to sRGB; None if `profile` is sRGB."""
     mode = _MODES[profile[16:20]]
     try:
         opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -178,7 +176,7 @@ def _srgb() -> ImageCms.ImageCmsProfile:
 
 @cache
 def _probe(mode: str) -> Image.Image:
-    """All greys, of RGB 729 colours as well."""
+    """A picture of all greys for grey modes, or of 729 colours for RGB."""
     greys_1W = np.arange(256, dtype=np.uint8)[None]
     if mode == "L":
         return Image.fromarray(greys_1W)
@@ -225,8 +223,8 @@ def transformed_numbers(levels: np.ndarray, profile: bytes) -> np.ndarray:
 
     `levels` are grey [H, W] or RGB [H, W, 3], finer than bytes.
 
-    Between bytes, which Little CMS takes here, colours are interpolated: dark levels of linear
-    light would become one.
+    Little CMS converts bytes, and colours between two bytes are interpolated; otherwise several
+    dark levels of linear light would become one.
 
     Raises:
         ValueError: the profile cannot be read.

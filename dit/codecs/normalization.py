@@ -40,7 +40,7 @@ class Whitening:
 
 
 def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
-    """[C, F or 1, 1, 1]: values per channel, or per channel and frame; the last frame's repeats."""
+    """`values` as [C, F or 1, 1, 1], by channel or also by frame; the last frame's repeat."""
     channels, frames = latent_CFHW.shape[:2]
     column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
     column = column.view(channels, -1, 1, 1)

@@ -1,9 +1,9 @@
-"""An open picture file -> the ICC profile of its colours, and what about them is not known.
+"""An open picture file -> the ICC profile of its colours, and warnings about unknown ones.
 
-What a file says in several ways counts in the order of PNG's third edition (11.3.2): numbers of
-H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF the profile comes first (MIAF), then
-the numbers of its box, and without that those in the header of AV1.
-Where standards leave a choice, pictures look as in Chromium.
+If a file states its colours in several ways, the order of PNG's third edition (11.3.2) decides:
+codes of H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF it is the profile (MIAF),
+then the codes in the box, then those in AV1's header. Where standards leave a choice, pictures look
+as in Chromium.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NEAR = 0.05  # a gamma alone this near to `_GAMMA`, as part of it, is that of s
 
 
 class ToldColours(NamedTuple):
-    """The colour profile that a picture's file states, and what is wrong with its statement."""
+    """The colour profile that a picture's file states, and what is wrong with the statement."""
 
     profile: bytes | None = None  # ICC; None for sRGB, and for what is read as sRGB
     flaws: tuple[str, ...] = ()  # why it does not look as it should
 
 
 class _Told(NamedTuple):
-    """One way in which a file tells its colours."""
+    """One of the ways in which a file states its colours."""
 
     profile: bytes | None = None
     flaw: str = ""
@@ -125,12 +125,12 @@ def _by_profile(opened: ImageFile.ImageFile, profile: bytes | None) -> _Told | N
 
 
 def _mode(opened: ImageFile.ImageFile) -> str:
-    """Its mode; LA of 16 bits, too, which Pillow reads as RGBA."""
+    """Pillow's mode of the file, but LA for 16-bit LA, which Pillow reads as RGBA."""
     return "LA" if opened.tile and str(opened.tile[0][3]).startswith("LA;16") else opened.mode
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """PNG: primaries, transfer, matrix, and 1 for levels from 0 to 255."""
+    """Statement of PNG's `cICP`: primaries, transfer, matrix, and 1 for levels from 0 to 255."""
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
     primaries, transfer, matrix, full = code
@@ -146,7 +146,7 @@ def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
 
 
 def _by_nclx(primaries: int, transfer: int) -> _Told:
-    """AVIF: the curve of television is that of sRGB, and each number counts alone."""
+    """The statement of AVIF's box: television's curve means sRGB, and each code counts alone."""
     if transfer in HDR:
         return _Told(None, _HDR)
     numbers = 1 if primaries == UNSPECIFIED else primaries, transfer
@@ -161,7 +161,7 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 
 
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
-    """PNG: `gAMA`, and `cHRM` beside it; the latter alone does not count, as in browsers."""
+    """The statement of PNG's `gAMA`, with `cHRM`; as in browsers `cHRM` alone does not count."""
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None
     try:
@@ -188,17 +188,14 @@ def _by_exif(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
-    """Whether a TIFF has primaries other than those of sRGB, for which it has no curve."""
+    """A warning if a TIFF has primaries other than those of sRGB, whose curve is unknown."""
     xy = getattr(opened, "tag_v2", {}).get(_TIFF_PRIMARIES) or BT709
     is_srgb = all(abs(float(a) - b) < 0.01 for a, b in zip(xy, BT709, strict=False))
     return [] if is_srgb else [_UNKNOWN.format("PrimaryChromaticities of TIFF")]
 
 
 def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]) -> Found:
-    """What `reader` finds in the picture's file from its start.
-
-    Decoding goes on where it was.
-    """
+    """The result of `reader` on the picture's file from its start, without disturbing decoding."""
     stream = opened.fp
     assert stream is not None, "the file is open until its pixels are decoded"
     at = stream.tell()
@@ -210,7 +207,7 @@ def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]
 
 
 def _cicp_of(stream: IO[bytes]) -> tuple[int, ...] | None:
-    """The four numbers of the first chunk `cICP` before the pixels of a PNG file."""
+    """The four codes of the first chunk `cICP` before the pixels of a PNG file."""
     stream.seek(8)
     while len(head := stream.read(8)) == 8 and head[4:] != b"IDAT":
         length = int.from_bytes(head[:4])
@@ -221,7 +218,7 @@ def _cicp_of(stream: IO[bytes]) -> tuple[int, ...] | None:
 
 
 def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Kinds and ends of the boxes (ISO/IEC 14496-12) of a stream, which is at their content."""
+    """Kind and end of each box (ISO/IEC 14496-12); the stream stands at the content of that box."""
     while len(head := stream.read(8)) == 8:
         at, size = stream.tell() - 8, int.from_bytes(head[:4])
         if size == 1:
@@ -235,13 +232,13 @@ def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def _contents(content: bytes) -> list[tuple[bytes, bytes]]:
-    """The boxes in `content`, with theirs."""
+    """(kind, content) of each box in `content`."""
     stream = io.BytesIO(content)
     return [(kind, content[stream.tell() : end]) for kind, end in _boxes(stream)]
 
 
 def _first(boxes: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
-    """The content of the first box of a kind; empty where there is none."""
+    """Content of the first box of `kind`; empty if there is none."""
     return next((content for name, content in boxes if name == kind), b"")
 
 
@@ -250,7 +247,7 @@ def _box_of_file(stream: IO[bytes], wanted: bytes) -> bytes:
 
 
 def _avif_colours(stream: IO[bytes]) -> list[bytes]:
-    """Contents of the boxes `colr` of the picture that is shown (ISO/IEC 23008-12)."""
+    """Contents of the boxes `colr` of the displayed picture (ISO/IEC 23008-12)."""
     meta = _contents(_box_of_file(stream, b"meta")[4:])
     shown = _first(meta, b"pitm")
     number = int.from_bytes(shown[4:8] if shown[:1] == b"\1" else shown[4:6])
@@ -262,7 +259,7 @@ def _avif_colours(stream: IO[bytes]) -> list[bytes]:
 
 
 def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
-    """Primaries and transfer of pictures, as the headers of their AV1 tell (its section 5.5.2)."""
+    """Primaries and transfer of pictures, from the headers of their AV1 (section 5.5.2)."""
     try:
         import av.error
     except ImportError:  # an extra; the tables of such a file are read as sRGB
@@ -277,7 +274,7 @@ def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
 
 
 def _associated(content: bytes) -> dict[int, list[int]]:
-    """Number of an item -> numbers of its properties, from 1, of the content of a box `ipma`."""
+    """Index of an item -> indices of its properties, from 1, in the content of a box `ipma`."""
     stream, found = io.BytesIO(content), dict[int, list[int]]()
     version, *_, flags = stream.read(4).ljust(4, b"\0")
     item, wide = (4 if version else 2), (2 if flags & 1 else 1)

@@ -23,7 +23,7 @@ _MODEL, _SCALE = "model.safetensors", ".weight_scale"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineComponent:
-    """A component of a Diffusers pipeline, such as its VAE: its class and where it lies."""
+    """A component of a Diffusers pipeline, such as its VAE: its class and its folder."""
 
     library: str  # diffusers or transformers
     kind: str  # class name
@@ -49,12 +49,12 @@ class PipelineComponent:
 
     @property
     def place(self) -> str:
-        """Hub name without its revision, or the folder."""
+        """The hub name without its revision, or the folder."""
         return self.model if Path(self.model).is_dir() else self.model.partition("@")[0]
 
     @property
     def download(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` that say what may be downloaded, and where to."""
+        """Arguments of `from_pretrained` for what may be downloaded, and to which cache."""
         local: dict[str, Any] = {"local_files_only": True} if self.local_only else {}
         if self.place != self.model:
             local["revision"] = self.model.partition("@")[2]
@@ -68,7 +68,7 @@ class PipelineComponent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLocation:
-    """Where the models of a dataset card are, if not at the place in the card."""
+    """Where the models of a dataset card are, if they have moved from the place in the card."""
 
     model: str | None = None  # hub name or folder; None for the one in the card
     cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
@@ -131,7 +131,7 @@ def model_config_of(part: PipelineComponent) -> Any:
     """The configuration of a component, without its weights.
 
     Raises:
-        CodecError: there is none, or it is that of another class of Diffusers.
+        CodecError: there is no configuration, or it belongs to another class of Diffusers.
     """
     kind = _class_of(part)
     try:
@@ -150,23 +150,22 @@ def model_config_of(part: PipelineComponent) -> Any:
 
 
 def _index_of(part: PipelineComponent) -> dict[str, Any]:
-    """Raises CodecError where it cannot be read."""
+    """The content of model_index.json; raises CodecError if it cannot be read."""
     try:
         from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
         found: Any = DiffusionPipeline.load_config(part.place, **part.download)
     except (OSError, ValueError) as error:
         raise CodecError(
-            f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)})"
+            f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)});"
+            " download it again, or give another folder"
         ) from None
     return found
 
 
 @lru_cache
 def has_component(part: PipelineComponent) -> bool:
-    """Whether the pipeline has the component.
-
-    Where there is no model_index.json, its folder tells.
+    """Whether the pipeline has the component; without model_index.json, whether its folder exists.
 
     Raises:
         CodecError: the model cannot be reached.
@@ -192,10 +191,10 @@ def pipeline_class(part: PipelineComponent) -> str | None:
 
 @lru_cache
 def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any]:
-    """The tensors `names` of a network's weights; no others are read.
+    """The tensors `names` of a network, read without its other weights.
 
     Raises:
-        CodecError: the file is not there, or lacks one.
+        CodecError: the file is missing, or lacks a tensor.
     """
     if not names:
         return {}
@@ -219,10 +218,9 @@ _visitors: dict[str, list[Any]] = {}
 
 @contextmanager
 def visits(device: str) -> Iterator[None]:
-    """A context in which networks for `device` are loaded to the host and moved there on demand.
+    """A context in which `load` keeps networks for `device` on the host and moves them when used.
 
-    After it they are back on the host, so that they leave the memory of a GPU to others, and are
-    read from disk once.
+    At its end they return to the host, which frees GPU memory without reading them from disk again.
     """
     import torch
 
@@ -278,10 +276,10 @@ def _loaded(part: PipelineComponent) -> Any:
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
     """Multiplies weights that were stored in 8-bit floats by the scales of their rows.
 
-    Transformers has taken the numbers over as they are, and the scales are in no module.
+    Transformers loads the numbers unscaled and has no module for the scales.
 
     Raises:
-        CodecError: scales belong to no weight.
+        CodecError: a scale belongs to no weight.
     """
     import torch
     from safetensors import safe_open
@@ -321,9 +319,9 @@ def forget() -> None:
 
 
 def _tie(model: Any) -> None:
-    """Gives T5's encoder its token embedding, where the file holds it only as `shared`.
+    """Gives T5's encoder its token embedding, if the file holds it only as `shared`.
 
-    Transformers 5 leaves the copy of the encoder at random values then, without a warning.
+    Otherwise Transformers 5 leaves the encoder's copy random, without a warning.
     """
     shared, encoder = getattr(model, "shared", None), getattr(model, "encoder", None)
     if shared is not None and encoder is not None and hasattr(encoder, "embed_tokens"):

@@ -1,9 +1,9 @@
-"""Folders of pipelines with random encoders, to try the whole way without a download.
+"""Pipeline folders with random encoders, to try everything up to training without a download.
 
-VAE and text encoder are tiny inside, and what comes out has the sizes of the published ones: those
-of Wan 2.1, 16 channels and a stride of 4 x 8 x 8, and rows of 4,096 numbers; those of FLUX.2, 128
-channels and a stride of 16 x 16, and rows of 15,360 (dev) or 7,680 (klein 4B). So shards, layouts,
-memory and times of training are those of the real folder. Pictures are noise.
+VAE and text encoder are tiny, and their outputs have the sizes of the published ones: of Wan 2.1,
+16 channels, a stride of 4 x 8 x 8 and rows of 4,096 numbers; of FLUX.2, 128 channels, a stride of
+16 x 16 and rows of 15,360 (dev) or 7,680 (klein 4B). So shards, layouts, memory and times of
+training are those of the real models, while generated pictures are noise.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_flux2(folder: Path) -> None:
     """Writes a random text encoder and VAE of FLUX.2 dev to `folder`.
 
     Raises:
-        FileExistsError, ImportError: as above.
+        FileExistsError, ImportError: as `write_wan`.
     """
     import torch
     from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
@@ -84,7 +84,7 @@ def write_flux2_klein(folder: Path) -> None:
     """Writes a random text encoder and VAE of FLUX.2 klein base 4B to `folder`.
 
     Raises:
-        FileExistsError, ImportError: as above.
+        FileExistsError, ImportError: as `write_wan`.
     """
     import torch
     from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
@@ -106,7 +106,7 @@ _FLUX2 = "Flux2Transformer2DModel"
 
 
 def _flux2(kind: Any, network: Any, chat: str) -> Any:
-    """The pipeline of a class around a text encoder, which reads chats of this form."""
+    """A pipeline of class `kind` around the text encoder `network`, for chats like `chat`."""
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
     from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
         FlowMatchEulerDiscreteScheduler,
@@ -122,7 +122,7 @@ def _flux2(kind: Any, network: Any, chat: str) -> Any:
 
 
 def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
-    """The folder as a whole, whose index names the class of a transformer that is not there."""
+    """Saves the pipeline; its index names the class of the transformer, which is absent."""
     if folder.exists():
         raise FileExistsError(folder)
     unfinished = folder.with_name(folder.name + TEMPORARY)
@@ -135,7 +135,10 @@ def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
 
 
 def _tokenizer(chat: str | None = None) -> Any:
-    """A token for each letter of ASCII, and one for all others; an end where there is no chat."""
+    """A tokenizer with a token for each ASCII letter and one for all others.
+
+    Without a chat also an end.
+    """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.utils.logging import disable_progress_bar

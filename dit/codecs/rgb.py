@@ -1,4 +1,4 @@
-"""A picture of any mode of Pillow -> 8-bit RGB, and sizes: alike in data_prep and generation."""
+"""A picture in any mode of Pillow -> 8-bit RGB, and sizes, in data_prep and generation alike."""
 
 # H rows, W columns
 
@@ -22,7 +22,7 @@ _BITS = {"1": 1, "L;2": 2, "L;4": 4}
 
 
 class ReferenceFit(StrEnum):
-    """The rule for the size at which a reference picture is encoded."""
+    """How the size of an encoded reference picture is chosen."""
 
     OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
     TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
@@ -30,7 +30,7 @@ class ReferenceFit(StrEnum):
 
 
 class Placement(NamedTuple):
-    """How a picture is encoded: scaled to `resized`, and cropped to its centre `size`.
+    """How a picture is encoded: scaled to `resized`, then cropped centrally to `size`.
 
     Both are (width, height).
     """
@@ -40,7 +40,7 @@ class Placement(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """The part of a picture's area that the crop takes away, from 0 to 1."""
+        """The fraction of a picture's area that the crop removes."""
         return 1 - math.prod(self.size) / math.prod(self.resized)
 
     def apply(
@@ -54,7 +54,7 @@ class Placement(NamedTuple):
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size that covers `size` and has about the ratio `width` to `height`."""
+    """The smallest size that covers `size` and has nearly the aspect `width` to `height`."""
     wide, high = size
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
@@ -62,10 +62,11 @@ def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def colour(text: str) -> str:
-    """An opaque colour by its name or numbers, as `#rrggbb`; white is always `white`.
+    """The opaque colour `text`, a name or numbers, as `#rrggbb`; white is always `white`.
 
     Raises:
-        ValueError: it is no such colour, or has levels (in hsl and hsv, too) that no pixel has.
+        ValueError: it is no opaque colour, or has levels (also in hsl and hsv) that no pixel can
+            have.
     """
     levels = ImageColor.getrgb(text)
     if not all(0 <= level <= 255 for level in levels):  # Pillow takes rgb(300,0,0)
@@ -79,8 +80,8 @@ def colour(text: str) -> str:
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
     """The decoded picture, turned and mirrored as its EXIF says.
 
-    Its `info["icc_profile"]` is what `told_colours` finds, for `to_rgb`: colours are still those of
-    the file, but for 16-bit RGB with a profile, which is sRGB then.
+    Its colours are still those of the file, and `info["icc_profile"]` is their profile from
+    `told_colours`, for `to_rgb`. Only 16-bit RGB with a profile is sRGB already.
     """
     bits = _BITS.get(_raw_mode(opened.tile[0])) if opened.format == "PNG" and opened.tile else None
     profile = told_colours(opened).profile
@@ -101,10 +102,10 @@ def upright(opened: ImageFile.ImageFile) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
-    """An image of any mode as sRGB, on `background` where it is transparent.
+    """An image of any mode as sRGB, with `background` behind transparent pixels.
 
     Raises:
-        ValueError: numbers of an unknown range, or a mode that cannot be converted to RGB.
+        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
     """
     coloured = _with_transparency(image)
     if coloured.mode == "RGB":
@@ -114,7 +115,7 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
 
 
 def to_rgba(image: Image.Image) -> Image.Image:
-    """An image of any mode as sRGB with transparency; opaque where it has none.
+    """An image of any mode as sRGB with transparency; opaque if it has none.
 
     Raises:
         ValueError: as of `to_rgb`.
@@ -131,7 +132,7 @@ def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
 
 
 def _with_transparency(image: Image.Image) -> Image.Image:
-    """An image as sRGB: RGB where nothing is transparent, else RGBA."""
+    """An image as sRGB: RGBA if anything is transparent, else RGB."""
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image
     try:
@@ -148,7 +149,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
 
 
 def is_transparent(image: Image.Image) -> bool:
-    """Whether any pixel of a picture that `to_rgb` takes is transparent, be it a little."""
+    """Whether any pixel of a picture for `to_rgb` is transparent, even slightly."""
     if not image.has_transparency_data:
         return False
     return bool(_alpha(_with_alpha(to_8_bits(image))).min() < 255)
@@ -159,22 +160,22 @@ def _alpha(image: Image.Image) -> np.ndarray:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    """RGBA; colours that are multiplied by the alpha channel are divided by it."""
+    """The picture as RGBA; premultiplied colours are divided by alpha."""
     divided = image.convert("LA") if image.mode == "La" else image
     return divided.convert("RGBA")
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """The picture in sRGB; unchanged where its profile says nothing else."""
+    """The picture in sRGB; unchanged without another profile."""
     profile = image.info.get("icc_profile")
     return transformed(image, profile) if profile else image
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """`image` itself, or 8-bit grey of an image whose numbers are no bytes.
+    """`image` itself, or its 8-bit grey if its numbers are not bytes.
 
     Raises:
-        ValueError: numbers of an unknown range.
+        ValueError: its numbers have an unknown range.
     """
     return _from_numbers(image) if _is_wide(image) else image
 
@@ -184,7 +185,7 @@ def _is_wide(image: Image.Image) -> bool:
 
 
 def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Image:
-    """8-bit grey of 16-bit integers (0 to 65535) or of floats (0 to 1); by a profile, sRGB."""
+    """8-bit grey of 16-bit integers (0 to 65535) or floats (0 to 1); sRGB if a profile is given."""
     numbers_HW = np.asarray(image).astype(np.float64)
     white = 1.0 if image.mode == "F" else 65535.0
     low, high = numbers_HW.min(), numbers_HW.max()
@@ -199,9 +200,9 @@ def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Ima
 
 
 def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
-    """The low bytes of 16-bit RGB, of which Pillow decodes the high ones; None of other files.
+    """The low bytes of 16-bit RGB, of which Pillow decodes only the high ones.
 
-    Read in the other order of bytes, the low ones are high.
+    None for other files. They are read by giving Pillow the opposite byte order.
     """
     is_fine = all(re.fullmatch("RGB[AX]?;16[BLN]", _raw_mode(tile)) for tile in opened.tile)
     if not opened.tile or not is_fine:
@@ -224,7 +225,7 @@ def _raw_mode(tile: Any) -> str:
 
 
 def _from_16_bits(high: Image.Image, low: Image.Image, profile: bytes) -> Image.Image:
-    """sRGB, and transparency where there is any, of the bytes of 16-bit colours."""
+    """sRGB, with transparency if there is any, from the high and low bytes of 16-bit colours."""
     high_HW3, low_HW3 = (np.asarray(image)[..., :3].astype(np.float32) for image in (high, low))
     levels_HW3 = (high_HW3 * 256 + low_HW3) / 257
     made = Image.fromarray(transformed_numbers(levels_HW3, profile))

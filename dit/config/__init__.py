@@ -3,15 +3,15 @@
     run        RunConfig, the whole tree, and the rules between its groups
     groups     checkpoints, distillation, logs; all groups side by side, and what follows from them
     model      what the networks of all families share; a family adds fields in its own folder
-    sparsity   parts of the tokens of a sample and of its keys: token routing, two noise levels,
+    sparsity   methods that use a part of the tokens or keys: token routing, two noise levels,
                sparse attention
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
-    lora       low-rank adapters: ranks, the linears that get one, where the frozen weights are
+    lora       low-rank adapters: ranks, adapted linears, storage of the frozen weights
     training   steps, AdamW, learning rate, EMA, data parallelism, seed
     validation sets of held-out samples, and the samples that are drawn during a run
-    choices    the words that keys of the network and of the objective may be
-    resume     what another value of a key does to a run that continues from its checkpoint
+    choices    enums of the keys of network and objective
+    resume     what a changed key does to a run that resumes from its checkpoint
     checks     Problems, and rules that several groups use
 
 Precedence, weakest first: recipe function, YAML file, command line (`dit.config_loading`). Keys

@@ -15,7 +15,7 @@ Rule = tuple[bool, str]  # whether it holds, and the error message for when it d
 
 
 class Problems(ValueError):  # noqa: N818 - it is what it holds
-    """An error with every contradiction found in a configuration, one line each."""
+    """An error that lists every contradiction in a configuration, one line each."""
 
     def __init__(self, problems: list[str]):
         self.problems = problems
@@ -25,8 +25,8 @@ class Problems(ValueError):  # noqa: N818 - it is what it holds
 def check(*rules: Rule) -> None:
     """Raises `Problems` with the message of every rule that does not hold.
 
-    A message begins with the field that it is about. Only the first message of each field is kept,
-    because later ones mostly follow from it.
+    A message begins with its field. Only the first message of each field is shown, because later
+    ones mostly follow from it.
     """
     broken = [message for holds, message in rules if not holds]
     if broken:
@@ -38,7 +38,7 @@ def numbers(group: Any, **most: float) -> list[Rule]:
     """Rules that every number of the group is finite in float32, and bounded.
 
     `most` gives the largest value of a field; the default is `MOST` for integers and the largest
-    float32 for other numbers. Put these rules after the others of a group, whose messages say more.
+    float32 for other numbers. Put these rules after a group's other rules, whose messages say more.
     """
     rules: list[Rule] = []
     for one in fields(group):
@@ -74,7 +74,7 @@ def _is_float32(value: float) -> bool:
 
 
 def within(group: Any, name: str, low: float, high: float) -> Rule:
-    """The rule that a number, if it is not None, lies in [low, high]; NaN does not."""
+    """The rule that a number lies in [low, high] or is None; NaN violates it."""
     value = getattr(group, name)
     return (
         value is None or low <= value <= high,
@@ -83,10 +83,7 @@ def within(group: Any, name: str, low: float, high: float) -> Rule:
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, or all numbers of those that hold several, are 1 or more.
-
-    A field that is None is right.
-    """
+    """Rules that the named fields, and all numbers in those with several, are 1 or more."""
     values = {name: getattr(group, name) for name in names}
     return [
         (
@@ -98,9 +95,9 @@ def at_least_one(group: object, *names: str) -> list[Rule]:
 
 
 def bounded(default: Any, *, most: float, least: int | None = 1) -> Any:
-    """A field of a dataclass whose numbers are at most `most`, and at least `least`: 1, 0 or any.
+    """A dataclass field whose numbers are at most `most` and at least `least` (None: unbounded).
 
-    A subclass that declares it anew with another default keeps the bounds.
+    A subclass that redeclares the field with another default keeps the bounds.
     """
     return field(default=default, metadata={"most": most, "least": least})
 
@@ -114,7 +111,7 @@ def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
 
 
 def positive(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, if they are not None, are above zero; NaN is not."""
+    """Rules that the named fields are above zero or None; NaN violates them."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value > 0, f"{name}={value} must be positive")
@@ -123,7 +120,7 @@ def positive(group: object, *names: str) -> list[Rule]:
 
 
 def not_negative(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, if they are not None, are 0 or more; NaN is not."""
+    """Rules that the named fields are at least 0 or None; NaN violates them."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value >= 0, f"{name}={value} must not be negative")

@@ -1,4 +1,4 @@
-"""What keys choose between: those of the network, then those of the objective."""
+"""Enums of the keys that choose: first those of the network, then those of the objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Precision(StrEnum):
 
 
 class Recompute(StrEnum):
-    """Which activations the backward pass computes again instead of keeping."""
+    """Activations that the backward pass recomputes instead of keeping."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -29,21 +29,21 @@ class RecomputeMethod(StrEnum):
 
 
 class InitMethod(StrEnum):
-    """How matrices are drawn that do not start at zero."""
+    """Initialisation of matrices that do not start at zero."""
 
     NORMAL = "normal"
     XAVIER = "xavier"
 
 
 class Implementation(StrEnum):
-    """Library whose linear layers are used."""
+    """The library whose linear layers are used."""
 
     LOCAL = "local"
     TRANSFORMER_ENGINE = "transformer_engine"
 
 
 class AttentionBackend(StrEnum):
-    """Kernels of attention, those of the newest GPUs first; auto is the best that is here."""
+    """Attention kernels, those of the newest GPUs first; auto picks the best that works here."""
 
     AUTO = "auto"
     FLASH_4 = "flash_4"  # the extra `attention`
@@ -81,7 +81,7 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Rows behind a caption that are attended to and are no zeros."""
+    """Rows after a caption that are attended to although they are no tokens of it."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 
@@ -94,7 +94,7 @@ class ObjectiveName(StrEnum):
 
 
 class LevelDensity(StrEnum):
-    """Density from which flow matching draws t (arXiv:2403.03206, Sec. 3.1)."""
+    """The density from which flow matching draws t (arXiv:2403.03206, Sec. 3.1)."""
 
     UNIFORM = "uniform"
     LOGIT_NORMAL = "logit_normal"
@@ -102,21 +102,21 @@ class LevelDensity(StrEnum):
 
 
 class FlowPrediction(StrEnum):
-    """What the network of flow matching says of a noisy state."""
+    """What the network of flow matching predicts of a noisy state."""
 
     VELOCITY = "velocity"  # noise - latent
     X = "x"  # the latent
 
 
 class Weighting(StrEnum):
-    """Weight of the squared error of flow matching at t."""
+    """The weight of flow matching's squared error at t."""
 
     NONE = "none"
     LINEAR = "linear"
 
 
 class SamplingLevels(StrEnum):
-    """Levels that samplers of flow matching visit."""
+    """The noise levels that samplers of flow matching visit."""
 
     LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
     # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
@@ -144,7 +144,7 @@ class SamplingLevels(StrEnum):
 
 
 class LevelSpacing(StrEnum):
-    """Levels between the first and the last one of a sampler, as `use_..._sigmas` of Diffusers."""
+    """The spacing of a sampler's noise levels, as `use_..._sigmas` of Diffusers."""
 
     KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
     EXPONENTIAL = "exponential"  # even in ln t
@@ -152,21 +152,21 @@ class LevelSpacing(StrEnum):
 
 
 class TimeShift(StrEnum):
-    """Shift by the number of tokens of the target, as Diffusers' pipelines have it."""
+    """Dependence of the time shift on the target's number of tokens, as in Diffusers' pipelines."""
 
     EXPONENTIAL = "exponential"  # exp(mu)
     LINEAR = "linear"  # mu
 
 
 class ValidationLatents(StrEnum):
-    """Latents that are validated, of a dataset that holds distributions of them."""
+    """Which latents are validated if a dataset holds distributions of them."""
 
     MEAN = "mean"
     DRAWN = "drawn"
 
 
 class Sampler(StrEnum):
-    """Solver of the sampling ODE; lcm is none, but for networks that were distilled to it."""
+    """The solver of the sampling ODE; lcm solves none, and is for networks distilled to it."""
 
     EULER = "euler"  # one network call a step, first order
     HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
@@ -176,32 +176,32 @@ class Sampler(StrEnum):
 
     @property
     def calls_a_step(self) -> int:
-        """Network calls of each step but the last, which has one."""
+        """Network calls of each step except the last, which has one."""
         return 2 if self is Sampler.HEUN else 1
 
 
 class LossKind(StrEnum):
-    """Error of one number that the network says."""
+    """The error between a predicted number and its target."""
 
     MSE = "mse"  # e²
     HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
 
 
 class LossMean(StrEnum):
-    """What counts once in the mean loss: a real token, or a sample."""
+    """What has equal weight in the mean loss: each real token, or each sample."""
 
     TOKEN = "token"
     SAMPLE = "sample"
 
 
 class Preference(StrEnum):
-    """What is learned of pairs of a preferred and a rejected latent."""
+    """The loss on pairs of a preferred and a rejected latent."""
 
     DPO = "dpo"
 
 
 class DistillMethod(StrEnum):
-    """How a network learns to generate in few steps."""
+    """The method by which a network learns to generate in few steps."""
 
     OPD = "opd"  # the teacher's mean velocity over each step of the network's own trajectory
     DMD = (
@@ -210,21 +210,21 @@ class DistillMethod(StrEnum):
 
 
 class Rollout(StrEnum):
-    """Where the states come from at which a student learns."""
+    """The origin of the states at which a student learns."""
 
     SIMULATE = "simulate"  # its own steps from noise
     DATA = "data"  # latents of the data, with noise
 
 
 class StudentSampler(StrEnum):
-    """How a student goes from one of its steps to the next."""
+    """How a student gets from one of its steps to the next."""
 
     ODE = "ode"  # along its velocity, by Euler's method
     SDE = "sde"  # the predicted latent, with new noise: LCM
 
 
 class TargetSchedule(StrEnum):
-    """How far `cfg_target` moves the target at a level."""
+    """How the strength of `cfg_target` depends on the noise level."""
 
     CONSTANT = "constant"  # w
     LEVEL = "level"  # 1 + (w - 1) t

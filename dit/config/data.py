@@ -51,7 +51,7 @@ class BlendEntry:
 
 
 class Balance(StrEnum):
-    """What makes the packs of one step cost about the same on all data-parallel ranks."""
+    """How packs of one step are chosen to cost about the same on all data-parallel ranks."""
 
     NONE = "none"
     FLOPS = "flops"
@@ -62,7 +62,7 @@ class Balance(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """Where samples come from and how they share a pack."""
+    """Sources of samples, and how samples share a pack."""
 
     path: OfData[DataPath | None] = None
     """Folder with shards and `.nv-meta`, here or at msc://PROFILE/PATH; or an Energon metadataset

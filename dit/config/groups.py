@@ -1,4 +1,4 @@
-"""Checkpoints, distillation, logs; the groups of a run, and what follows from several."""
+"""Checkpoints, distillation, logs; all groups of a run, and values that follow from several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GUIDANCE = 2.5
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint: the trained ones, or their average (EMA)."""
+    """Which weights of a checkpoint to use: the trained ones, or their average (EMA)."""
 
     MODEL = "model"
     EMA = "ema"
@@ -39,7 +39,7 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When and where checkpoints are saved, and from which checkpoint the run starts."""
+    """When and where checkpoints are saved, and the checkpoint from which the run starts."""
 
     save: Live[LocalPath | None] = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
@@ -170,7 +170,7 @@ class DistillConfig:
 
 
 class WandbMode(StrEnum):
-    """Whether W&B is logged to directly, into the run folder for `wandb sync`, or not at all."""
+    """Whether W&B is logged to online, into the run folder for `wandb sync`, or not at all."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -178,7 +178,7 @@ class WandbMode(StrEnum):
 
 
 class MlperfDivision(StrEnum):
-    """Rules that an MLPerf log is checked by."""
+    """The set of rules that an MLPerf log must follow."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -220,7 +220,7 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunGroups:
-    """Each has checked itself; `RunConfig` checks them against each other."""
+    """All groups, each of which has checked itself; `RunConfig` checks them against each other."""
 
     model: ModelConfig
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
@@ -240,21 +240,21 @@ class RunGroups:
 
     @property
     def samples(self) -> bool:
-        """Whether the run generates samples at validations; that needs a run folder to write to."""
+        """Whether the run generates samples at validations, for which it needs a run folder."""
         train, c = self.train, self.validation
         validates = train.eval_interval > 0 and train.eval_iters > 0
         return validates and c.samples and self.checkpoint.save is not None
 
     @property
     def guidance(self) -> float:
-        """Scale g in uncond + g (cond - uncond) of what is generated, if none is asked for."""
+        """Guidance scale g in uncond + g (cond - uncond) for samples, if no other is asked for."""
         if self.validation.guidance is not None:
             return self.validation.guidance
         return 1.0 if self.distill.method is not None else self._usual_guidance
 
     @property
     def teacher_guidance(self) -> float:
-        """Guidance of the teacher of a distillation."""
+        """Guidance scale of the teacher of a distillation."""
         told = self.distill.teacher_guidance
         return self._usual_guidance if told is None else told
 
@@ -271,7 +271,7 @@ class RunGroups:
 
     @property
     def student_sampling(self) -> str | None:
-        """How a distilled network generates, in words; None of any other."""
+        """Steps, sampler and guidance of a distilled network, in words; None for other networks."""
         c = self.distill
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 
@@ -292,7 +292,7 @@ class RunGroups:
 
     @property
     def passes_without_gradient(self) -> int:
-        """Passes over each pack of a step, at most, before the one that learns."""
+        """The largest number of passes over each pack of a step before the one that learns."""
         c, guided = self.distill, 1 if self.teacher_guidance == 1 else 2
         if c.method is None:
             return self.objective.passes_without_gradient
@@ -303,12 +303,12 @@ class RunGroups:
 
     @property
     def decay_iters(self) -> int:
-        """Step at which the learning rate reaches its end."""
+        """The step at which the learning rate stops falling."""
         return self.scheduler.lr_decay_iters or self.train.train_iters
 
     @property
     def sample_multiple(self) -> int:
-        """Each sample is padded to a multiple of this many tokens, attended padding included."""
+        """The number of tokens to whose multiple each sample is padded, attended or not."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:
@@ -318,7 +318,7 @@ class RunGroups:
         return -(-tokens // multiple) * multiple
 
     def optimizer_ranks(self, replicas: int) -> int:
-        """Ranks over which one copy of the optimizer state is sharded, of so many model replicas.
+        """Number of ranks that share one copy of the optimizer state, for `replicas` replicas.
 
         Context ranks have the same weights, so they share the state as well.
         """

@@ -12,13 +12,13 @@ from dit.local_path import LocalPath
 
 
 class BaseType(StrEnum):
-    """Narrower types in which frozen matrices are kept."""
+    """Types for frozen matrices with fewer bits than the model's."""
 
     FLOAT8_E4M3 = "float8_e4m3"
 
 
 class LoraTargets(StrEnum):
-    """Words of `lora.targets` that stand for the linears of every layer of a kind."""
+    """Words of `lora.targets`, each of which stands for one kind of linear in every layer."""
 
     ATTENTION = "attention"
     MLP = "mlp"

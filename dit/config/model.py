@@ -1,7 +1,7 @@
-"""What the networks of all families share: sizes, precision, and how they are spread over devices.
+"""What the networks of all families share: sizes, precision, and parallelism.
 
-A family's own fields, named sizes and rules are in its subclass of `ModelConfig`, in
-`dit/models/<family>/family.py`; `model.family` chooses it before the other keys are read.
+Each family adds fields, named sizes and rules in its subclass of `ModelConfig`, in
+`dit/models/<family>/family.py`. `model.family` selects it before other keys are read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OTHER_NETWORKS = "docs/families.md says what networks that are not trained here 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The named sizes of a family: what each `model.name` sets."""
@@ -139,7 +139,7 @@ class ModelConfig:
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """The fields in the order of files: a family's own ones before `precision` by default."""
+        """Order of the fields in files; by default a family's own ones stand before `precision`."""
         shared = [one.name for one in fields(ModelConfig)]
         order = list(shared)
         for name in (one.name for one in fields(cls) if one.name not in shared):
@@ -151,7 +151,7 @@ class ModelConfig:
         check(*self._shapes(), *self.own_shapes(), *self._stages())
 
     def _sizes(self) -> list[Rule]:
-        """Rules of single values."""
+        """Rules that concern a single field each."""
         whole = ("num_layers", "hidden_size", "num_attention_heads")
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
@@ -191,7 +191,7 @@ class ModelConfig:
         ]
 
     def _own_family(self) -> Rule:
-        """Each class describes one family, the default of its field `family`."""
+        """The rule that each class describes one family, the default of its field `family`."""
         (own,) = [one.default for one in fields(self) if one.name == "family"]
         return (
             own in (MISSING, self.family),
@@ -200,15 +200,15 @@ class ModelConfig:
         )
 
     def own_sizes(self) -> list[Rule]:
-        """Rules of a family for each of its own numbers by itself."""
+        """A family's rules about single fields."""
         return []
 
     def own_shapes(self) -> list[Rule]:
-        """Rules of a family for what must divide what; all sizes are at least 1."""
+        """A family's rules about divisibility; all sizes are at least 1 by then."""
         return []
 
     def own_stages(self) -> Rule:
-        """Rule of a family for how its layers fill the pipeline stages; here, evenly."""
+        """A family's rule about how its layers fill the pipeline stages; by default, evenly."""
         pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
         return (
             self.num_layers % (pp * virtual) == 0,
@@ -218,7 +218,7 @@ class ModelConfig:
         )
 
     def enough_layers(self) -> Rule:
-        """`own_stages` of a family with stacks of several kinds: each stage has a layer."""
+        """`own_stages` for families with several stacks: each stage has a layer."""
         pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
         return (
             self.all_layers >= pp * virtual,
@@ -317,7 +317,7 @@ class ModelConfig:
 
     @property
     def all_layers(self) -> int:
-        """Layers of all stacks."""
+        """Number of layers of all stacks."""
         return self.num_layers
 
     @property
@@ -336,72 +336,72 @@ class ModelConfig:
 
     @property
     def text_multiple(self) -> int:
-        """The texts of a sample take a multiple of so many tokens of a pack."""
+        """The number of pack tokens to a multiple of which the texts of a sample are padded."""
         return self.attended_multiple
 
     @property
     def side_cells(self) -> int:
-        """Latent cells that the sides of pictures are multiples of: patches, or several of them."""
+        """The number of latent cells of which the sides of pictures are multiples."""
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
-        """Tokens that attention sees of a sample of `tokens` with a target of `grid`."""
+        """Tokens that attention computes for a sample of `tokens` tokens and target `grid`."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
-        """Tokens that attention sees of a sample whose latent has this size."""
+        """Tokens that attention computes for a sample whose latent has this size."""
         p = self.patch_spatial
         grid = (frames // self.patch_temporal, height // p, width // p)
         return self.attended(grid, grid[0] * grid[1] * grid[2])
 
     def attended_in(self, batch: Any) -> list[int]:
-        """Tokens that attention sees of each sample of the pack `batch`."""
+        """Tokens that attention computes for each sample of the pack `batch`."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Rows of text of each sample of a pack, before captions are filled up."""
+        """Rows of text of each sample in a pack, before captions are filled up."""
         return batch.text_rows
 
     @property
     def output_features(self) -> int:
-        """Numbers that the network predicts for each token; no more than it is given."""
+        """Numbers that the network predicts for each token, at most as many as it gets."""
         return self.patch_features
 
     @property
     def largest_latent(self) -> tuple[int, int, int] | None:
-        """Latent frames, rows, columns that it takes at most, or `max_size` covers; None: any."""
+        """The largest latent (frames, rows, columns) that the network accepts; None: any."""
         return None
 
     @property
     def text_zeros_to(self) -> int | None:
-        """Rows up to which captions are filled with zeros; None: they stay as they are stored."""
+        """Number of rows to which captions are filled with zeros; None: they are not."""
         return self.text_pad_to if isinstance(self.text_pad_to, int) else None
 
     @property
     def cost_sizes(self) -> list[int]:
-        """The settings that the cost of a pack depends on, as loader states store them."""
+        """The settings on which the cost of a pack depends, as stored in loader states."""
         sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
         return [*sizes, self.text_zeros_to or 0]
 
     @property
     def token_route(self) -> TokenRoute | None:
-        """The layers that see a part of the tokens in training; None: there are none."""
+        """The layers that skip some tokens in training; None without token routing."""
         if self.route_from is None or self.route_to is None:
             return None
         return TokenRoute.of_rate(self.route_rate, first=self.route_from, last=self.route_to)
 
     @property
     def fp8_rows(self) -> int:
-        """For 8-bit products, the number of tokens on a rank must be a multiple of this."""
+        """The number of which a rank's tokens must be a multiple for 8-bit products."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     @property
     def token_multiple(self) -> int:
-        """A context rank's rows of tokens are filled up to a multiple of this.
+        """The number of which a context rank's rows of tokens are made a multiple.
 
-        Sequence parallelism gives each tensor rank an equal part, and 8-bit products take parts
-        that are a multiple themselves; so are those that a token route keeps of whole runs.
+        Sequence parallelism gives each tensor rank an equal part. 8-bit products need parts that
+        are multiples themselves, as are the tokens that a route keeps of whole runs.
         """
         parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
         run = 1 if self.token_route is None else self.token_route.run
@@ -409,24 +409,24 @@ class ModelConfig:
 
     @property
     def whole_samples_by(self) -> str | None:
-        """The setting with which layers need all tokens of a sample at once, if there is one."""
+        """The setting that makes layers need all tokens of a sample at once, or None."""
         return None
 
     @property
     def unguided_by(self) -> str | None:
-        """The setting by which the network takes no classifier-free guidance, if there is one."""
+        """The setting because of which the network takes no classifier-free guidance, or None."""
         return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002
-        """The model with which training computes `step`; a family may change it with steps."""
+        """The configuration that training uses at `step`; some families change it with the step."""
         return self
 
     def with_all_tokens(self) -> Self:
-        """This configuration without a token route."""
+        """This configuration without token routing."""
         return replace(self, route_from=None, route_to=None)
 
     def on_one_rank(self) -> Self:
-        """This configuration without parallelism, token routing, and what a machine may lack."""
+        """This configuration without parallelism, token routing and optional libraries."""
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,
@@ -452,7 +452,7 @@ class ModelConfig:
 
     @property
     def model_parallel_size(self) -> int:
-        """Ranks that together hold one replica of the model."""
+        """Number of ranks that together hold one replica of the model."""
         return (
             self.tensor_model_parallel_size
             * self.context_parallel_size

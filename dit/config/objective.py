@@ -240,18 +240,18 @@ class FlowConfig:
 
     @property
     def steps_evenly(self) -> bool:
-        """Whether samplers shift even steps."""
+        """Whether samplers shift evenly spaced steps."""
         evenly = (SamplingLevels.LINEAR, SamplingLevels.LCM)
         return self.sampling_levels in evenly or self.ends_at_one_step
 
     @property
     def ends_at_one_step(self) -> bool:
-        """Whether these even steps are those from 1 to 1 / number of steps."""
+        """Whether the levels of sampling run from 1 to 1 / number of steps."""
         return self.sampling_levels in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL)
 
     @property
     def covers_all_levels(self) -> bool:
-        """Whether a network of these levels generates alone: samplers go from 1 to 1/1000."""
+        """Whether the network covers all levels, so that it can generate alone."""
         first, last = self.level_range or (0.0, 1.0)
         return first <= 1e-3 and last == 1
 
@@ -316,7 +316,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """The fields in the order of files: those of all objectives, of EDM, of flow matching."""
+        """The order of the fields in files: common ones, then EDM's, then flow matching's."""
         return [name for kind in cls.__mro__ for name in get_annotations(kind)]
 
     def __post_init__(self) -> None:
@@ -393,17 +393,20 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def predictions_kept(self) -> int:
-        """Number of those passes whose predictions are kept for the one that learns."""
+        """Number of those passes whose predictions the learning pass needs."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property
     def level_share(self) -> TokenShare | None:
-        """The tokens of the first of a sample's two levels; None: it has one."""
+        """The tokens that get the first of a sample's two noise levels.
+
+        None: a sample has one level.
+        """
         return TokenShare.of_rate(self.second_level_rate) if self.second_level_rate else None
 
     @property
     def levels_a_sample(self) -> int:
-        """Each has all of the sample's text."""
+        """Number of noise levels in each sample."""
         return 1 if self.level_share is None else 2
 
     def _given_frames(self) -> list[Rule]:

@@ -1,11 +1,11 @@
-"""What another value of a key does to a run that continues from its checkpoint.
+"""What a changed key does to a run that resumes from its checkpoint.
 
-Each key has its class in the type of its field, which is `float` for all else:
+The type of a field names its class, and is plain `float` for all other purposes:
 
     lr: Live[float] = 1e-4
 
-No key keeps the checkpoint's value in silence: another one takes effect, or is an error, or, where
-only the start of a run reads it, the log says that it has no effect.
+No change is ignored in silence. It takes effect or is an error; if only the start of a run reads
+the key, the log says that the change has no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 
 class Resume(StrEnum):
-    """The classes; `RESUMED` has their meaning."""
+    """The classes of keys; `RESUMED` has their meaning."""
 
     LIVE = "live"
     REFUSED = "refused"
@@ -54,9 +54,9 @@ AtStart = Annotated[T, Resume.AT_START]
 
 @cache
 def resume_classes(group: Any) -> dict[str, Resume]:
-    """The class of each key of a dataclass that has one.
+    """The class of each key of a dataclass, for keys that name one.
 
-    A field that a subclass declares anew keeps its class unless the subclass gives another.
+    A field that a subclass redeclares keeps its class unless the subclass gives another.
     """
     found: dict[str, Resume] = {}
     for base in reversed(group.__mro__):
@@ -68,12 +68,12 @@ def resume_classes(group: Any) -> dict[str, Resume]:
 
 
 def resume_class(group: Any, key: str) -> Resume:
-    """The class of one key. One without it, of a family outside of this package, is refused."""
+    """The class of one key; REFUSED for keys of external families that name none."""
     return resume_classes(group).get(key, Resume.REFUSED)
 
 
 def weight_settings(model: Any) -> dict[str, Any]:
-    """The settings of a `ModelConfig` that decide shape and meaning of weights and inputs."""
+    """The settings of a `ModelConfig` that decide the shape and meaning of weights and inputs."""
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)

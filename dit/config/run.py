@@ -24,7 +24,7 @@ from dit.config.training import EmaConfig, EmaKind, OptimizerKind, Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(RunGroups):
-    """A whole run. Its network is of one family, so that `model` has no default."""
+    """The whole configuration of a run. Its network has one family, so `model` has no default."""
 
     def __post_init__(self) -> None:
         check(*_rules(self))
@@ -57,7 +57,8 @@ class RunConfig(RunGroups):
         """Replicas of the model on `world_size` processes.
 
         Raises:
-            Problems: the processes do not divide, or the global batch does not.
+            Problems: the layout does not divide the processes, or replicas do not divide the global
+                batch.
         """
         parts = self.model.model_parallel_size
         check(
@@ -96,7 +97,7 @@ class RunConfig(RunGroups):
 
 
 def _rules(run: RunGroups) -> Iterator[Rule]:
-    """All that concern several groups."""
+    """All rules that concern several groups."""
     yield from _steps(run)
     yield from _validation(run)
     yield _guidance(run)
@@ -110,7 +111,7 @@ def _rules(run: RunGroups) -> Iterator[Rule]:
 
 
 def _steps(run: RunGroups) -> list[Rule]:
-    """How long a run takes, and what it makes meanwhile."""
+    """Rules about the length of a run and its checkpoints, validations and samples."""
     warmup, horizon = run.scheduler.lr_warmup_iters, run.decay_iters
     ends = "train.train_iters" if run.scheduler.lr_decay_iters is None else None
     return [
@@ -130,7 +131,7 @@ def _steps(run: RunGroups) -> list[Rule]:
 
 
 def _validation(run: RunGroups) -> list[Rule]:
-    """What fixed levels and a target of the validation loss need."""
+    """Rules about fixed noise levels and a target of the validation loss."""
     target, train = run.validation.target, run.train
     return [
         (
@@ -153,7 +154,7 @@ def _validation(run: RunGroups) -> list[Rule]:
 
 
 def _guidance(run: RunGroups) -> Rule:
-    """Networks that were distilled to steps without guidance have none in validations."""
+    """The rule that networks distilled to few steps are validated without guidance."""
     scale, unguided = run.validation.guidance, run.model.unguided_by
     return (
         scale in (None, 1) or unguided is None,
@@ -163,7 +164,7 @@ def _guidance(run: RunGroups) -> Rule:
 
 
 def _tokens(run: RunGroups) -> list[Rule]:
-    """What ranks and methods of training ask of the tokens of a sample."""
+    """Rules about the tokens of a sample, for parallelism and methods of training."""
     multiple, context = run.dataset.sample_multiple, run.model.context_parallel_size
     ring = context > 1 and run.model.cp_comm_type is ContextComm.P2P
     parts = 2 * context if ring else context
@@ -194,7 +195,7 @@ def _tokens(run: RunGroups) -> list[Rule]:
 
 
 def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
-    """Each of so many pieces of a sample is whole runs of neighbours, of both keys together."""
+    """Rules that each of `parts` pieces of a sample consists of whole runs of tokens."""
     model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
     rules = [
         (
@@ -229,7 +230,7 @@ def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
 
 
 def _memory(run: RunGroups) -> list[Rule]:
-    """What saves memory, and what it needs."""
+    """Rules about options that save memory."""
     return [
         (
             not run.optimizer.narrow_moments or run.ddp.use_distributed_optimizer,
@@ -256,7 +257,7 @@ def _memory(run: RunGroups) -> list[Rule]:
 
 
 def _adapters(run: RunGroups) -> list[Rule]:
-    """What is for adapters alone, and what is not for them."""
+    """Rules about options that need adapters, and options that exclude them."""
     return [
         (
             run.lora.enabled or run.objective.drift_weight == 0,
@@ -286,7 +287,7 @@ def _adapters(run: RunGroups) -> list[Rule]:
 
 
 def _distillation(run: RunGroups) -> list[Rule]:
-    """What a student and its teacher need, and other methods that do not go with them."""
+    """Rules about a student and its teacher, and about methods that exclude distillation."""
     c, objective = run.distill, run.objective
     if c.method is None:
         return []
@@ -341,7 +342,7 @@ def _distillation(run: RunGroups) -> list[Rule]:
 
 
 def _levels_of_student(run: RunGroups) -> list[Rule]:
-    """Levels that the sampler of a student visits."""
+    """Rules about the noise levels that a student's sampler visits."""
     c, levels = run.distill, run.objective.sampling_levels
     lcm, noisy = levels is SamplingLevels.LCM, c.sampler is Sampler.LCM
     by_euler = run.objective.steps_evenly or levels is SamplingLevels.LINEAR_QUADRATIC
@@ -363,7 +364,7 @@ def _levels_of_student(run: RunGroups) -> list[Rule]:
 
 
 def _warm_start(run: RunGroups) -> list[Rule]:
-    """What `train.warm_start_ema` needs."""
+    """Rules about `train.warm_start_ema`."""
     if not run.train.warm_start_ema:
         return []
     c, kind = run.checkpoint, run.ema.kind
@@ -389,7 +390,7 @@ def _warm_start(run: RunGroups) -> list[Rule]:
 
 
 def _weights_in_shares(run: RunGroups) -> list[Rule]:
-    """What `ddp.sharding=weights` cannot have."""
+    """Rules about options that `ddp.sharding=weights` excludes."""
     if run.ddp.sharding is Sharding.OPTIMIZER:
         return []
     model, optimizer = run.model, run.optimizer
@@ -448,7 +449,7 @@ def _weights_in_shares(run: RunGroups) -> list[Rule]:
 
 
 def _mock_data(run: RunGroups) -> Iterator[Rule]:
-    """Mock data have no text encoder, and their samples must fit into packs."""
+    """Rules about mock data, which have no text encoder and must fit into packs."""
     if not run.dataset.mock:
         return
     for name in ("prompts_file", "negative_prompt"):
@@ -464,7 +465,7 @@ def _mock_data(run: RunGroups) -> Iterator[Rule]:
 
 
 def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
-    """Why this mock sample fits in no pack; empty if it fits."""
+    """Why this mock sample fits into no pack; empty if it fits."""
     model, capacity = run.model, run.dataset.task_encoder_seq_length
     size = (geometry.frames, geometry.height, geometry.width)
     shape = "frames={} height={} width={}".format(*size)

@@ -1,7 +1,7 @@
-"""What training computes in part: layers see some tokens of a sample, attention some of its keys.
+"""Methods that compute only a part: layers skip tokens of a sample, attention skips keys.
 
-1. TokenShare      so many of each run of neighbours: two noise levels in a sample
-2. TokenRoute      the same, for some layers: token routing (TREAD, arXiv:2501.04765)
+1. TokenShare      a fixed number of each run of neighbouring tokens: two noise levels in a sample
+2. TokenRoute      such a share for some layers: token routing (TREAD, arXiv:2501.04765)
 3. SparseSchedule  the share of the cubes of a sample that each of them attends to in full, by
                    training steps: Video Sparse Attention (VSA, arXiv:2505.13389), with the schedule
                    of FastVideo's training
@@ -26,7 +26,7 @@ WHOLE = Fraction(1)
 
 
 def _exact(number: float) -> Fraction:
-    """The number as it is written: 0.1 is a tenth."""
+    """`number` as a fraction, as written: 0.1 is a tenth."""
     return Fraction(repr(float(number)))
 
 
@@ -34,8 +34,8 @@ def _exact(number: float) -> Fraction:
 class TokenShare:
     """A share of the tokens of a sample: `kept` of each `run` neighbouring ones.
 
-    As many of each run, so that each piece of whole runs keeps the same share, whichever rank
-    holds it. Published methods draw a subset from all tokens of a sample.
+    The same number of each run is kept, so that each rank's piece of whole runs keeps the same
+    share. Published methods draw a subset of all tokens of a sample.
     """
 
     run: int
@@ -43,7 +43,7 @@ class TokenShare:
 
     @classmethod
     def of_rate(cls, rate: float, **more: int) -> Self:
-        """A share that leaves out `rate`, in the shortest run with whole numbers of tokens."""
+        """A share that leaves out the fraction `rate`, with the shortest run that allows it."""
         share = _exact(rate)
         run = share.denominator
         return cls(run=run, kept=run - share.numerator, **more)
@@ -53,14 +53,14 @@ class TokenShare:
         return rows // self.run * self.kept
 
     def tokens(self, real: int) -> int:
-        """Number of a sample's real tokens that are kept; padding may fill up its last run."""
+        """Number of a sample's real tokens that are kept; padding may complete its last run."""
         return self.rows(real) + min(real % self.run, self.kept)
 
 
 def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[int, int]]:
-    """(tokens, text rows) of the samples that one sample is trained as, if it has two levels.
+    """(tokens, text rows) of the samples into which training divides one, if it has two levels.
 
-    Each has all of the text; a sample of fewer tokens than a run stays whole.
+    Each has all of the text; a sample with fewer tokens than a run stays whole.
     """
     if share is None or tokens < share.run:
         return [(tokens, text)]
@@ -76,7 +76,7 @@ class TokenRoute(TokenShare):
     last: int  # layer, likewise; it is in the route
 
     def holds(self, layer: int) -> bool:
-        """Whether `layer` gets a part of the tokens, and so does the layer before it."""
+        """Whether `layer` and the layer before it both get a part of the tokens."""
         return self.first < layer <= self.last
 
     def parts(self, first: int, stop: int) -> list[tuple[int, int, bool]]:
@@ -87,7 +87,7 @@ class TokenRoute(TokenShare):
 
 
 def route_rules(first: int | None, last: int | None, rate: float, *, layers: int) -> list[Rule]:
-    """Rules of the keys of a route by themselves, in a network of so many layers."""
+    """Rules about the keys of a token route alone, in a network with `layers` layers."""
     rules = [
         (
             0 <= rate < 1,
@@ -113,9 +113,9 @@ def route_rules(first: int | None, last: int | None, rate: float, *, layers: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSchedule:
-    """Share of the cubes that are attended to, which falls during training.
+    """The share of cubes that are attended to, which falls during training.
 
-    It is 1 at first, and `step` less after each `interval` training steps, down to `last`.
+    It starts at 1 and falls by `step` after each `interval` training steps, down to `last`.
     """
 
     last: Fraction
@@ -127,9 +127,10 @@ class SparseSchedule:
         return cls(last=_exact(last), step=_exact(step), interval=interval)
 
     def at(self, step: int) -> Fraction:
-        """The share at a training step, counted from 1; FastVideo's sparsity is 1 - this.
+        """The fraction of kept cubes at a training step, counted from 1.
 
-        Where 1 - `last` is no multiple of `step`, FastVideo stops before it, and this does not.
+        FastVideo's sparsity is 1 - share. If 1 - `last` is not a multiple of `step`, FastVideo
+        stops before `last`, while this reaches it.
         """
         return max(self.last, WHOLE - step // self.interval * self.step)
 

@@ -53,7 +53,7 @@ class TrainConfig:
 
 
 class OptimizerKind(StrEnum):
-    """What updates the matrices of attention and feed-forward; AdamW updates all other weights."""
+    """The optimizer of matrices in attention and feed-forward; AdamW updates all other weights."""
 
     ADAMW = "adamw"
     MUON = "muon"
@@ -61,7 +61,7 @@ class OptimizerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Weights with settings of their own; the last group whose pattern matches a weight rules."""
+    """Weights with settings of their own; the last group whose pattern matches a weight applies."""
 
     pattern: Refused[str]
     """Names with * and ?, as ours or as Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
@@ -110,7 +110,7 @@ class NewtonSchulz(StrEnum):
 
 
 class MomentType(StrEnum):
-    """Type in which a moment of Adam is kept between updates."""
+    """The type in which a moment of Adam is stored between updates."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -119,7 +119,7 @@ class MomentType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> MomentType | None:
-        """Names of torch, as in files of Megatron-Bridge; uint8 stands for 8-bit floats there."""
+        """Type for torch's names, as in files of Megatron-Bridge, which call 8-bit floats uint8."""
         return _OF_TORCH.get(str(value).removeprefix("torch."))
 
     @property
@@ -141,7 +141,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerStates:
-    """What an optimizer keeps of each number that it trains, beside the float32 main parameter."""
+    """What an optimizer stores for each trained number besides the float32 main parameter."""
 
     names: tuple[str, ...]
     """As in a checkpoint, which holds each of them in float32."""
@@ -153,7 +153,7 @@ class OptimizerStates:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with decoupled weight decay (arXiv:1711.05101), or Muon with AdamW beside it."""
+    """AdamW with decoupled weight decay (arXiv:1711.05101), or Muon with AdamW."""
 
     kind: Refused[OptimizerKind] = OptimizerKind.ADAMW
     """adamw; or muon for the matrices of attention and feed-forward, adamw for all other weights.
@@ -226,7 +226,7 @@ class OptimizerConfig:
         )
 
     def _of_muon(self) -> list[Rule]:
-        """What Muon cannot have."""
+        """Rules about options that Muon excludes."""
         without = {
             "optimizer_cpu_offload=true": self.optimizer_cpu_offload,
             f"exp_avg_dtype={self.exp_avg_dtype} and exp_avg_sq_dtype={self.exp_avg_sq_dtype}": (
@@ -243,12 +243,15 @@ class OptimizerConfig:
 
     @property
     def narrow_moments(self) -> bool:
-        """Whether a moment is kept in fewer bits than float32."""
+        """Whether a moment is stored in fewer bits than float32."""
         return self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes < 2 * MomentType.FP32.bytes
 
     @property
     def states(self) -> OptimizerStates:
-        """What the optimizer keeps of each number: memory, planner and checkpoints ask it."""
+        """What the optimizer stores for each number.
+
+        Memory estimate, planner and checkpoints use it.
+        """
         return OptimizerStates(
             names=MOMENTS,
             bytes=self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes,
@@ -312,7 +315,7 @@ class EmaConfig:
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks share out among them."""
+    """What data-parallel ranks divide among themselves."""
 
     OPTIMIZER = "optimizer"
     WEIGHTS = "weights"
@@ -372,11 +375,11 @@ class DdpConfig:
         )
 
     def sums(self, packs: int) -> int:
-        """How often weights in shares have their gradients summed in a step of so many packs."""
+        """How often the gradients of sharded weights are summed in a step of `packs` packs."""
         return packs if self.reduce_each_pack else 1
 
     def _of_shares(self) -> list[Rule]:
-        """What weights in shares cannot have."""
+        """Rules about options that sharded weights exclude."""
         whole = self.sharding is Sharding.OPTIMIZER
         return [
             (
@@ -424,7 +427,7 @@ class DistConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RngConfig:
-    """The one seed from which initial weights, data order, noise and dropout follow."""
+    """The one seed for initial weights, data order, noise and dropout."""
 
     seed: OfData[int] = 1234
     """Any integer from 0 to 2^63 - 1."""

@@ -1,4 +1,4 @@
-"""Validation: its sets, and the samples that are drawn during a run."""
+"""Validation: its sets, and the samples generated during a run."""
 
 from __future__ import annotations
 

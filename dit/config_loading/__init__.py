@@ -1,16 +1,16 @@
-"""From recipe, YAML file and command line to one checked `RunConfig`, and what it amounts to.
+"""From recipe, YAML file and command line to one checked `RunConfig`.
 
-Precedence, weakest first: recipe function, `--config-file`, command line. Everything that is wrong
-is one `ConfigError`, raised before any work starts. Nothing here imports torch.
+Precedence, weakest first: recipe function, `--config-file`, command line. All problems are reported
+in one `ConfigError`, before any work starts. Nothing here imports torch.
 
     cli        `parse_arguments` of the entry scripts, `--help` and `--help=all`
     load       `load_config`, `to_yaml`, `read_config`, `changes`: the steps below together
-    settings   YAML and tokens -> settings, each with its place, laid over a recipe; named sizes;
+    settings   YAML and tokens -> settings, each with its origin, merged over a recipe; named sizes;
                interpolation
     schema     keys, types and sentences of the dataclasses; those of `model` are a family's
-    validate   types, contradictions, what a network refuses of its run
-    dependencies  keys that have an effect beside certain settings alone, as Muon's beside Muon
-    reference_page  `docs/configuration.md`; likewise
+    validate   types, contradictions, and options that the network cannot have
+    dependencies  keys that have an effect only with certain other settings
+    reference_page  writes `docs/configuration.md`
 """
 
 from dit.config_loading.load import (

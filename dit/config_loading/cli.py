@@ -58,7 +58,7 @@ _HELP = ("--help", "-h", "--help=all")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """What a command line asks for."""
+    """The parsed command line: flags and the configuration."""
 
     config: RunConfig
     dry_run: bool  # check, print what would run, stop
@@ -66,7 +66,7 @@ class Arguments:
 
 
 class _Parser(OptionParser):
-    """Says what is wrong as every other problem of a configuration is said."""
+    """A parser that reports errors in the form of other problems of a configuration."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"{message} ({COMMAND_LINE})"])
@@ -82,9 +82,9 @@ def parse_arguments(
 ) -> Arguments:
     """Flags and overrides of a command line, as one checked configuration.
 
-    `recipes` names the functions that `--recipe` chooses from, and `adapt` fits the chosen one
-    to weights to start from (`load_config`). `--help` prints the keys that people set first,
-    `--help=all` every key; both exit.
+    `recipes` names the functions that `--recipe` chooses from, and `adapt` adjusts the chosen one
+    to the weights from which the run starts (see `load_config`). `--help` prints the keys that
+    people set first, `--help=all` every key; both exit.
 
     Raises:
         ConfigError: with every problem of flags, file and overrides.
@@ -112,10 +112,10 @@ def parse_arguments(
 def _load(
     recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
 ) -> RunConfig:
-    """The run of a file in our keys, or in those of another tool, whose notes are logged.
+    """The run of a file with our keys, or with those of another tool, whose notes are logged.
 
     Raises:
-        Problems: with all that is wrong with file and overrides.
+        Problems: all problems of file and overrides.
     """
     load = partial(load_config, recipe, overrides=overrides, adapt=adapt)
     try:
@@ -170,14 +170,13 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _spelled(token: str) -> str:
-    """A token whose flag is spelled as here: underscores are dashes."""
+    """`token` with the underscores of its flag replaced by dashes."""
     name, equals, value = token.partition("=")
     ours = f"--{name[2:].replace('_', '-')}"
     return ours + equals + value if ours in (*_WITH_VALUE, *_SWITCHES) else token
 
 
 def _belongs_to_unknown(flag: str, token: str) -> bool:
-    """Whether a token looks like the value of a flag that does not exist."""
     return (
         flag not in (*_SWITCHES, *_HELP)
         and "=" not in token
@@ -214,7 +213,7 @@ def _parser(
 def _parse_flags(
     parser: argparse.ArgumentParser, flags: list[str], schema: Schema
 ) -> tuple[argparse.Namespace, list[str]]:
-    """What the flags say, and what is wrong with them."""
+    """The parsed flags, and their problems."""
     names = (*_WITH_VALUE, *_SWITCHES, "--help", "-h")
     known = [flag for flag in flags if flag.partition("=")[0] in names]
     problems = [_unknown_flag(flag, names, schema) for flag in flags if flag not in known]
@@ -239,7 +238,7 @@ def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
 
 
 def _of_another_tool(name: str, value: str) -> str:
-    """What to write for an argument of another tool's command line, if one has it."""
+    """What to write instead of another tool's argument `name`; empty if no tool has it."""
     from dit.foreign.translate import advice
 
     (setting,) = read_tokens([f"{name}={value}"])[0] or [None]

@@ -1,7 +1,7 @@
-"""Keys that have an effect beside certain settings alone, as Muon's beside `optimizer.kind=muon`.
+"""Keys that have an effect only with certain settings, such as Muon's with `optimizer.kind=muon`.
 
-They are no error, because a file may set them for runs of several kinds; a start names those that
-a person set in vain.
+Setting one without effect is no error, because a file may serve several kinds of runs; the start of
+a run lists such keys.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def has(value: Any, wanted: Any) -> bool:
-    """Whether a setting is as `NEEDS` wants it."""
+    """Whether `value` is what `NEEDS` wants of it."""
     if wanted is SET:
         return value is not None
     return value in wanted if isinstance(wanted, tuple | range) else value == wanted

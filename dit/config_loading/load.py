@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class ForWeights(NamedTuple):
-    """The network of weights that a run starts from, and what they were trained for."""
+    """The network and objective that belong to the weights from which a run starts."""
 
     model: ModelConfig
     objective: ObjectiveConfig
@@ -60,7 +60,7 @@ Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
 
 
 class ConfigError(Problems):
-    """Everything that is wrong with a configuration, one line each, before any work starts."""
+    """All problems of a configuration, one line each, found before any work starts."""
 
     def __init__(self, problems: list[str]):
         problems = [legible(problem) for problem in problems]
@@ -81,10 +81,10 @@ def load_config(
     """The recipe's run with the changes of a YAML file, then those of a command line.
 
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
-    value), `--a.b c`, `--a.b=c`; values are YAML. `settings` stand between file and command line.
-    `adapt` may replace the recipe's network and
-    objective by those of weights to start from, below all that a person has set. Paths are read by
-    `dit.local_path`, unless the file is a `saved` one, whose paths are those of its run.
+    value), `--a.b c`, `--a.b=c`; values are YAML. `settings` rank between file and command line.
+    `adapt` may replace the recipe's network and objective by those of the weights from which the
+    run starts; whatever a person has set overrides them. Paths are resolved by `dit.local_path`,
+    unless the file is `saved`, because its paths are resolved already.
 
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.
@@ -134,7 +134,7 @@ def _given(
     key: str,
     otherwise: Any = None,
 ) -> Any:
-    """What a person set a key of a common group to.
+    """The value that a person set for a key of a common group, or `otherwise`.
 
     Raises:
         ConfigError: it is a path that cannot be read.
@@ -153,10 +153,10 @@ def _given(
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
-    """The family that `model.family` names, or that has the size `model.name`, or the recipe's.
+    """The family named by `model.family`, or with the size `model.name`, or else the recipe's.
 
     Raises:
-        ConfigError: there is no such family, or the two disagree; no other key can be read then.
+        ConfigError: there is no such family, or the two disagree; then no other key can be read.
     """
     named, size = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     try:
@@ -181,7 +181,7 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
 def _of_another_family(
     told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
 ) -> str:
-    """That a person asks for another family than that of the weights."""
+    """The problem that a person asks for another family than that of the weights."""
     keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
     return (
@@ -192,7 +192,7 @@ def _of_another_family(
 
 
 def _sort(settings: list[Setting], schema: Schema, problems: list[str]) -> list[Setting]:
-    """The settings whose keys there are, and a problem for each other one."""
+    """The settings with known keys; the others are added to `problems`."""
     known: list[Setting] = []
     for setting in settings:
         if schema.is_known(setting.key):
@@ -225,7 +225,7 @@ def _unknown(setting: Setting, schema: Schema) -> str:
 
 
 def _of_other_family(key: str) -> str | None:
-    """The family whose configuration has a key that this one lacks."""
+    """Another family that has the key `key`, which this run's family lacks; None if none has."""
     group, _, rest = key.partition(".")
     name = rest.partition(".")[0]
     found = [one.name for one in families() if group == "model" and name in hints(one.config)]
@@ -233,7 +233,7 @@ def _of_other_family(key: str) -> str | None:
 
 
 def _misplaced(setting: Setting, schema: Schema) -> list[str]:
-    """A group set to one value, or unknown keys inside a list of records."""
+    """The problem of a group set to a single value, or of unknown keys in a list of records."""
     kind = schema.type_of(setting.key)
     if is_group(kind) and not setting.remove:
         example = f"{setting.key}.{next(iter(hints(kind)))}"
@@ -262,7 +262,7 @@ def save_config(config: RunConfig, path: Path) -> None:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Reads what `save_config` wrote.
+    """The configuration that `save_config` wrote to `path`.
 
     Raises:
         ConfigError: the file is missing, or another version of this program wrote it.
@@ -276,7 +276,7 @@ def default_config() -> RunConfig:
 
 
 def changes(before: RunConfig, after: RunConfig) -> dict[str, str]:
-    """Key -> `key old -> new` of each setting that differs; null where a family has no such key."""
+    """Key -> `key old -> new` for each setting that differs; null if one family lacks the key."""
     old, new = plain(before), plain(after)
     keys = dict.fromkeys([*schema_of(before).all_keys(), *schema_of(after).all_keys()])
     pairs = [(key, _at(old, key), _at(new, key)) for key in keys]

@@ -51,7 +51,7 @@ def files_in(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def reference_page(files: Files) -> str:
-    """The page of all keys as Markdown; `files` name the files that set each."""
+    """The page of all keys as Markdown; `files` holds the settings of each file in conf/."""
     defaults = default_config()
     classes = "".join(f"- `{one}`: {text}\n" for one, text in RESUMED.items())
     parts = [_INTRODUCTION + classes, *_models(files)]
@@ -63,7 +63,7 @@ def reference_page(files: Files) -> str:
 
 
 def _models(files: Files) -> list[str]:
-    """The keys that all families share, then those of each."""
+    """The keys that all families share, then the keys of each family."""
     known = families()
     first = known[0]
     shared = [k for k in hints(first.config) if all(k in hints(one.config) for one in known)]
@@ -83,7 +83,7 @@ def _models(files: Files) -> list[str]:
 
 
 def _family(values: Mapping[str, Any]) -> str:
-    """The family of a file: the one that it names, or that has its named size."""
+    """The family that the settings of a file name, or to which their named size belongs."""
     first = default_family().name
     sized = family_of_size(str(values.get("model.name")), first=first)
     return values.get("model.family") or (sized.name if sized else first)
@@ -108,7 +108,7 @@ def _table(kind: Any, values: object, group: str, keys: Iterable[str], files: Fi
 
 
 def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
-    """The row of key `name` of a dataclass, whose whole name is `key`."""
+    """The table row of the field `name` of `group`; `key` is its dotted key."""
     names = [name for name, keys in files.items() if key in keys]
     users = ", ".join(names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"])
     sentence, resumed = sentences(group).get(name, ""), resume_class(group, name)

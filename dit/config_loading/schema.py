@@ -1,6 +1,6 @@
-"""What the dataclasses of a configuration say: which keys there are, their types and sentences.
+"""The schema of a configuration: its keys, their types and sentences, from the dataclasses.
 
-The keys of `model` are those of a family's own dataclass, so a `Schema` is one family's.
+The keys of `model` are those of a family's dataclass, so a `Schema` belongs to one family.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def is_group(kind: object) -> bool:
 def hints(group: Any) -> dict[str, Any]:
     """Types of the keys of a dataclass, by name, in the order of files.
 
-    A dataclass whose own fields stand before inherited ones or between them in files has a method
-    `field_order`.
+    A dataclass has a method `field_order` if that is not the order of its fields.
     """
     types = get_type_hints(group)
     ordered = getattr(group, "field_order", lambda: [one.name for one in fields(group)])
@@ -38,7 +37,7 @@ def hints(group: Any) -> dict[str, Any]:
 
 
 def item_type(kind: object, index: int) -> Any:
-    """Type of item `index` of a tuple type, or of one that may be null; None if it has none."""
+    """Type of item `index` of a tuple type, which may also allow null; None for other types."""
     lists = [one for one in (kind, *get_args(kind)) if get_origin(one) is tuple]
     items = get_args(lists[0]) if lists else ()
     if len(items) == 2 and items[1] is Ellipsis:
@@ -48,7 +47,7 @@ def item_type(kind: object, index: int) -> Any:
 
 @cache
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
-    """The keys of a dataclass that are paths, each with the function that reads it."""
+    """The keys of a dataclass that are paths, each with the function that resolves it."""
     found = {}
     for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))
@@ -56,7 +55,7 @@ def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
 
 
 def _marks(kind: Any) -> Iterator[Any]:
-    """What `Annotated` says of a type and of each of its alternatives."""
+    """The annotations of a type and of each of its alternatives."""
     if get_origin(kind) is Annotated:
         yield from kind.__metadata__
         kind = kind.__origin__
@@ -66,14 +65,14 @@ def _marks(kind: Any) -> Iterator[Any]:
 
 
 def record_type(kind: object) -> type | None:
-    """The dataclass of the records in a list, such as MockGeometry; None for other types."""
+    """The dataclass of the records in a list type, such as MockGeometry; None for other types."""
     item = item_type(kind, 0)
     return item if is_group(item) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All keys of a run whose network is described by `model`."""
+    """All keys of a run whose network has the configuration class `model`."""
 
     model: type[ModelConfig]
 
@@ -120,12 +119,12 @@ class Schema:
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
 
     def resume_class(self, key: str) -> Resume:
-        """What another value of a dotted key does to a run that continues."""
+        """The resume class of a dotted key."""
         group, _, name = key.partition(".")
         return resume_class(self.groups[group], name)
 
     def nearest(self, key: str) -> str | None:
-        """The known key that an unknown one was probably meant to be."""
+        """The known key that most resembles the unknown `key`; None if none does."""
         parent, _, leaf = key.rpartition(".")
         elsewhere = [known for known in self.all_keys() if known.endswith(f".{leaf}")]
         if elsewhere:
@@ -145,7 +144,7 @@ class Schema:
         return None if known else self.nearest(parent.partition(".")[0])
 
     def _siblings(self, parent: str) -> dict[str, str]:
-        """Name -> dotted key of everything in a group; the groups themselves for an empty key."""
+        """Name -> dotted key of all fields of the group `parent`; of all groups if it is empty."""
         if not parent:
             return {name: name for name in self.groups}
         kind = self.type_of(parent) if self.is_known(parent) else None
@@ -154,7 +153,7 @@ class Schema:
     def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
         """Every group and key with its type, default and sentence, for `--help=all`.
 
-        Only those of `keys`, such as `optimizer.lr`, where they are given, for `--help`.
+        If `keys` are given, such as `optimizer.lr`, only these, for `--help`.
         """
         parts = []
         for name, kind in self.groups.items():
@@ -171,12 +170,12 @@ _WIDTH = 100  # of a line of its sentence
 
 
 def schema_of(config: RunConfig) -> Schema:
-    """All keys of a configuration."""
+    """The schema of a configuration."""
     return Schema(type(config.model))
 
 
 def expected(kind: Any) -> str:
-    """Values of a type in words, such as `an integer or null`."""
+    """The values that a type allows, in words, such as `an integer or null`."""
     simple = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if kind in simple:
         return simple[kind]
@@ -216,7 +215,7 @@ def _reference_of(group: type, values: object, prefix: str, chosen: Iterable[str
 
 
 def _record_lines(kind: object, key: str) -> list[str]:
-    """The keys of one record below the key of a list of them."""
+    """Lines about the keys of one record, for the key of a list of records."""
     record = record_type(kind)
     if record is None:
         return []

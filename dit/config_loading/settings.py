@@ -1,4 +1,4 @@
-"""Settings, each with the place where it was written: read, then laid over a recipe.
+"""Settings, each with its origin: read, then merged over a recipe.
 
 1. read     a YAML file or the tokens of a command line -> nested values and their places
 2. flatten  nested values -> one `Setting` for each key of the configuration
@@ -6,10 +6,8 @@
 4. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
 5. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
 
-`value_of` resolves one key alone: the model family is chosen before the other keys are read.
-
-`escaped` writes text so that the fifth stage gives it back: a recipe's values and saved files are
-meant word for word.
+`value_of` resolves a single key, because the model family is chosen before other keys are read.
+`escaped` protects the text of recipes and saved files from the fifth stage.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
 
 class Level(IntEnum):
-    """Strength of a setting, by its place; the recipe function is weaker than both."""
+    """Strength of a setting, by its origin; the recipe function is weaker than both."""
 
     FILE = 0
     COMMAND_LINE = 1
@@ -55,7 +53,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A key and its value as a person wrote them, with the place."""
+    """A key and value as a person wrote them, with their origin."""
 
     key: str  # dotted, as in model.num_layers
     value: Any  # as YAML reads it, interpolations still unresolved
@@ -73,7 +71,7 @@ class File:
     lines: dict[str, int]  # dotted key -> line, from 1; TOML has none
 
     def origin(self, key: str) -> str:
-        """Place of a dotted key as `FILE:LINE`, or `FILE`."""
+        """Origin of a dotted key as `FILE:LINE`, or `FILE`."""
         return f"{self.path}:{self.lines[key]}" if key in self.lines else str(self.path)
 
     def settings(self) -> list[Setting]:
@@ -85,12 +83,12 @@ class File:
 
 
 def read_file(path: Path) -> File:
-    """A YAML or TOML file, whose top-level keys that begin with `x-` hold anchors and are left out.
+    """The values of a YAML or TOML file, without top-level keys `x-...`, which hold anchors.
 
-    A file such as conf/dit_xl_image.yaml that is not here is that of the installed package.
+    A missing file such as conf/dit_xl_image.yaml is taken from the installed package.
 
     Raises:
-        Problems: the file is missing, is no YAML, or is no mapping of keys to values.
+        Problems: the file is missing, is not YAML, or is no mapping of keys to values.
     """
     path = path if path.exists() else _bundled(path)
     try:
@@ -112,7 +110,7 @@ def read_file(path: Path) -> File:
 
 
 def _bundled(path: Path) -> Path:
-    """The file of this name beside the installed recipes; the path as it is where there is none."""
+    """The file `path` beside the installed recipes if it exists there, else `path` itself."""
     recipes = find_spec("recipes")
     if recipes is None or recipes.origin is None:
         return path
@@ -121,7 +119,7 @@ def _bundled(path: Path) -> Path:
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Descends into groups, and into whatever is none of our keys; a known key has one value."""
+    """The dotted keys and values of a tree; values of known keys are not divided further."""
     ours = Schema(default_family().config)  # families have the same groups
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -133,7 +131,7 @@ def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
-    """Settings of a command line, and one sentence for every token that is none.
+    """Settings of a command line, and one sentence for every token that is no setting.
 
     Accepts `a.b=c`, `+a.b=c`, `~a.b`, `--a.b c` and `--a.b=c`.
     """
@@ -155,7 +153,7 @@ def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
 
 
 def _read_assignment(text: str) -> list[Setting]:
-    """Raises `Problems` if the text is not of the form KEY=VALUE or ~KEY."""
+    """The settings in KEY=VALUE or ~KEY; raises `Problems` for other text."""
     key, equals, value = text.lstrip("+").partition("=")
     if text.startswith("~"):
         if equals:
@@ -195,7 +193,7 @@ def _normal(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """Values of a recipe with settings laid over them, the origin of each, and problems."""
+    """A recipe's values merged with settings, the origin of each, and problems."""
 
     tree: dict[str, Any]
     origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
@@ -206,10 +204,10 @@ class Merged:
 def merge(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> Merged:
-    """Lays `settings`, the weakest first, over the plain values of a recipe.
+    """Merges `settings`, the weakest first, into the plain values of a recipe.
 
     `sizes` has the dotted keys of each `model.name`. A value that cannot be resolved is a problem,
-    and the recipe's stands in for it.
+    and is replaced by the recipe's.
     """
     problems: list[str] = []
     settings = _bounded(without_removed(settings), problems)
@@ -228,7 +226,7 @@ def merge(
 
 
 def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting | None:
-    """The strongest setting of a key, with its value resolved; None if no setting has the key."""
+    """The strongest setting of `key`, with its value resolved; None if no setting has the key."""
     settings = _bounded(without_removed(settings), [])
     named = [setting for setting in settings if setting.key == key]
     if not named:
@@ -237,7 +235,7 @@ def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting
 
 
 def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
-    """The value of a setting; what is wrong with it is said where all of them are resolved."""
+    """The value of the setting `chosen`; problems are reported when all settings are resolved."""
     if _stands_alone(chosen.value):
         return chosen.value
     unsaid: list[str] = []
@@ -247,7 +245,7 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
 
 
 def _stands_alone(value: object) -> bool:
-    """Whether it reads as it is, without the other settings: to resolve all of them takes 50 ms."""
+    """Whether `value` can be read without other settings, whose resolution takes 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
     if isinstance(value, list):
@@ -260,9 +258,9 @@ def _stands_alone(value: object) -> bool:
 
 
 def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, Any] | None:
-    """`base` with the settings, without OmegaConf, where each is a key of a group and stands alone.
+    """`base` merged with simple settings of known keys, without OmegaConf.
 
-    That is as good as every configuration; None where one is not so.
+    None if any is not simple. Almost every configuration is simple.
     """
     tree = {name: dict(group) for name, group in base.items() if isinstance(group, dict)}
     for setting in settings:
@@ -274,7 +272,7 @@ def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, An
 
 
 def escaped(value: Any) -> Any:
-    """`value` with every text written so that it reads back as itself."""
+    """`value` with every text escaped so that resolution restores it."""
     if isinstance(value, dict):
         return {name: escaped(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -287,7 +285,7 @@ def escaped(value: Any) -> Any:
 
 
 def named(setting: Setting) -> str:
-    """A setting for messages, as `key=value (origin)`."""
+    """A setting for messages, as `key=value (origin)`; secrets are hidden."""
     value = '"***"' if _SECRET.search(setting.key) and setting.value else shown(setting.value)
     text = f"~{setting.key}" if setting.remove else f"{setting.key}={value}"
     return f"{text} ({setting.origin})"
@@ -300,14 +298,14 @@ def shown(value: object) -> str:
 
 
 def legible(text: str) -> str:
-    """A message on one line, with characters that a terminal hides or obeys as escapes."""
+    """`text` on one line, with control and hidden characters as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
-    """The settings without their references where these are too many to follow.
+    """The settings without their references, if these are too many to follow.
 
-    Each may stand for a text that holds several, so their number bounds what is read at all.
+    Each reference may lead to a text with several more, so their number is bounded first.
     """
     counts = [
         sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
@@ -324,7 +322,7 @@ def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
 
 
 def _from_environment(settings: list[Setting]) -> list[str]:
-    """A notice for each key whose value a variable of the shell decides, without its value."""
+    """Notices about settings that contain environment variables, without the variables' values."""
     return [
         f"{setting.key}={shown(setting.value)} ({setting.origin}): read from the environment"
         for setting in settings
@@ -347,7 +345,7 @@ def without_removed(settings: list[Setting]) -> list[Setting]:
 def _with_named_size(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
-    """Puts the keys of the strongest `model.name` before the other settings of its level."""
+    """Puts the keys of the strongest `model.name` before other settings of its level."""
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:
         return settings, []
@@ -395,7 +393,7 @@ def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]
 def _resolve(
     whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
 ) -> None:
-    """Puts the recipe's value where an interpolation leads nowhere, and says so."""
+    """Replaces an interpolation that leads nowhere by the recipe's value, with a problem."""
     try:
         value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
         if OmegaConf.is_config(value):
@@ -417,7 +415,7 @@ def _failure(setting: Setting, error: Exception) -> str:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """Every text inside a value."""
+    """Every text inside `value`."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -430,7 +428,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _is_allowed(text: str) -> bool:
-    """Whether a text holds only interpolations of the two allowed kinds, however nested."""
+    """Whether all interpolations in `text`, nested ones included, are of the two allowed kinds."""
     # The brace stays, so that nothing escaped passes inside an interpolation: OmegaConf counts
     # backslashes differently there.
     text = _ESCAPED.sub(r"\\{", text)

@@ -1,11 +1,11 @@
 """Plain values -> a checked `RunConfig`, or every problem at once.
 
-Pydantic checks the types of each group and runs its own checks; the checks that concern several
-groups run when all of them are right. A group whose types are wrong is not checked further in that
-pass, so the recipe's values stand in for the wrong ones and the tree is checked again, until no new
-problem turns up.
+Pydantic checks the types of each group and runs the group's own checks; checks of several groups
+run when all groups are right. A group with wrong types is not checked further in that pass. So
+wrong values are replaced by the recipe's, and the tree is checked again, until no new problem
+appears.
 
-`check_trainable` and `check_objective_inputs` refuse what of a run its network refuses.
+`check_trainable` and `check_objective_inputs` refuse options that the network cannot have.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def _adapter(group: type) -> TypeAdapter[Any]:
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """The tree of keys with enums as text and tuples as lists, as YAML has it."""
+    """The configuration as nested dicts, with enums as text and tuples as lists, as in YAML."""
     return {one.name: plain_group(getattr(config, one.name)) for one in fields(config)}
 
 
 def plain_group(group: Any) -> dict[str, Any]:
-    """A group of a configuration as YAML has it, its keys in the order of files."""
+    """A group of a configuration as in YAML, its keys in the order of files."""
     kind = type(group)
     values = _adapter(kind).dump_python(group, mode="json")
     return {name: values[name] for name in hints(kind)}
@@ -71,7 +71,7 @@ def plain_group(group: Any) -> dict[str, Any]:
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
-    """The configuration, or None and what is wrong with it."""
+    """The configuration, or None and its problems."""
     tree = deepcopy(merged.tree)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
@@ -88,7 +88,7 @@ def checked_config(
 
 
 def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]:
-    """A line for all keys that a person changed and that need the same other setting in vain."""
+    """Lines about changed keys without effect; keys that need the same setting share a line."""
     found: dict[str, list[str]] = {}
     for key, origin in merged.origins.items():
         group, name = key.split(".")[:2]
@@ -107,9 +107,9 @@ def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]
 
 
 def read_paths(merged: Merged, schema: Schema) -> list[str]:
-    """Replaces the paths that a person set by what `dit.local_path` reads; returns the problems.
+    """Resolves the paths that a person set by `dit.local_path`; returns the problems.
 
-    A text `None` where a key may be null is one, too.
+    The text `None` is one, for a key that may be null.
     """
     problems: list[str] = []
     for group, kind in schema.groups.items():
@@ -137,7 +137,7 @@ def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str])
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
-    """The configuration, or what is wrong and where."""
+    """The configuration, or its problems, each with its place."""
     groups: dict[str, Any] = {}
     found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():
@@ -160,7 +160,7 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Puts the recipe's value at a group or key; returns what a mention of it looks like."""
+    """Puts the recipe's value at `place` into `tree`; returns how a message would mention it."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -169,7 +169,7 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str
 def _in_words(
     details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[KeyPath, str]]:
-    """One of pydantic's errors in our words; a group's own check may have several."""
+    """An error of pydantic in our words; a group's own check may report several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
     raised = details.get("ctx", {}).get("error")
@@ -190,7 +190,7 @@ def dotted(place: Sequence[int | str]) -> str:
 
 
 def _in_tree(place: KeyPath, tree: dict[str, Any]) -> KeyPath:
-    """A place without what pydantic adds where a key may be of several types: which one failed."""
+    """`place` without the parts that pydantic adds for alternatives of a type."""
     for length, part in enumerate(place):
         outer = _at(tree, place[:length])
         if isinstance(outer, list) and isinstance(part, int):
@@ -207,7 +207,7 @@ def _at(tree: Any, place: KeyPath) -> Any:
 
 
 def _origin(place: KeyPath, origins: dict[str, str]) -> str:
-    """Where the value or the list that it stands in was written."""
+    """The origin of a value, or of the list that contains it."""
     for length in range(len(place), 0, -1):
         outer = ".".join(map(str, place[:length]))
         if outer in origins:
@@ -233,13 +233,13 @@ def _hint(value: object, kind: Any) -> str:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether a list of any number of simple values is expected, or null."""
+    """Whether `kind` is a list of simple values of any length."""
     item = item_type(kind, 10_000)  # a list of fixed length has none
     return item is not None and not is_group(item)
 
 
 def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: Schema) -> str:
-    """A group's own complaint, with the places where the keys it names were set."""
+    """A group's own message, with the origins of the keys it names."""
     if not place:
         named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))
         known = {key: origins[key] for key in named if key in origins}
@@ -256,11 +256,7 @@ def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: S
 
 
 def check_trainable(model: ModelConfig) -> None:
-    """Refuses networks that only generate.
-
-    Raises:
-        Problems: names the key.
-    """
+    """Raises `Problems` for networks that can only generate; the message names the key."""
     family = family_of(model)
     check(
         (
@@ -273,11 +269,7 @@ def check_trainable(model: ModelConfig) -> None:
 
 
 def check_objective_inputs(config: RunConfig) -> None:
-    """Refuses what of the objective concerns inputs that the network or its samples do not have.
-
-    Raises:
-        Problems: names the keys.
-    """
+    """Raises `Problems` for objectives whose inputs the network or its samples do not have."""
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
     frames = [one for one in inputs if one.kind is InputKind.FRAMES]
@@ -317,7 +309,7 @@ def check_objective_inputs(config: RunConfig) -> None:
 
 
 def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) -> Rule:
-    """Samples of a validation take all timesteps of a list."""
+    """The rule that generated validation samples use all timesteps of a list."""
     wanted, drawn = objective.sampling_timesteps, validation
     count = drawn.sampling_steps if wanted is None else len(wanted)
     draws = drawn.prompts_file is not None or drawn.num_captions > 0
@@ -329,7 +321,7 @@ def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) 
 
 
 def _scale_of_references(validation: ValidationConfig, model: ModelConfig) -> Rule:
-    """Guidance of validation pictures leads away from references where the network has any."""
+    """The rule that guidance away from references needs a network with references."""
     scale = validation.reference_guidance
     unused = family_of(model).unguided_by_references(model)
     return (

@@ -9,14 +9,14 @@ export                checkpoint -> Diffusers folder; also at each save of a run
 pipeline              the other components of a pipeline folder
 verify                compares every tensor of both, and the outputs of the two networks
 lora                  checkpoints of adapters to and from files, alone or merged
-cards                 the README.md of a folder that is exported
+cards                 the README.md of an exported folder
 atomic_folder         a target folder that appears only when it is complete
-load_hf               a Diffusers folder as the start of a run, without an import
-bridge                registration with NVIDIA's Megatron-Bridge; imported only when asked for
+load_hf               starts a run from a Diffusers folder, without an import
+bridge                registration with NVIDIA's Megatron-Bridge; imported on demand
 errors                the error of this folder
 
-The names that Diffusers gives to a network and its tensors come from the family
-(`Family.diffusers`), which `_class_name` or `model.family` chooses. Only `verify` and `bridge`
-build a network. All processes of the group call every function that converts, and share the files.
-A checkpoint of ours holds whole tensors, whichever layout wrote it, so no layout appears here.
+Diffusers' names of a network and its tensors come from the family (`Family.diffusers`), which
+`_class_name` or `model.family` selects. Only `verify` and `bridge` build a network. All processes
+of the group call every function that converts, and share the files. Our checkpoints hold whole
+tensors, whichever layout wrote them, so no layout appears in this folder.
 """

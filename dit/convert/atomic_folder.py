@@ -1,4 +1,4 @@
-"""A target folder that appears only when it is complete, and work split over processes."""
+"""A target folder that appears only when it is complete, and work divided over processes."""
 
 from __future__ import annotations
 

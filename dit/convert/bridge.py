@@ -59,7 +59,7 @@ from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):
-    """Scatters contiguous copies, because gloo sends memory without regard to strides."""
+    """Scatters contiguous copies, because gloo sends memory regardless of strides."""
 
     def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
         own = None if splits is None else [part.contiguous() for part in splits]
@@ -75,7 +75,7 @@ _SHARED = {
 
 
 class PairMapping(MegatronParamMapping):
-    """One line of the table, for one layer."""
+    """The mapping of one line of the name table, for one layer."""
 
     def __init__(self, pair: Pair):
         names = {str(number): name for number, name in enumerate(pair.theirs)}
@@ -108,7 +108,7 @@ def _name(pair: Pair) -> str:
 
 
 class _Source(StateSource):
-    """The tensors of a Diffusers folder."""
+    """The tensors of a Diffusers folder, as Megatron-Bridge reads them."""
 
     def __init__(self, folder: DiffusersFolder):
         self.folder = folder
@@ -152,7 +152,7 @@ class DiffusersSource:
 
 @dataclass
 class NetworkProvider(TransformerConfig, ModelProviderMixin):
-    """Builds a network, with the layout and precision that Megatron-Bridge sets in its fields."""
+    """Builds a network with the layout and precision that Megatron-Bridge sets in its fields."""
 
     network: ModelConfig = field(default_factory=default_family().default)
     seed: int = 1234
@@ -165,7 +165,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         return cls(**known, network=model)
 
     def configured(self) -> ModelConfig:
-        """The model with the layout and the precision that the fields now have."""
+        """The model configuration with the present layout and precision of the fields."""
         return replace(
             self.network,
             tensor_model_parallel_size=self.tensor_model_parallel_size,
@@ -177,7 +177,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         )
 
     def finalize(self) -> None:
-        """Checks the fields together.
+        """Checks the fields against each other.
 
         Raises:
             Problems: fields contradict each other.
@@ -214,7 +214,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
 
 
 class NetworkBridge(MegatronModelBridge):
-    """Diffusers' transformer <-> ours, by the table of its family."""
+    """The bridge between Diffusers' transformer and ours, by the name table of its family."""
 
     hf_config: ModelConfig  # of the source; Megatron-Bridge sets it where it makes the bridge
 
@@ -227,9 +227,9 @@ class NetworkBridge(MegatronModelBridge):
 
 
 def register() -> None:
-    """Registers the network of every class of Diffusers that a family has, again, too.
+    """Registers a bridge for each Diffusers class of a family; it may be called again.
 
-    Megatron-Bridge tells bridges apart by their classes, so that each of Diffusers' has its own.
+    Megatron-Bridge identifies bridges by their class, so each Diffusers class gets one of its own.
     """
     for theirs, family in diffusers_classes().items():
         network: Any = family_named(family).network()

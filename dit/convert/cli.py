@@ -50,7 +50,7 @@ def _tokens(text: str) -> int | TextPadding | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportOptions:
-    """A folder of Diffusers -> a checkpoint that a run can start from."""
+    """Converts a folder of Diffusers to a checkpoint that a run can start from."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder with config.json and safetensors, or of a pipeline."""
@@ -67,7 +67,7 @@ class _ImportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Checkpoint:
-    """A checkpoint that is read."""
+    """The checkpoint to read."""
 
     megatron_path: CheckpointPath = option(metavar="DIR")
     """Run folder, checkpoint folder, or LATEST file of a run; or msc://PROFILE/PATH of its
@@ -76,7 +76,7 @@ class _Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _WhichWeights:
-    """The weights of a checkpoint."""
+    """Which weights of the checkpoint to take."""
 
     weights: Literal["ema", "model"] | None = None
     """Average of the weights, or the last ones. (default: ema if the run keeps one)"""
@@ -87,7 +87,7 @@ class _WhichWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class _ExportOptions:
-    """A checkpoint -> a folder that Diffusers opens."""
+    """Converts a checkpoint to a folder that Diffusers opens."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder to write; must not exist."""
@@ -103,7 +103,7 @@ class _ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Surroundings:
-    """What stands beside the network; one of these."""
+    """What to write besides the network; at most one of these."""
 
     pipeline_from: Path | None = option(None, metavar="DIR")
     """Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text encoder
@@ -124,7 +124,7 @@ class _VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _ExportLoraOptions:
-    """A checkpoint of LoRA adapters -> a folder for Diffusers, peft and ComfyUI."""
+    """Writes the LoRA adapters of a checkpoint to a folder for Diffusers, peft and ComfyUI."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder to write; must not exist."""
@@ -140,7 +140,7 @@ class _ExportLoraOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _ImportLoraOptions:
-    """A file or folder of LoRA adapters -> a checkpoint that a run of adapters starts from."""
+    """Converts LoRA adapters in a file or folder to a checkpoint that a run can start from."""
 
     hf_path: Path = option(metavar="DIR")
     """Folder or safetensors file of Diffusers, peft or ComfyUI."""
@@ -203,7 +203,7 @@ def convert_parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], *kinds: Any
 ) -> argparse.ArgumentParser:
-    """The parser of a command, whose options are fields; the first class says what it does."""
+    """The parser of command `name`, whose options are the fields of `kinds`."""
     about = kinds[0].__doc__
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     add_options(parser, *kinds, dashes=True)
@@ -346,7 +346,7 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts a process group: of the launcher, or of this process alone. False if there is one."""
+    """Starts a process group, of the launcher's processes or of this one; False if there is one."""
     dist = _distributed()
     if dist.is_initialized():
         return False
@@ -364,7 +364,7 @@ def _stop() -> None:
 
 
 def _track() -> Track:
-    """Shows the progress of the first process; what takes less than two seconds shows none."""
+    """Shows progress on the first process, for steps that take more than two seconds."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if _is_first() else no_progress
 
 

@@ -35,7 +35,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class PrivateKeys(BaseModel):
-    """Keys of a config.json that begin with an underscore, as far as they are read here."""
+    """Keys of a config.json that begin with an underscore, as far as this project reads them."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -44,7 +44,7 @@ class PrivateKeys(BaseModel):
 
 
 class WeightIndex(BaseModel):
-    """The index of weights that lie in several files."""
+    """The index of weights that are divided over several files."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -69,14 +69,14 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConvertError(f"{file} cannot be read ({explained(error)})") from error
     if not isinstance(content, dict):
-        raise ConvertError(f"{file} holds no JSON object")
+        raise ConvertError(f"{file} holds no JSON object; download or export the folder again")
     return content
 
 
 def checked_json(
     kind: type[_Checked], content: dict[str, Any], *, place: object, within: str = ""
 ) -> _Checked:
-    """Validates `content`, which is below the key `within` of the file `place`, as a `kind`.
+    """Validates `content`, found under the key `within` of the file `place`, as a `kind`.
 
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
@@ -136,7 +136,7 @@ class Header:
         return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
 
     def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
-        """A `part` of the tensor, which its file has under the name `stored`."""
+        """A `part` of the tensor whose name in the file is `stored`."""
         rows, *others = part
         start, stop, _ = rows.indices(self.shape[0])
         first = self.first or 0
@@ -154,7 +154,7 @@ class Header:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersFolder:
-    """A transformer in Diffusers' format, of which single tensors are read."""
+    """A transformer in Diffusers' format, whose tensors can be read one by one."""
 
     path: Path  # of config.json and the weights
     config: dict[str, Any]
@@ -171,7 +171,7 @@ class DiffusersFolder:
         """The tensor `name`, or a `part` of it, copied out of its file.
 
         Raises:
-            ConvertError: the file has become unreadable since it was opened first.
+            ConvertError: the file has become unreadable since it was opened.
         """
         # The file is opened for each tensor: pages of an open file count as memory of this process.
         header = self.headers[name]
@@ -202,7 +202,7 @@ class DiffusersFolder:
 
     @property
     def multiplied_out(self) -> str | None:
-        """A sentence for the log about weights in 8-bit floats; None: there are none."""
+        """A sentence for the log about weights in 8-bit floats; None if there are none."""
         scaled = sum(header.scales is not None for header in self.headers.values())
         if not scaled:
             return None
@@ -226,11 +226,14 @@ class DiffusersFolder:
 
     @property
     def absent(self) -> list[str]:
-        """Names of tensors that stand for zeros (`fill_up`)."""
+        """Names of missing tensors for which zeros are used (see `fill_up`)."""
         return [name for name, header in self.headers.items() if header.file is None]
 
     def companion_path(self, companion: Companion) -> Path | None:
-        """Folder of a second network, here or in the pipeline around; None if there is none."""
+        """Folder of a second network, inside this one or in the surrounding pipeline.
+
+        None without one.
+        """
         inside, beside = (at / companion.folder for at in (self.path, self.path.parent))
         places = [inside, beside] if self.path.name in NETWORKS else [inside]
         return next((place for place in places if (place / CONFIG).is_file()), None)
@@ -256,7 +259,7 @@ class DiffusersFolder:
         self.headers.update(names)
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
-        """Adds zeros for tensors of `wanted` that match a pattern of `added`, if none is here."""
+        """Adds zeros for missing tensors of `wanted` whose names match a pattern of `added`."""
         kind = next(iter(self.headers.values())).kind
         new = {
             name: Header(None, shape, kind)
@@ -270,10 +273,10 @@ class DiffusersFolder:
     def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
         """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.
 
-        Tensors whose names match a pattern of `ignored` may be there, too.
+        Further tensors may be present if their names match a pattern of `ignored`.
 
         Raises:
-            ConvertError: lists the names that are missing, left over, or of another shape.
+            ConvertError: lists the names that are missing, unexpected, or of another shape.
         """
         shapes = {name: shape for pair in wanted for name, shape in pair.their_shapes.items()}
         here = {name: header.shape for name, header in self.headers.items()}
@@ -284,7 +287,7 @@ class DiffusersFolder:
 
 
 def is_diffusers_folder(path: Path) -> bool:
-    """Whether `open_folder` finds a transformer there."""
+    """Whether `open_folder` finds a transformer at `path`."""
     return any((place / CONFIG).is_file() for place in (path, path / "transformer"))
 
 
@@ -327,14 +330,14 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
 
 
 def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """`DiffusersForm.stored_names` of the family that a config.json is of."""
+    """`DiffusersForm.stored_names` of the family to which `config`, a config.json, belongs."""
     family = FAMILY_OF_CLASS.get(str(config.get("_class_name")))
     form = None if family is None else family_named(family).diffusers
     return {} if form is None else form().stored_names
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """`found`, where scales of the rows of 8-bit weights are no tensors of their own.
+    """`found`, with the row scales of 8-bit weights attached to the weights.
 
     Raises:
         ConvertError: such a weight has no scales, or not one for each row.
@@ -355,7 +358,7 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
-    """`found` by Diffusers' names, of folders with others (`DiffusersForm.stored_names`)."""
+    """`found` under Diffusers' names, if the folder has others (`DiffusersForm.stored_names`)."""
     made: dict[str, Header] = {}
     for key, header in found.items():
         module, _, kind = key.rpartition(".")
@@ -376,7 +379,7 @@ def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str,
 
 
 def pipeline_index(folder: Path) -> Path:
-    """Path of a pipeline's index, or of a modular pipeline's if it has no other."""
+    """Path of a pipeline's index; of a modular pipeline's, if there is no other."""
     plain, modular = folder / PIPELINE_INDEX, folder / MODULAR_INDEX
     return plain if plain.is_file() or not modular.is_file() else modular
 
@@ -384,12 +387,12 @@ def pipeline_index(folder: Path) -> Path:
 def level_range(
     index: Mapping[str, Any], place: Path, *, second: bool
 ) -> tuple[float, float] | None:
-    """The noise levels t of one of a pipeline's two transformers; None if it has one.
+    """The noise levels t of the first or `second` transformer of a pipeline; None if it has one.
 
-    The second one has those below the boundary.
+    The second one has the levels below the boundary.
 
     Raises:
-        ConvertError: the boundary is no level.
+        ConvertError: the boundary is not a noise level.
     """
     # Converters have written a boundary for pipelines of a single transformer, too.
     boundary, parts = index.get("boundary_ratio"), index.get(SECOND)
@@ -415,8 +418,8 @@ def _headers(place: Path) -> dict[str, Header]:
     files = sorted(set(told.values()))
     if strange := [name for name in files if Path(name).name != name or name in ("", ".", "..")]:
         raise ConvertError(
-            f"{index} names {listed(map(repr, strange))}; weights lie beside their index, so each"
-            " is the name of a file there"
+            f"{index} names {listed(map(repr, strange))}; each must be the name of a file"
+            " in the folder of the index"
         )
     if lost := [name for name in files if not (place / name).is_file()]:
         raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")
@@ -461,7 +464,7 @@ def _header(file: Path, name: str, part: Any) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """Which tensors of an export go into which file."""
+    """The assignment of an export's tensors to files."""
 
     files: list[str]
     pairs: list[list[Pair]]  # of each file
@@ -489,7 +492,7 @@ class FilePlan:
 
 
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
-    """Groups of neighbours with at most `most` bytes; a larger member is a group of its own."""
+    """Groups of consecutive members with at most `most` bytes; a larger member is alone."""
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:
@@ -502,7 +505,7 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 def plan_files(
     pairs: list[Pair], sizes: list[int], *, max_shard_size: int, folder: str = ""
 ) -> FilePlan:
-    """Files of at most `max_shard_size` bytes, named as Diffusers names them."""
+    """A plan with files of at most `max_shard_size` bytes, named as Diffusers names them."""
     groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

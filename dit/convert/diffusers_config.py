@@ -1,7 +1,7 @@
 """config.json and scheduler_config.json of Diffusers <-> our configuration.
 
-What one side has and the other cannot express is an error that names it. What Diffusers has no
-place for and does not need is kept in config.json under a private key, which it ignores.
+A setting that the other side cannot express is an error, which names it. Settings that Diffusers
+neither has nor needs are kept in config.json under a private key, which it ignores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Unsaid(Enum):
-    """The user says nothing of a setting, so that the family decides."""
+    """The value of an option that the user did not set, so that the family decides."""
 
     UNSAID = "unsaid"
 
@@ -50,14 +50,14 @@ def model_config(
     second: Callable[[Companion], dict[str, Any] | None] = lambda _: None,
     place: object,
 ) -> ModelConfig:
-    """Our model of a config.json, which lies in a `pipeline` of this class, if that is known.
+    """Our model for a config.json, which lies in a `pipeline` of this class, if that is known.
 
-    `text_pad_to` is for weights that were not exported by us; `given` are fields that a user has
-    set, of which those count that neither the file nor the pipeline tells. `second` reads
-    config.json of a companion; None: it is not there.
+    `text_pad_to` applies to weights that we did not export. `given` are fields set by a user; they
+    are used if neither file nor pipeline determines them. `second` reads the config.json of a
+    companion network, and returns None if it does not exist.
 
     Raises:
-        ConvertError: it is of another class, or has what our model has not; lists everything.
+        ConvertError: the class is another one, or our model lacks a feature; lists everything.
     """
     family = _family(content, place)
     form = diffusers_form(family.default())
@@ -98,7 +98,9 @@ def model_config(
             settings |= _of_companion(form, settings, given, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
+        raise ConvertError(
+            f"{place} describes no model that can be trained: {error}. {OTHER_NETWORKS}"
+        ) from error
 
 
 def _of_companion(
@@ -108,9 +110,9 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """What the companion's config.json says, where it is a part of the network.
+    """Fields from the companion's config.json, if it is a part of the network.
 
-    A user may choose whether it is, or whether shards hold what it makes.
+    A user may choose that, or that shards hold the companion's output.
     """
     one = form.companion
     assert one is not None
@@ -124,7 +126,7 @@ def _of_companion(
         raise ConvertError(
             f"{place} has no folder {one.folder} beside it, which is a part of the network with"
             f" model.{one.field}={one.value}: give the folder of the whole pipeline, or set"
-            f" model.{one.field}={one.instead}, with shards that hold what it makes"
+            f" model.{one.field}={one.instead}, with shards that hold its outputs"
         )
     where = f"{one.folder}/config.json beside {place}"
     stated = {key: value for key, value in content.items() if not key.startswith("_")}
@@ -136,7 +138,7 @@ def _of_companion(
 
 
 def _family(content: Mapping[str, Any], place: object) -> Family:
-    """Raises ConvertError where a config.json is of no class that is known."""
+    """The family of a config.json; raises ConvertError if its class is unknown."""
     known = diffusers_classes()
     name = known.get(str(content.get("_class_name")))
     if name is None:
@@ -148,16 +150,16 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user may tell of the config.json of published weights.
+    """Fields of `model` that a user must set because no config.json of published weights has them.
 
     Raises:
-        ConvertError: it is of a class that is not known.
+        ConvertError: the class is unknown.
     """
     return diffusers_form(_family(content, place).default()).keys.tellable
 
 
 def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object) -> None:
-    """Raises ConvertError where nothing tells a field that no config.json has."""
+    """Raises ConvertError if a field that no config.json has is not determined otherwise."""
     for key in form.keys.untold:
         if settings.get(key) is None:
             raise ConvertError(
@@ -207,7 +209,7 @@ def check_also_saved(config: RunConfig) -> None:
     """Checks that Diffusers can express a run whose checkpoints are exported as they are saved.
 
     Raises:
-        ConvertError: it cannot; names the setting, and `checkpoint.also_save_hf`.
+        ConvertError: Diffusers cannot; names the setting, and `checkpoint.also_save_hf`.
     """
     try:
         diffusers_transformer_config(config)
@@ -237,18 +239,17 @@ def objective_config(
     of_family: Mapping[str, Any] | None = None,
     model: ModelConfig | None = None,
 ) -> FoundObjective:
-    """The objective of a scheduler_config.json, with the settings `given` by the user on top.
+    """The objective of a scheduler_config.json, changed by the settings that the user has `given`.
 
-    `model` is the network that must be able to have them, and has its own `objective.guidance`.
-
-    Where there is no scheduler, that of the pipeline which the settings of `model` tell, else the
-    default with the keys that a family sets. `given` are words such as `objective.name=flow`; with
-    that one any scheduler will do. A `pipeline` that computes levels itself, whatever its scheduler
-    says, counts more than the scheduler.
+    `model` is the network, which must support the objective and has its own `objective.guidance`.
+    Without a scheduler, it is that of the pipeline that the fields of `model` imply, else the
+    default with the family's keys. `given` are words such as `objective.name=flow`; with this one
+    any scheduler is accepted. A `pipeline` that computes noise levels itself overrides the
+    scheduler.
 
     Raises:
-        ConvertError: the scheduler does not say what the network was trained for, or asks for what
-            no objective here is; names the file and the remedy.
+        ConvertError: the scheduler does not determine what the network was trained for, or none of
+            our objectives matches it; names the file and the remedy.
         ConfigError: `given` is not understood.
     """
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
@@ -286,7 +287,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """The only pipeline of networks with such fields as no config.json tells, if there is one."""
+    """The only pipeline for networks with fields that no config.json has; else None."""
     form = diffusers_form(model)
     if (second := form.companion_of(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -299,7 +300,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that a pipeline's own arithmetic fixes; of most there are none."""
+    """Keys of `objective` that the arithmetic of `pipeline` fixes; most pipelines fix none."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}
@@ -309,9 +310,10 @@ def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -
 def _of_scheduler(
     content: dict[str, Any], place: object, *, told: bool, model: ModelConfig | None
 ) -> FoundObjective:
-    """What a scheduler says; the default where it does not and the user has `told`.
+    """The objective that a scheduler determines.
 
-    Then steps that no sampler here has are no obstacle, either.
+    The default if it does not and the user has `told` it. In the latter case the scheduler may also
+    have steps that none of our samplers has.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -327,13 +329,13 @@ def _of_scheduler(
         ask = f"{why or doubt}; {ask}"
     if not told:
         raise ConvertError(
-            f"{place} is of class {name!r}, which does not tell the objective; {ask}"
+            f"{place} is of class {name!r}, from which the objective does not follow; {ask}"
         )
     return FoundObjective(ObjectiveConfig(), "")
 
 
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
-    """Why a file that lies in no pipeline does not tell the levels of a network, or None."""
+    """Why a scheduler outside a pipeline does not determine noise levels, or None."""
     said = file.of_sampling() or ""
     if model is None or "use_karras" not in said:
         return None
@@ -346,9 +348,9 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
-    """With the even steps that all pipelines of a family hand to their scheduler.
+    """`objective` with the even steps that a family's pipelines pass to the scheduler.
 
-    No scheduler_config.json tells them.
+    scheduler_config.json does not hold them.
     """
     steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR

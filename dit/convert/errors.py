@@ -1,4 +1,4 @@
-"""The error of this folder, in a module that imports little, because all others raise it."""
+"""The error of this folder, in a module with few imports, because all others raise it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ConvertError(ValueError):
-    """A checkpoint cannot be converted; the message says why, and the remedy."""
+    """A checkpoint cannot be converted; the message names cause and remedy."""
 
 
 def listed(names: Iterable[str], *, most: int = 20) -> str:
-    """Names in one line; a long list is cut, with the number of names left out."""
+    """Names in one line; a long list is cut and ends with the number of omitted names."""
     return first_of(sorted(names), most)
 
 
 def check_shapes(
     here: Shapes, wanted: Shapes, *, extra: Collection[str], place: Path, beyond: str
 ) -> None:
-    """Checks that `place` has exactly the tensors that are wanted; `extra` are left over.
+    """Checks that `place` has exactly the tensors `wanted`; `extra` are tensors that it has beyond.
 
     Raises:
-        ConvertError: lists the names that are missing, left over, or of another shape.
+        ConvertError: lists the names that are missing, unexpected, or of another shape.
     """
     problems = []
     if missing := wanted.keys() - here.keys():

@@ -61,7 +61,7 @@ MAX_SHARD_SIZE = 5 * 10**9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """How a checkpoint is exported."""
+    """Options of an export."""
 
     weights: Weights | None = None  # None: the EMA if the run kept one, else the weights
     dtype: torch.dtype | None = None  # None: the type in which each tensor is stored
@@ -86,12 +86,12 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
-    """The checkpoint that a path names, after a check of every file against its manifest.
+    """The checkpoint at a path, after a check of every file against its manifest.
 
     Collective: all processes share the reading.
 
     Raises:
-        CheckpointError: there is none, or a file is missing or damaged.
+        CheckpointError: there is no checkpoint, or a file is missing or damaged.
     """
     path = _named(checkpoint)
     verify(path)
@@ -111,17 +111,17 @@ def open_stored(
 ) -> tuple[StoredWeights, RunConfig, Weights]:
     """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
 
-    Of a run on projected texts both are with the projection, which lies in `text_projection`, or
-    where the dataset card says.
+    If the run trained on projected texts, both include the projection, which is read from
+    `text_projection` or from the path in the dataset card.
 
     Raises:
-        ConvertError: there are no such weights in it, or no such projection.
+        ConvertError: the checkpoint has no such weights, or the projection is missing.
         CheckpointError: there is no checkpoint, or it is incomplete.
     """
     path = _named(checkpoint)
     if has_adapters(path):
         raise ConvertError(
-            f"{path} holds adapters alone; `python -m dit.convert export-lora` takes them, and"
+            f"{path} holds only adapters; `python -m dit.convert export-lora` takes them, and"
             " `export --merged` the weights with them"
         )
     has_average = StoredWeights(path, averaged=False, critic=critic).has_average
@@ -140,10 +140,10 @@ def open_stored(
 def _projection_folder(
     path: Path, model: ModelConfig, given: Path | None
 ) -> DiffusersFolder | None:
-    """The transformer with the text projection of a run; None where it needs none.
+    """The transformer that has a run's text projection; None if the run needs none.
 
     Raises:
-        ConvertError: it is needed and cannot be opened, or it was given and is not needed.
+        ConvertError: it is needed and cannot be opened, or was given and is not needed.
     """
     form, about = diffusers_form(model), (saved_card(path) or {}).get("text_encoder", {})
     part = form.text_projection
@@ -257,7 +257,7 @@ def export_weights(
 def _plans(
     table: list[Pair], sizes: list[int], config: RunConfig, options: ExportOptions
 ) -> dict[str, FilePlan]:
-    """The files of the network, and of a companion that is a part of it, by folder."""
+    """The files of the network by folder, or of a companion if `table` is only a part of it."""
     pipeline, most = options.pipeline_from, options.max_shard_size
     own = "." if pipeline is None else network_folder(pipeline, config.objective)
     second = diffusers_form(config.model).companion_of(config.model)
@@ -276,7 +276,7 @@ def _plans(
 def _describe(
     folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
 ) -> None:
-    """Writes everything but the weights; in a pipeline each component has a folder."""
+    """Writes everything except weights; in a pipeline each component has its folder."""
     inner = outer = folder
     scheduler = None
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
@@ -349,8 +349,8 @@ def _write(
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    Of a run of adapters it exports these alone. Exports lie in `diffusers` in the run folder, and
-    are removed with their checkpoints.
+    For runs with adapters it exports only these. Exports are stored in `diffusers` in the run
+    folder, and are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.

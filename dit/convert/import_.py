@@ -60,12 +60,11 @@ def import_weights(
 ) -> Imported:
     """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
 
-    `text_pad_to` applies to weights that were not exported here: the length to which captions were
-    padded in their training; unsaid, it is that of the family's published weights. `objective` are
-    settings such as `objective.name=flow`, and of `model` those that nothing in the folder tells.
-    `projected_text` leaves the text projection out, for
-    shards that hold what it makes. `track` counts the tensors of this process. Collective: all
-    processes share the files.
+    `text_pad_to` is the length to which captions were padded in training, for weights that we did
+    not export; by default that of the family's published weights. `objective` are settings such as
+    `objective.name=flow`, or fields of `model` that the folder does not determine. `projected_text`
+    leaves the text projection out, for shards that hold its output. `track` counts the tensors of
+    this process. Collective: all processes share the files.
 
     Raises:
         ConvertError: the folder is not what its config.json says or holds another kind of model or
@@ -100,7 +99,7 @@ def _given_fields(
     """Fields of `model` among the settings of an import, and the other settings.
 
     Raises:
-        ConvertError: the folder tells a field.
+        ConvertError: the folder itself determines a field.
     """
     of_model = [word for word in words if word.startswith("model.")]
     given = dict(word.removeprefix("model.").split("=", 1) for word in of_model if "=" in word)
@@ -115,7 +114,7 @@ def _given_fields(
 
 
 def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
-    """Raises ConvertError where the folder tells another value."""
+    """Raises ConvertError if the folder determines another value."""
     read = diffusers_form(model).keys.told(given)
     for key, value in given.items():
         told = getattr(model, key)
@@ -129,7 +128,7 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The network of projected texts, and the tensors that it does without.
+    """The network for texts that are projected already, and names of the tensors that it lacks.
 
     Raises:
         ConvertError: the network projects no text.
@@ -190,8 +189,7 @@ class StoredPrecision(NamedTuple):
 def stored_precision(source: DiffusersFolder) -> StoredPrecision:
     """bfloat16 if most numbers are stored in it, else float32.
 
-    Most and not all, because Diffusers keeps `learnable_pos_embed` in float32 when it saves a model
-    in bfloat16.
+    Not all need be: Diffusers keeps `learnable_pos_embed` in float32 in a bfloat16 model.
     """
     numbers = Counter[torch.dtype]()
     for header in source.headers.values():
@@ -225,7 +223,7 @@ def _bytes(source: DiffusersFolder, pair: Pair) -> int:
 
 
 def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype]:
-    """Type of each stored tensor of ours.
+    """Type of each of our stored tensors.
 
     Raises:
         ConvertError: tensors that are stored together have different types.
@@ -236,7 +234,7 @@ def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype
             dtype = source.headers[name].dtype
             if found.setdefault(pair.ours, dtype) is not dtype:
                 raise ConvertError(
-                    f"{source.path} has {name} in {dtype}, and others that are stored with it in"
+                    f"{source.path} has {name} in {dtype}, and tensors of the same matrix in"
                     f" {found[pair.ours]}; save the model in one type"
                 )
     return found

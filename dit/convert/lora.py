@@ -1,7 +1,7 @@
-"""LoRA: checkpoints of adapters to and from files, alone or merged into the weights.
+"""LoRA: checkpoints of adapters <-> files of adapters, or weights with merged adapters.
 
 1. open_adapters  the adapters of a checkpoint, by Diffusers' modules
-2. export_lora    these -> a folder for Diffusers, peft and ComfyUI
+2. export_lora    adapters -> a folder for Diffusers, peft and ComfyUI
 3. open_merged    weights with the products of adapters added, read one tensor at a time
 4. import_lora    a file of adapters -> a checkpoint of adapters beside a base
 """
@@ -107,7 +107,7 @@ def export_lora(
     base_model: str | None = None,
     critic: bool = False,
 ) -> StoredAdapters:
-    """Writes the folder `target`, and returns what is in it. Collective; the first process writes.
+    """Writes the folder `target` and returns its adapters. Collective; the first process writes.
 
     `base_model` is the name that the base has on the hub, for the card and for peft.
 
@@ -145,7 +145,7 @@ def write_folder(
 
 
 def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
-    """What is known of a checkpoint's adapters."""
+    """The card for the adapters of a checkpoint."""
     config, facts = opened.config, RunFacts.of(opened.path, opened.config, *_ADAPTERS)
     code = PictureCode(
         config=config,
@@ -164,7 +164,7 @@ def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
 
 
 class MergedWeights:
-    """W + alpha / r B A of a base, added in float32, each in the type that W is stored in."""
+    """Weights W + alpha / r B A of a base, added in float32 and returned in the type of W."""
 
     def __init__(self, base: StoredWeights | _DiffusersBase, factors: FactorsByModule):
         self.base, self.factors = base, factors
@@ -188,7 +188,7 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """The merged weights of a checkpoint of adapters, its configuration, and which adapters.
+    """The merged weights of a checkpoint of adapters, its configuration, and the kind of adapters.
 
     Raises:
         ConvertError: there are no adapters.
@@ -201,7 +201,7 @@ def open_merged(
 
 
 class _DiffusersBase:
-    """The weights of a Diffusers folder as tensors of ours."""
+    """The weights of a Diffusers folder, as tensors of our network."""
 
     def __init__(self, source: DiffusersFolder):
         self.source = source
@@ -214,16 +214,16 @@ class _DiffusersBase:
 
 
 def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _DiffusersBase:
-    """The weights beside adapters.
+    """The frozen weights for adapters.
 
     Raises:
-        ConvertError: they were drawn from a seed, and are stored nowhere.
-        CheckpointError: they are others than they were.
+        ConvertError: the weights were drawn from a seed, and are stored nowhere.
+        CheckpointError: the weights have changed since.
     """
     if base.path is None:
         raise ConvertError(
             f"the weights beside the adapters of {opened.path} were drawn from a seed, and are in"
-            " no checkpoint; `python -m dit.convert export-lora` takes the adapters alone"
+            " no checkpoint; `python -m dit.convert export-lora` exports only the adapters"
         )
     if base.diffusers:
         folder = weights_of_folder(base.path, opened.config.model)
@@ -243,12 +243,12 @@ def import_lora(
 ) -> dict[str, LoraFactors]:
     """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
 
-    `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is that of `read_lora`.
+    `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is as in `read_lora`.
     Collective; the first process writes.
 
     Raises:
         LoraFileError: the file cannot be read, or is of another network than the base.
-        ConvertError: the base is none, or `target` exists or cannot be written.
+        ConvertError: `base` is neither, or `target` exists or cannot be written.
         CheckpointError: the base is damaged.
     """
     frozen, config = _base(base)
@@ -262,7 +262,7 @@ def import_lora(
 
 
 def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
-    """The frozen weights, and the configuration of their network.
+    """The frozen weights at `base`, and the configuration of their network.
 
     Raises:
         ConvertError: there are none.
@@ -289,7 +289,7 @@ def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
 
 
 def _described(factors: FactorsByModule) -> LoraConfig:
-    """What a configuration says of them: the commonest rank and alpha, and every name."""
+    """Configuration that describes the adapters: the commonest rank and alpha, and all names."""
     ranks = Counter(one.rank for one in factors.values())
     alphas = Counter(one.alpha for one in factors.values())
     return LoraConfig(

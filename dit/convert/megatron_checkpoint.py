@@ -1,7 +1,7 @@
-"""A checkpoint of ours, read and written one tensor at a time.
+"""Checkpoints of ours, read and written one tensor at a time.
 
-Megatron-Core stores the tensors of all layers under one name, stacked on a first axis, in pieces
-that depend on the layout which wrote them. torch's reader assembles any part of such a tensor.
+Megatron-Core stores the tensors of all layers under one name, stacked along a first axis, in pieces
+that depend on the layout that wrote them. torch's reader assembles any part of such a tensor.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StoredWeights:
         """Checks that exactly the tensors of `wanted` are stored, in their shapes.
 
         Raises:
-            ConvertError: lists the names that are missing, left over, or of another shape.
+            ConvertError: lists the names that are missing, unexpected, or of another shape.
         """
         shapes = {
             self._name(pair): pair.shape if self._is_apart(pair) else stored_shape(pair)
@@ -122,14 +122,14 @@ class StoredWeights:
         }
 
     def _name(self, pair: Pair) -> str:
-        """The tensor of a weight or its average; that of a frozen weight is the weight."""
+        """Key of a weight in the checkpoint, or of its average; frozen weights have no average."""
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
             return self.network + pair.ours
         return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
 
     def _is_apart(self, pair: Pair) -> bool:
-        """Whether the average is stored by itself, since other layers have none."""
+        """Whether the average is a tensor of its own: other layers under its name have none."""
         weight = pair.ours, pair.layer
         return pair.ours in self._frozen.partly and weight not in self._frozen.alone
 
@@ -142,12 +142,12 @@ class StoredWeights:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, as the checkpoint has it."""
+        """The whole tensor of `pair` in our network, in the checkpoint's type."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
-        """A tensor that no line of the name table has, such as an adapter's, by its name."""
+        """A tensor that is not in the name table, such as an adapter's, by its name."""
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
@@ -165,7 +165,7 @@ class StoredWeights:
 
 
 class WithTextProjection(StoredWeights):
-    """The weights of a checkpoint that was trained on projected texts, with their projection."""
+    """The weights of a checkpoint that was trained on projected texts, and the projection."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool, tensors: Mapping[str, Tensor]):
         """`tensors` are those of the projection, by Diffusers' names."""
@@ -188,12 +188,10 @@ def stored_shape(pair: Pair) -> tuple[int, ...]:
 
 
 def _whole(shape: Sequence[int]) -> ChunkStorageMetadata:
-    """Offsets and sizes of all of a stored tensor."""
     return ChunkStorageMetadata(torch.Size([0] * len(shape)), torch.Size(shape))
 
 
 def _chunk(pair: Pair) -> ChunkStorageMetadata:
-    """Offsets and sizes of one layer's tensor in the stored tensor."""
     front = () if pair.layer is None else (pair.layer,)
     return ChunkStorageMetadata(
         offsets=torch.Size([*front, *(0 for _ in pair.shape)]),
@@ -202,9 +200,9 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
-    """Writes one file of a checkpoint: tensors [...], each with its line of the name table.
+    """Writes one file of a checkpoint from (line of the name table, tensor) pairs.
 
-    `pieces` may produce one tensor after the other.
+    `pieces` may be a generator, so that only one tensor is in memory.
     """
     items = (
         _item(pair.ours, tensor, _chunk(pair), size=stored_shape(pair)) for pair, tensor in pieces
@@ -215,7 +213,7 @@ def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteR
 def _item(
     name: str, tensor: Tensor, chunk: ChunkStorageMetadata, *, size: Sequence[int]
 ) -> tuple[WriteItem, Tensor]:
-    """What writes a `chunk` of the stored tensor `name`, which has the shape `size` as a whole."""
+    """The write request for `chunk` of the stored tensor `name`, whose whole shape is `size`."""
     kind = TensorProperties(dtype=tensor.dtype)
     data = TensorWriteData(chunk=chunk, properties=kind, size=torch.Size(size))
     item = WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)

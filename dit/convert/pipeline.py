@@ -1,9 +1,9 @@
 """The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
 
-Such an export has model_index.json, `transformer` (of Wan 2.2's two networks that of the run's
-levels is written, and the other copied), `scheduler` with the noise range of the run, and
-tokenizer, text encoder and VAE copied from another pipeline. The scheduler is copied as well where
-the pipeline decides levels and preconditioning itself, with what of it is the run's.
+Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
+tokenizer, text encoder and VAE copied from another pipeline. Of Wan 2.2's two networks the run's is
+written and the other copied. If the pipeline itself decides noise levels and preconditioning, the
+scheduler is copied, too, with the run's settings in it.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
     kind = _pipeline_class(pipeline)
     if kind not in known:
         raise ConvertError(
-            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} feeds the network what"
-            " it was trained on here"
+            f"--pipeline-from {pipeline} is a {kind}; only {listed(known)} matches this network's"
+            " training; give a pipeline of that kind"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
         raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
@@ -79,7 +79,7 @@ def _pipeline_class(pipeline: Path) -> str:
 
 
 def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
-    """Whether a pipeline is exported with its own scheduler, which it only takes levels from.
+    """Whether a pipeline is exported with its own scheduler, of which it uses only the levels.
 
     Raises:
         ConvertError: the folder holds no pipeline.
@@ -91,12 +91,12 @@ def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
 
 
 def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
-    """Folder that the network of a run has in a pipeline: of two, by the levels that it is for."""
+    """The folder for the network of a run in a pipeline; of two, the one for its noise levels."""
     return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
-    """Levels of each network -> its folder."""
+    """Folder of each network, by its range of noise levels (None: all levels)."""
     place = pipeline_index(pipeline)
     index = read_json(place)
     parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
@@ -104,7 +104,7 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 
 
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
-    """What is to be copied, by the pipeline's index: not what an export writes itself."""
+    """Names of components to copy, from the pipeline's index; an export writes the others."""
     own = {network_folder(pipeline, config.objective), _INSTALLED}
     if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
         own.add(second.folder)
@@ -193,7 +193,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def _latent_channels(file: Path) -> int | None:
-    """Channels of a VAE's latents; the cells that its batch norm takes together are one cell."""
+    """Channels of a VAE's latents; a batch norm may merge several positions into one."""
     channels = _setting(file, "latent_channels")
     cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
     return channels and channels * math.prod(cells)
@@ -202,10 +202,10 @@ def _latent_channels(file: Path) -> int | None:
 def copy_components(
     pipeline: Path, folder: Path, config: RunConfig, *, scheduler: dict[str, Any] | None
 ) -> None:
-    """Copies everything of a pipeline but the network of the run and the scheduler.
+    """Copies everything of a pipeline except the network of the run and the scheduler.
 
-    The index names the class of a `scheduler` that is written beside them: Diffusers opens its
-    scheduler_config.json with the class that the index names.
+    Diffusers opens scheduler_config.json with the class in the index, which is set to that of the
+    written `scheduler`.
     """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)

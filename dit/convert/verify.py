@@ -36,7 +36,7 @@ _FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """Differences of the re-exported tensors from those of the folder."""
+    """Differences between re-exported tensors and those of the folder."""
 
     count: int
     different: int  # tensors that are not bit-identical
@@ -61,9 +61,9 @@ def compare_tensors(
     text_projection: Path | None = None,
     track: Track = no_progress,
 ) -> tuple[TensorReport, Weights]:
-    """Exports every tensor again, in its type in `hf_path`, and compares.
+    """Exports every tensor again, in its type in `hf_path`, and compares both.
 
-    `text_projection` is as in `open_stored`; `track` counts tensors of ours.
+    `text_projection` is as in `open_stored`; `track` counts our tensors.
 
     Raises:
         ConvertError: folder and checkpoint hold different tensors.
@@ -128,7 +128,7 @@ def compare_forward(
 
 
 def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
-    """Frames that a sample has in the place of its noisy ones."""
+    """Number of given frames in the inputs of `sample`."""
     frames = [one for one in family_of(model).inputs(model) if one.kind is InputKind.FRAMES]
     return sum(sample.others[one.name].shape[1] for one in frames if one.name in sample.others)
 
@@ -153,7 +153,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _others(
     model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator, *, index: int
 ) -> dict[str, Tensor]:
-    """What a sample has beside latent and text; every second one has reference latents."""
+    """Random inputs of a sample besides latent and text; every second sample has references."""
     found, (frames, *sides) = {}, size
     given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):

@@ -1,16 +1,16 @@
 """The way of a sample: shards -> packs. Energon reads and shuffles; each pack is a PackedBatch.
 
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
-    datasets      folders, splits and the inputs of a sample without caption
-    preflight     what can be checked before the first step: shards, indices, the dataset card
-    tar_reader    where the files of a sample lie in a shard, and how they are read
+    datasets      folders, splits and the inputs of a dropped caption
+    preflight     checks before the first step: shards, indices, the dataset card
+    tar_reader    position and reading of a sample's files in a shard
     records       the two layouts of a record in a shard: ours and DFM's
-    cook          head of a record -> its length; record -> LatentSample, or the reason why not
+    cook          head of a record -> its length; record -> LatentSample, or a refusal
     mock          synthetic samples, which are read like any others
     pack          group of samples -> PackedBatch
     rejections    reasons and counts of refused samples; DataError
     energon       our parts of Energon's chain of datasets, and its private members
-    loader_state  what a checkpoint keeps of the loaders, and which run it belongs to
+    loader_state  the state of loaders in a checkpoint, and the run to which it belongs
     reshard       a saved loader state on another number of ranks or workers
     export        samples and batches for other trainers, without packs
 

@@ -1,7 +1,7 @@
-"""Shard record -> LatentSample, or the reason why not.
+"""A record of a shard -> LatentSample, or the reason why it is refused.
 
 1. measure_sample    the head of a record -> its size in a pack; decodes no tensor
-   size_in_pack      the same of any record
+   size_in_pack      the size of any record, which may be decoded
 2. cook              a whole record -> LatentSample, when it is chosen for a pack
 """
 
@@ -53,9 +53,9 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """A number of bytes that holds any pack.
+        """A number of bytes that any pack fits into.
 
-        It may be too small where texts have more than twice as many tokens as latents.
+        It may be too small if texts have more than twice as many tokens as latents.
         """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
@@ -72,7 +72,7 @@ class Expected:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Kinds of the tensors that are read beside the latent, by name."""
+        """Kinds of a sample's inputs besides the latent, by name."""
         return {one.name: one.kind for one in self.layout.inputs}
 
     @classmethod
@@ -107,8 +107,8 @@ SMALL = 8192
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
     """The size of a sample from its record, whose `.safetensors` may be whole or a RecordHeader.
 
-    None where the whole record must be read: it is at hand and small, it has DFM's layout, or
-    something is wrong with it. A damaged head can say anything, so `cook` finds the reason.
+    None if the whole record must be read: it is small and in memory, has DFM's layout, or is
+    faulty. A damaged head may state anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
     if payload is not None and not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
@@ -122,7 +122,7 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
 
 
 def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
-    """The size of a sample from its record; only the tensors of DFM's layout are decoded.
+    """The size of a sample from its record; tensors are decoded only in DFM's layout.
 
     Raises:
         SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
@@ -196,14 +196,15 @@ def _checked(
 
 
 def _check_tokens(sample: LatentSample, expected: Expected) -> None:
-    """Refuses numbers of tokens that the network has no embedding of."""
+    """Refuses numbers of tokens for which the network has no embedding."""
     for one in expected.layout.inputs:
         digits = sample.others.get(one.name)
         if one.vocabulary is None or digits is None:
             continue
         if not are_ids(digits, vocabulary=one.vocabulary):
             raise SampleRefused(
-                Reject.TOKENS, f"`{one.name}` has others than numbers below {one.vocabulary}"
+                Reject.TOKENS,
+                f"`{one.name}` has numbers that are not from 0 to {one.vocabulary - 1}",
             )
 
 
@@ -260,7 +261,7 @@ def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
 
 
 def check_inputs(sample: LatentSample, expected: Expected) -> None:
-    """Checks the inputs of a sample that comes from elsewhere than a shard.
+    """Checks the inputs of a sample that does not come from a shard.
 
     Raises:
         SampleRefused: an input is missing, or does not fit the model and the latent.
@@ -409,7 +410,6 @@ def _no_text(width: int) -> Tensor:
 
 
 def _as_trained(values: Tensor) -> Tensor:
-    """bfloat16 stays as stored; all other types become float32."""
     return values if values.dtype == torch.bfloat16 else values.float()
 
 

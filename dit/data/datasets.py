@@ -1,7 +1,7 @@
-"""Where samples come from: the folders behind a configuration, checked before they are read.
+"""The folders of a configuration's datasets, checked before they are read.
 
 A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
-YAML. Each of them comes down to leaves: pairs of folder and split.
+YAML. Each of these consists of leaves: pairs of folder and split.
 """
 
 # L rows of a text, E width of an input
@@ -69,7 +69,7 @@ def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
     """Folders that validation reads: split `val`, or `train` with use_train_split_for_val.
 
     Raises:
-        DataError: as for training; without a `val` split the message says what to do.
+        DataError: as `train_leaves`; without a `val` split the message says what to do.
     """
     return _leaves(dataset, split=val_split(dataset))
 
@@ -98,7 +98,7 @@ def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any
 
 
 def count_samples(leaf: DatasetSplit) -> int:
-    """Samples that the index promises for the split of one folder.
+    """Number of samples in the split of one folder, from its index.
 
     Raises:
         DataError: there is no such split, or it is empty.
@@ -110,7 +110,7 @@ def count_samples(leaf: DatasetSplit) -> int:
 
 
 def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
-    """The shards of one split of a folder; none where it has no such split.
+    """The shards of one split of a folder; empty without such a split.
 
     Raises:
         DataError: `.nv-meta` is damaged.
@@ -131,14 +131,17 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
             f"{leaf.path / META} cannot be read ({cause(error)}); {_how(leaf)}"
         ) from error
     if wrong:
-        raise DataError(f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples")
+        raise DataError(
+            f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples; prepare the"
+            " index again"
+        )
     return shards
 
 
 def _check_ranges(meta: EPath) -> None:
-    """Checks that patterns of names in `meta` stand for a bounded number of shards.
+    """Checks that name patterns in `meta` stand for a limited number of shards.
 
-    Energon writes out every name: one wrong digit would take all of the memory.
+    Energon expands every pattern: one wrong digit would fill the memory.
 
     Raises:
         ValueError: a pattern such as {000000..000009} has too many names.
@@ -154,7 +157,7 @@ def _check_ranges(meta: EPath) -> None:
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
     """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend.
 
-    A folder that the blend has twice is one dataset.
+    A folder that occurs twice in the blend is one dataset.
     """
     if len(leaves) < 2:
         return {}
@@ -177,12 +180,12 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The inputs of a sample without caption, float32: [L, E] of a text, [E] of a vector.
+    """The inputs that replace a dropped caption's, float32: [L, E] of a text, [E] of a vector.
 
-    Those that the encoders make of an empty caption come from `null_text.safetensors`; where no
-    dataset has this file, each is one zero vector. An input that samples may lack may be absent
-    from the file, and is empty then. Inputs that keep their own value are absent here. Where
-    samples may have their own `null_text`, datasets without the file are taken to have it in all.
+    The encoders' outputs for an empty caption come from `null_text.safetensors`; if no dataset has
+    this file, each is one zero vector. An optional input may be absent from the file, and is then
+    empty. Inputs that a sample always keeps are absent from the result. If samples may have their
+    own `null_text`, datasets without the file are assumed to have it in all samples.
 
     Raises:
         DataError: the datasets of a blend disagree, or an input is missing or has another shape.
@@ -204,7 +207,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """Which of them have zeros for want of the file."""
+    """A note that names a dataset without the file of the null text; empty if all have it."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
@@ -257,11 +260,13 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
         key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
         remedy = f"set {key} to the text encoder's width" if name == TEXT else how
         raise DataError(
-            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} wants {wanted};"
+            f"{path}: {name} has shape {list(value.shape)}, {key}={one.width} needs {wanted};"
             f" {remedy}"
         )
     if one.vocabulary is not None and not are_ids(value, vocabulary=one.vocabulary):
-        raise DataError(f"{path}: {name} has others than numbers below {one.vocabulary}; {how}")
+        raise DataError(
+            f"{path}: {name} has numbers that are not from 0 to {one.vocabulary - 1}; {how}"
+        )
     return value.float()
 
 
@@ -335,10 +340,10 @@ def _read_yaml(path: EPath) -> Any:
 def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
     """Paths of a metadataset and of the files that it names.
 
-    These are other metadatasets, and settings of its datasets.
+    The files are other metadatasets, and settings of datasets.
 
     Raises:
-        DataError: one of them cannot be read here, or names code.
+        DataError: a file cannot be read, or names code to run.
     """
     if str(path) in outer:
         raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
@@ -374,7 +379,7 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
 
 
 def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
-    """The files that a metadataset takes in the place of a folder's own dataset.yaml, split.yaml.
+    """The files with which a metadataset replaces a folder's own dataset.yaml and split.yaml.
 
     Raises:
         DataError: the former names another class, or code.

@@ -4,18 +4,18 @@
 2. open       Energon's chain of datasets (energon/task_encoder.py), in the loader workers
 3. receive    packs with counts; too many refused samples, or a dead worker, end the run
 
-Order. A reader is one loader worker of one data rank; shards are shared out among readers. Each
-reads its shards again and again, every pass shuffled anew, blended by weight, through a shuffle
-buffer. A pack takes the oldest buffered sample and those that fill it best, so none waits for ever.
-With an equal number of readers every layout gives the same global batches.
+Order. A reader is one loader worker of one data rank; shards are divided among readers. Each reader
+repeats its shards without end, shuffled anew in every pass, blended by weight, through a shuffle
+buffer. A pack takes the oldest buffered sample and those that fill it best, so no sample waits for
+ever. With an equal number of readers every layout has the same global batches.
 
-What is dropped. A sample is never cut: one that is damaged, or longer than a pack, is refused,
-counted, and named with the reason in refused_samples.jsonl; too many end the run. A pack's rest
-stays empty (`pack_fill`).
+Refusals. A sample is never cut: if it is damaged, or longer than a pack, it is refused, counted,
+and listed with the reason in refused_samples.jsonl; too many end the run. The rest of a pack stays
+empty (`pack_fill`).
 
-What a resume keeps. With as many readers the next batch is bit for bit the one that would have
-come, shuffle buffers included. With another number the samples that were not yet given are shared
-out anew: each still comes once a pass, in another order.
+Resume. With the same number of readers the next batch is the same bit for bit, shuffle buffers
+included. With another number the remaining samples are divided anew: each still comes once in a
+pass, in another order.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def build_train_loader(
 
 
 def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> ValidationGroups:
-    """Groups of validation samples that share a pack, by the `val` splits of `config`.
+    """Groups of validation samples that share a pack, from the `val` splits of `config`.
 
-    `work` is as for training.
+    `work` is as in `build_train_loader`.
 
     Raises:
-        DataError: there is no `val` split (the message says what to do), or as for training.
+        DataError: there is no `val` split (the message says what to do), or as there.
     """
     leaves = val_leaves(config.dataset)
     return ValidationGroups(config, leaves, _bound(config.dataset, leaves, ranks=1), work)
@@ -105,7 +105,7 @@ def _bound(dataset: DatasetConfig, leaves: Sequence[DatasetSplit], *, ranks: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Position:
-    """How far a loader has read."""
+    """The position of a loader: packs returned, refusals, and the readers' snapshot."""
 
     packs: int
     counts: tuple[RejectCounts, ...]
@@ -150,9 +150,9 @@ class PackLoader:
     def ahead(self, count: int) -> Iterator[PackedBatch]:
         """The next `count` packs, for another thread.
 
-        Until `catch_up`, the position and all counts stay as they are: a run that is saved in
-        between, and resumes from there, takes these packs again. This needs workers, because they
-        remember their former positions.
+        Position and counts do not change until `catch_up`: if the run is saved before that and
+        resumes, it gets these packs again. This needs workers, because they remember their former
+        positions.
         """
         assert self._start.workers, "without workers only the present position is known"
         self._held = self._position()
@@ -182,22 +182,18 @@ class PackLoader:
         return now.plain()
 
     def fits(self, states: Sequence[dict[str, Any]]) -> bool:
-        """Whether `states` belong to these data and settings.
-
-        Raises:
-            DataError: they cannot be read.
-        """
+        """Whether `states` belong to the data and settings of this loader."""
         return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
-        """Continues where the ranks stood that saved `states`, which are in the order of the ranks.
+        """Continues where the ranks stood that saved `states`, which are in the order of ranks.
 
-        On as many ranks and workers the packs and their order are the same. On others, `resharded`
-        says what was done. `places` names the saved dataset in messages.
+        With the same numbers of ranks and workers the packs and their order are unchanged.
+        Otherwise `resharded` says what was done. `places` names the saved dataset in messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be
-                resharded to these ranks and workers.
+                divided among these ranks and workers.
         """
         from dit.data.reshard import reshard  # only a run that resumes needs it
 
@@ -215,13 +211,13 @@ class PackLoader:
     def counts(self) -> dict[str, int]:
         """Samples refused so far on this rank, by reason.
 
-        They belong to the packs given, without the samples that workers have read ahead. A resumed
-        run continues with the saved counts and counts no sample twice.
+        Only samples of returned packs count, not those that workers have read ahead. A resumed run
+        continues from the saved counts and counts no sample twice.
         """
         return dict(sorted(self.reject_counts().refused.items()))
 
     def reject_counts(self) -> RejectCounts:
-        """As `counts`, with the samples read, and for each reason the newest sample that had it."""
+        """Counts, with the number of samples read and the newest refused sample of each reason."""
         return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
@@ -260,7 +256,7 @@ class PackLoader:
             raise
 
     def _judge(self, batch: WorkerBatch) -> None:
-        """Keeps the counts; ends the run if an error or too many refused samples came with them."""
+        """Adds the counts of a batch; ends the run if it holds an error or too many refusals."""
         self._counts[batch.worker] = batch.counts
         self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
         total = self._sum(self._counts)

@@ -1,9 +1,9 @@
-"""What a checkpoint keeps of each rank's loader, and which run it belongs to.
+"""The state of each rank's loader in a checkpoint, and the run to which it belongs.
 
-1. WorkerState        where one reader stands in its samples
-2. LoaderState        where the loader of one rank stands; it has the WorkerStates of its workers
-3. loader_identity    the settings that a saved state belongs to. Energon itself would restore most
-                      other states silently wrong
+1. WorkerState        the position of one reader in its samples
+2. LoaderState        the position of one rank's loader, with the WorkerStates of its workers
+3. loader_identity    the settings to which a saved state belongs. Energon itself would restore most
+                      other states wrongly and without a word
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """Where one reader stands: its last snapshot, and the packs that it has given since then."""
+    """The position of one reader: its last snapshot, and the packs it has returned since."""
 
     chain: FlexState | None = None
     """State of its chain of datasets at the snapshot; None where it has not begun."""
@@ -84,7 +84,7 @@ _FORMER_DATASETS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLayout:
-    """Number of ranks and of workers that read the data."""
+    """Numbers of ranks and of workers that read the data."""
 
     ranks: int
     workers: int
@@ -151,7 +151,7 @@ class LoaderState:
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
-        """The states of the workers, also of a checkpoint of an older version of the program."""
+        """The states of the workers, also from checkpoints of older versions of this program."""
         # Imported here, because only a run that resumes reads pickles.
         from megatron.energon.flavors.webdataset.sample_loader import SliceState
 
@@ -166,7 +166,7 @@ class LoaderState:
 
     @property
     def packs_differ_now(self) -> bool:
-        """Whether this version would pack otherwise what was given since a snapshot."""
+        """Whether this version would pack the samples since a snapshot differently."""
         if self.format != _CAPPED:
             return False
         most = min(self.identity["dataset.packing_buffer_size"], CANDIDATES)
@@ -205,7 +205,7 @@ _TYPES: dict[str, type] = {
 
 
 def _check_types(plain: dict[str, Any]) -> None:
-    """Raises DataError where fields are missing, unknown or of a wrong type."""
+    """Raises DataError if fields are missing, unknown or of a wrong type."""
     wrong = sorted(str(name) for name in plain.keys() ^ _TYPES.keys())
     wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
     if not wrong:
@@ -228,9 +228,9 @@ def pickled(readers: Sequence[WorkerState]) -> bytes:
 
 
 def loader_identity(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide which packs the training loaders of all ranks give.
+    """The settings that decide which packs the training loaders of all ranks return.
 
-    They do not include the folder of the data, because a copy elsewhere resumes as well, nor ranks
+    The folder of the data is not among them, because a copy elsewhere serves as well; nor are ranks
     and workers, which may change (reshard.py).
     """
     data, expected = config.dataset, Expected.of_training(config)
@@ -266,7 +266,7 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
 def check_identity(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
 ) -> None:
-    """Raises for a loader state of another run; `places` names the saved and present dataset.
+    """Raises DataError for a loader state of another run; `places` names both datasets.
 
     Raises:
         DataError: names every item that differs, with both values.
@@ -305,10 +305,7 @@ def places_of(data: DatasetConfig) -> str:
 
 
 def _fingerprints(config: RunConfig) -> list[str]:
-    """One hash for each dataset folder, over its index, its splits and its settings.
-
-    And one for each metadataset and file that it names.
-    """
+    """Hashes of each dataset folder's index, splits and settings, and of metadataset files."""
     hashes = [
         _hash_files([leaf.path / META / name for name in _INDEX])
         for leaf in train_leaves(config.dataset)

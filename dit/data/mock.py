@@ -1,7 +1,7 @@
 """Synthetic samples of any geometry: a dataset without files that Energon reads like any other.
 
-Records have the parts and types of a shard's records, so mock data take the whole way of real data.
-Sample i is a function of (seed, i); reader r of R reads samples r, r + R, r + 2R, ...
+Records have the parts and types of a shard's records, so mock data pass through all stages of real
+data. Sample i is a function of (seed, i); reader r of R reads samples r, r + R, r + 2R, ...
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -36,8 +36,8 @@ _ENDLESS = 2**31
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
     """Parts of mock sample `index`: its latent and inputs, bfloat16 and normal.
 
-    It has every input that training reads. About half of the samples have those that they may
-    lack, and a quarter has no rows of a text that may be empty.
+    It has every required input. About half of the samples have the optional ones, and in a quarter
+    a text that may be empty has no rows.
     """
     geometries = config.dataset.mock_samples
     drawn = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
@@ -62,7 +62,10 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
 
 
 def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Normal numbers, or those of tokens: another tokenizer makes fewer of a longer caption."""
+    """Random values of the input `one`: normal numbers, or token ids if it has a vocabulary.
+
+    There are a quarter fewer token ids than rows, as another tokenizer would make.
+    """
     if one.vocabulary is None:
         return torch.randn(shape, generator=rng)
     rows = shape[0] - shape[0] // 4
@@ -89,7 +92,7 @@ def _shape(
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
-    """The geometry at `position` in [0, 1), where each takes a part as wide as its weight."""
+    """The geometry at `position` in [0, 1), which weights divide among geometries."""
     position *= sum(geometry.weight for geometry in geometries)
     for geometry in geometries:
         position -= geometry.weight
@@ -99,7 +102,7 @@ def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry
 
 
 class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
-    """Takes the place of a folder of shards in Energon."""
+    """A dataset that replaces a folder of shards in Energon."""
 
     __sample_type__ = CrudeSample
 

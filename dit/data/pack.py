@@ -1,6 +1,6 @@
 """Samples that share a pack -> PackedBatch.
 
-1. SampleSize                  what bin_packing.py needs to know of a sample
+1. SampleSize                  the numbers of tokens that bin_packing.py needs
 2. pack_samples, PackWriter    samples -> PackedBatch: patches, positions, padding
 """
 
@@ -43,7 +43,7 @@ from dit.pack_wire import private_bytes, views_of, widest_first
 
 
 class SampleSize(NamedTuple):
-    """What packing needs to know of a sample; all but the first are of one latent of a pair."""
+    """The size of a sample for packing; all numbers but the first concern one latent of a pair."""
 
     tokens: int
     """What the sample takes of the capacity of a pack, with both latents of a pair."""
@@ -68,7 +68,7 @@ class SampleSize(NamedTuple):
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
-        """Reads no numbers: the tensors may be on the device `meta`."""
+        """The size of `sample`, whose tensors may be on the device `meta`."""
         inputs, latent_CFHW = sample.inputs, sample.latent_CFHW
         grid = layout.grid(latent_CFHW)
         tokens = math.prod(grid)
@@ -109,7 +109,7 @@ WEIGHT = "TokenWeights.weight_T"
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
-    """The reference latents that a sample has, in the order of the family."""
+    """The reference latents of a sample, in the family's order."""
     names = layout.named(InputKind.REFERENCE)
     found = [sample.others.get(name) for name in names] if names else []
     return [latent for latent in found if latent is not None]
@@ -125,7 +125,7 @@ def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> Packed
 
 
 def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
-    """bfloat16 if all are stored so, else float32."""
+    """bfloat16 if all `dtypes` are bfloat16 or None, else float32."""
     return torch.bfloat16 if {*dtypes} - {None} == {torch.bfloat16} else torch.float32
 
 
@@ -175,7 +175,7 @@ def _outlines(
 
 
 def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
-    """Types and shapes of the tensors that only packs of certain samples have."""
+    """Types and shapes of the tensors that only packs with certain samples have."""
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(of_logvar := [size.logvar_dtype for size in sizes]):
         shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
@@ -185,9 +185,9 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
 
 
 class PackWriter:
-    """Writes a pack, sample by sample, so that the memory of each sample is free after its copy.
+    """Writes a pack sample by sample, so that each sample's memory can be freed after its copy.
 
-    All tensors lie in one row of bytes from the start, as they do on the way to other processes.
+    All tensors lie in one row of bytes, in which they are also sent to other processes.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class PackWriter:
         channels: int,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
-        """A pack of at most the samples of `sizes`; `memory(n)` gives n bytes."""
+        """A writer for at most the samples of `sizes`; `memory(n)` returns n bytes."""
         self._layout = layout
         sizes = [size for size in sizes for _ in range(layout.copies)]
         outlines = _outlines(layout, sizes, channels=channels)
@@ -210,7 +210,7 @@ class PackWriter:
         self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
-        """Writes the sample, or both samples of a pair, after those that are there."""
+        """Writes the sample, or both samples of a pair, after the earlier ones."""
         self._write(sample)
         if self._layout.in_pairs:
             # Its key is another one, so that messages tell the two apart.
@@ -262,7 +262,7 @@ class PackWriter:
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
 
     def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
-        """No rows where the sample has none of its own."""
+        """Writes the sample's own null text, which has no rows if the sample has none."""
         assert self._null_rows is not None
         first = stop = self._null_starts[-1]
         for name in self._layout.named(InputKind.NULL_TEXT):
@@ -272,7 +272,7 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Puts given frames in the place of the target's first ones; returns their tokens.
+        """Puts given frames in place of the target's first frames; returns their number of tokens.
 
         A target without further frames keeps its own: there would be nothing to learn.
         """
@@ -303,9 +303,9 @@ class PackWriter:
             own_T[: len(patches_TC)] *= patches_TC.mean(1)
 
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """Channels of all inputs of these kinds side by side; zeros where the sample has none.
+        """Writes the condition channels of all inputs side by side; zeros if the sample has none.
 
-        A target without further frames than those that `FRAME_CHANNELS` gives is shown none.
+        If `FRAME_CHANNELS` would show all frames of a target, it is shown none.
         """
         own_TC = self._tensors["condition_TC"][first : self._start]
         own_TC.zero_()
@@ -326,7 +326,7 @@ class PackWriter:
             column += width + volume * of_frames
 
     def finish(self) -> PackedBatch:
-        """The pack, without the memory that was not used."""
+        """The finished pack, without unused memory."""
         added, layout, count = self._added, self._layout, len(self._added)
         texts = {n: self._text_rows[n][: starts[-1]] for n, starts in self._texts.items()}
         names = layout.named(InputKind.VECTOR)
@@ -383,7 +383,7 @@ class PackWriter:
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
-        """Writes which tokens are targets, and their level rows; returns whether any is clean."""
+        """Marks target tokens and sets the level rows; returns whether any token is clean."""
         is_target_T, level_row_T = tensors["is_target_T"], tensors["level_row_T"]
         is_target_T.copy_(tensors["is_real_T"])
         level_row_T.copy_(tensors["segment_T"])
@@ -403,7 +403,7 @@ class PackWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
-    """What a pack keeps of a sample beside its tensors."""
+    """What a pack stores of a sample besides its tensors."""
 
     key: str
     caption: str

@@ -1,9 +1,9 @@
-"""Checks the data before the first step, without reading a sample.
+"""Checks of the data before the first step, without reading a sample.
 
-1. check_data      every shard and index is there, and the dataset card fits the model
+1. check_data      every shard and index exists, and the dataset card fits the model
 2. dataset_card    `dataset_card.json`, which says how the data were made
 
-One process checks for all: a thousand ranks that look for ten thousand files are a load on any file
+One process checks for all: a thousand ranks that look for ten thousand files burden any file
 system.
 """
 
@@ -39,7 +39,7 @@ _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Counts of samples and shards that were checked and have no fault, with notes."""
+    """Counts of the checked samples and shards without fault, with notes."""
 
     samples: int
     shards: int
@@ -54,8 +54,8 @@ def check_data(config: RunConfig) -> Checked:
     """Checks all folders, shards and indices that a run will read.
 
     Raises:
-        DataError: a folder, shard or index is missing or damaged, or the data do not fit the
-            model; the message has the first faults of all that were found.
+        DataError: a folder, shard or index is missing or damaged, or the data do not fit the model;
+            the message lists the first of the faults.
     """
     leaves, faults, notes = train_leaves(config.dataset), [], dict[str, None]()
     held_out = [
@@ -84,7 +84,7 @@ def check_data(config: RunConfig) -> Checked:
 def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
     """The run's `config` with the data of each validation loss, by the loss's name.
 
-    Empty where nothing is validated.
+    It is empty if nothing is validated.
     """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
@@ -98,7 +98,7 @@ def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
-    """The faults of local shards; those of remote ones show when they are read."""
+    """The faults of local shards; remote shards are checked when they are read."""
     local = [
         (shard.path.local_path(), shard.count)
         for shard in shards_of(leaf)
@@ -146,7 +146,7 @@ def dataset_card(config: RunConfig) -> dict[str, Any] | None:
     """The card of the first dataset, which says how to rebuild its encoders; None if absent.
 
     Raises:
-        DataError: it is no JSON object.
+        DataError: the card is not a JSON object.
     """
     leaves = train_leaves(config.dataset)
     return read_data_card(leaves[0]) if leaves else None
@@ -156,7 +156,7 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
     """The card of a dataset folder; None if absent.
 
     Raises:
-        DataError: it is no JSON object.
+        DataError: the card is not a JSON object.
     """
     path = leaf.path / CARD
     if not path.is_file():
@@ -177,7 +177,7 @@ _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": (
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
     """Entries of two datasets' cards that differ, if one network cannot learn both; else empty.
 
-    Empty where there are none; what a card does not say is not compared.
+    Entries that a card lacks are not compared.
     """
     differing = []
     for part, names in _MADE_BY.items():
@@ -191,9 +191,9 @@ def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Reasons why a dataset does not fit the model, by its card, or why the card cannot be read.
+    """Reasons, from its card, why a dataset does not fit the model, or why the card cannot be read.
 
-    Entries that a card lacks are not checked: other tools write no card, or a shorter one.
+    Entries that a card lacks are not checked, because other tools write no card, or a shorter one.
     """
     version = card.get("format_version", CARD_VERSION)
     if version != CARD_VERSION:
@@ -230,9 +230,9 @@ def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _stored_padding(encoder: dict[str, Any]) -> bool | None:
-    """Whether texts have the states that their encoder makes of padding; None: nobody says.
+    """Whether texts hold hidden states of padding; None if the card does not say.
 
-    Cards of data_prep say so where it is the case; a conversion may not know its encoder.
+    data_prep writes it only where it does; the encoder of a converted dataset may be unknown.
     """
     padding = encoder.get("padding")
     if padding is None:
@@ -263,7 +263,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    """A line on what the network attends to behind the captions of a dataset."""
+    """A line on whether the network attends to padding after the captions of a dataset."""
     if model.text_pad_to is not TextPadding.STORED:
         if model.takes_stored_padding:
             yield (
@@ -287,7 +287,7 @@ def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig)
 def _about_encoder(
     card: dict[str, Any], model: ModelConfig, checkpoint: CheckpointConfig
 ) -> Iterator[str]:
-    """A line on texts of another encoder than that of the published weights that are tuned."""
+    """A line on texts whose encoder is not that of the published weights that are tuned."""
     (text, *_) = family_of(model).inputs(model)
     encoder = card.get("text_encoder", {})
     found = encoder.get("name", "unknown") if isinstance(encoder, dict) else "unknown"
@@ -308,7 +308,7 @@ def _other_version(version: Any) -> str:
 
 
 def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Sizes that do not fit, where too many of the samples have them."""
+    """Sizes that do not fit the run, if too many samples have them."""
     latent, sizes = card.get("latent", {}), card.get("sizes")
     strides = [latent.get("stride"), latent.get("temporal_stride")]
     if sizes is None or not all(map(_is_count, strides)):
@@ -336,7 +336,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """Why samples of that many frames and pixels would be refused."""
+    """Why samples with that many frames and pixels would be refused."""
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),

@@ -1,8 +1,8 @@
-"""The layouts of a record in a shard, read into tensors: ours, DFM's and MLPerf's.
+"""The three layouts of a record in a shard, read into tensors: ours, DFM's and MLPerf's.
 
 Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
-`.pickle` (text, for FLUX the pooled text too) and `.json`; MLPerf's: a part of bfloat16 for each
-tensor, and `.json`. Reading runs no code of the files.
+`.pickle` (text, for FLUX the pooled text too) and `.json`; MLPerf's: a bfloat16 part for each
+tensor, and `.json`. Reading never runs code from a file.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -60,7 +60,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """A sample as a shard stores it: latent, inputs, caption, frame rate, weights of the loss."""
+    """A sample as a shard stores it: latent, inputs, caption, frame rate, loss weights."""
 
     latent_CFHW: Tensor
     inputs: Mapping[str, Tensor]
@@ -80,7 +80,7 @@ class ShardRecord:
 
 
 def head_length(payload: bytes | memoryview) -> int:
-    """Length of the head in bytes, from the first 8 bytes of a `.safetensors`."""
+    """Length of the header in bytes, from the first 8 bytes of a `.safetensors`."""
     return 8 + int.from_bytes(payload[:8], "little")
 
 
@@ -108,7 +108,7 @@ def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRe
     """A record of our layout or MLPerf's; ours, and parts that are RecordHeaders, are on `meta`.
 
     Raises:
-        SampleRefused: the record is damaged, or only the whole record can tell.
+        SampleRefused: the record is damaged, or only the whole record determines its size.
     """
     if is_mlperf(parts):
         return _read_mlperf(parts, kinds)
@@ -135,7 +135,7 @@ def _read_ours(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """Where a tensor lies in a `.safetensors`."""
+    """The position of a tensor in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -144,10 +144,10 @@ class _Stored:
 
 
 def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
-    """All tensors of the file; None for one that nothing reads.
+    """The position of each tensor in the file; None for tensors that nothing reads.
 
     Raises:
-        SampleRefused: the head is damaged, or the file has another length than the head says.
+        SampleRefused: the head is damaged, or the file's length differs from the head.
     """
     try:
         tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
@@ -164,7 +164,7 @@ def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
 
 
 def _check_end_to_end(spans: list[list[int]], size: int) -> None:
-    """As safetensors requires: each byte belongs to exactly one tensor."""
+    """Raises ValueError unless each byte belongs to exactly one tensor, as safetensors requires."""
     if not all(_are_counts(span) for span in spans):
         raise ValueError("data_offsets are no whole numbers")
     starts, stops = zip(*sorted(map(tuple, spans)), strict=True)
@@ -196,7 +196,7 @@ def _outlined(head: RecordHeader, kinds: Kinds) -> dict[str, Tensor | None]:
 def _in_place(
     payload: bytes | memoryview, kinds: Kinds = TEXT_ALONE
 ) -> dict[str, Tensor | None] | None:
-    """The tensors as views of the payload; None where safetensors, which copies, must read it."""
+    """The tensors as views of the payload; None if only safetensors, which copies, can read it."""
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:
@@ -238,10 +238,10 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
 
 
 def shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
-    """The tensors of `kinds` that are present, in the shape of their kind.
+    """The tensors of `kinds` that are present, with the axes of their kind.
 
     Raises:
-        SampleRefused: one has another form.
+        SampleRefused: a tensor has other axes.
     """
     return {
         name: in_shape(tensors[name], kind, what=name)
@@ -271,7 +271,7 @@ def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
 
 
 def _unpickled(part: Any, name: str) -> Any:
-    """The object that `torch.save` or pickle wrote."""
+    """The object that `torch.save` or pickle wrote to a part."""
     from dit import safe_pickle  # only records of DFM need it
 
     try:
@@ -334,7 +334,7 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
     """`value` as a tensor with the axes of its kind, without a batch axis.
 
     Raises:
-        SampleRefused: it has another form.
+        SampleRefused: it has other axes.
     """
     try:
         return with_axes(value, _AXES[kind], what=what)
@@ -343,7 +343,7 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
 
 
 def fps_of(about: dict[str, Any]) -> float:
-    """Frames per second in the `.json` of a sample; NaN if it has none."""
+    """Frames per second from the `.json` of a sample; NaN if it has none."""
     fps = about.get("fps")
     if fps is None:
         return math.nan
@@ -360,7 +360,7 @@ def _level_index(about: Mapping[str, Any]) -> int | None:
 
 
 def _loss_weight(about: dict[str, Any]) -> float:
-    """What multiplies the loss of the sample; 1 where nothing is said."""
+    """The factor of the sample's loss; 1 by default."""
     weight = about.get("loss_weight")
     if weight is None:
         return 1.0

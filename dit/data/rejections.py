@@ -1,8 +1,8 @@
-"""Why samples are left out, and how many: nothing is dropped in silence.
+"""The reasons why samples are refused, and their counts: nothing is dropped in silence.
 
 1. Reject, REMEDIES    the reasons, and what to do about each
-2. RejectCounts        how many samples had them
-3. Bound               how many end the run
+2. RejectCounts        the number of samples with each
+3. Bound               the number that ends the run
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BEGIN_ANEW = (
 
 
 class DataError(ValueError):
-    """An error of the data: its message says what is wrong, where, and what to do."""
+    """An error of the data, whose message says what is wrong, where, and what to do."""
 
 
 class Reject(StrEnum):
-    """Why a sample was left out; the loader counts each."""
+    """The reasons for refusing a sample; the loader counts each."""
 
     UNREADABLE = "shard cannot be read"
     MISSING_PART = "a part of the sample is missing"
@@ -99,7 +99,7 @@ class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a f
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedSample:
-    """A refused sample, as the log and `refused_samples.jsonl` name it."""
+    """A refused sample, as listed in the log and `refused_samples.jsonl`."""
 
     key: str
     shard: str
@@ -116,7 +116,7 @@ class RefusedSample:
 
 @dataclass
 class RejectCounts(Savable):
-    """Counts of one reader. Its state has them, so a resumed run counts each sample once."""
+    """Counts of one reader, saved in its state so that a resumed run counts each sample once."""
 
     read: int = 0
     refused: dict[str, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class RejectCounts(Savable):
         return "".join(f"\n  {self.line(reason)}" for reason in sorted(self.refused))
 
     def line(self, reason: str) -> str:
-        """Number of samples with this reason, the newest of them, and the remedy."""
+        """A line with the number of samples refused for `reason`, the newest, and the remedy."""
         return (
             f"{self.refused[reason]} x {reason}; the last one: {self.newest[reason]};"
             f" {REMEDIES[Reject(reason)]}"
@@ -143,7 +143,7 @@ class RejectCounts(Savable):
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """A context in which a DataError gets these counts into its message."""
+        """A context that adds the counts of refused samples to the message of a DataError."""
         try:
             yield
         except DataError as error:
@@ -157,7 +157,7 @@ class RejectCounts(Savable):
         return FlexState(asdict(self))
 
     def restore_state(self, state: FlexState) -> None:
-        """Sets the saved counts in place, because several stages of a reader share this object."""
+        """Restores the counts in place, because several stages of a reader share this object."""
         self.read = state["read"]
         self.refused = dict(state["refused"])
         self.newest = dict(state["newest"])
@@ -165,7 +165,7 @@ class RejectCounts(Savable):
 
 
 def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
-    """The counts of several readers, added up."""
+    """The sum of the counts of several readers."""
     total = RejectCounts()
     for part in parts:
         total.read += part.read
@@ -186,13 +186,13 @@ class Bound:
     """Samples of one pass of the rank."""
 
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
-        """Raises if too many samples were refused.
+        """Raises an error if too many samples were refused.
 
-        `counts` are those of a rank, or of one of its `readers`, of which all are taken to have
-        read as much.
+        `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
+        equally many.
 
         Raises:
-            DataError: too many were refused.
+            DataError: too many samples were refused.
         """
         least, most = _JUDGE_OVER
         a_pass = max(least, min(self.samples, most))
@@ -207,10 +207,10 @@ class Bound:
 
 
 class ReaderCounts:
-    """Counts and names the samples that one reader refuses.
+    """Counts and lists the samples that one reader refuses.
 
-    It judges its own counts as well: where nearly every sample is refused, hours may pass before a
-    pack takes the counts to the main process.
+    It also checks its own counts: if nearly every sample is refused, hours may pass before a pack
+    brings the counts to the main process.
     """
 
     def __init__(self, bound: Bound, *, readers: int):
@@ -221,7 +221,7 @@ class ReaderCounts:
         self._fresh: list[RefusedSample] = []
 
     def accept(self, unknown: Iterable[str] = ()) -> None:
-        """Counts a sample as read, and the names of its tensors that the model does not read."""
+        """Counts a sample as read, and the names of its tensors that the model does not use."""
         self.counts.read += 1
         counts = self.counts.unknown
         for name in unknown:
@@ -242,6 +242,6 @@ class ReaderCounts:
             self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """Samples that were refused since the last call."""
+        """Samples refused since the last call."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

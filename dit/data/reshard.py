@@ -1,8 +1,8 @@
-"""Loader states of a checkpoint on another number of ranks or workers.
+"""Loader states of a checkpoint, for another number of ranks or workers.
 
-1. as many readers    each continues where it stood, on the rank that its packs now belong to
-2. more or fewer      what they had left of their passes is divided anew; then a new pass begins.
-                      Also where an earlier version saved, which would have made other packs
+1. equal number of readers    each continues on the rank that now trains its packs
+2. more or fewer readers      the rest of their passes is divided anew; then a new pass begins.
+                              After a change of version that packs differently, too
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts, sum_counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resharded:
-    """A loader state for the present ranks and workers, and what to say about it."""
+    """A loader state for the present ranks and workers, and a note about it."""
 
     state: LoaderState
     said: str
@@ -31,10 +31,8 @@ def reshard(
 ) -> Resharded:
     """The loader state with which `rank` continues.
 
-    `saved` are the states of all ranks that saved, in their order.
-
-    `shards` has one for each dataset of this rank's chain; it is empty where the passes of the
-    datasets cannot be told apart.
+    `saved` are the states of all ranks that saved, in their order. `shards` has one for each
+    dataset of this rank's chain; it is empty if the passes of the datasets cannot be told apart.
 
     Raises:
         DataError: the states are not of one step, or cannot be divided anew.
@@ -138,7 +136,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """The counts of a reader, without the samples that are divided anew."""
+    """Counts of a reader without its waiting samples, which are divided among the new readers."""
     counts = reader.counts()
     counts.read += sum(map(len, reader.since)) - len(reader.waiting())
     return counts
@@ -170,7 +168,7 @@ class _Pool:
 def _pool(
     shard: WorkerShard, number: int, readers: Sequence[WorkerState], rng: np.random.Generator
 ) -> _Pool:
-    """A sample is owed n times if it was given n times less than the samples given most often."""
+    """Samples to read again: one is owed n times if it came n times less than the most frequent."""
     states = [reader.of_dataset(number) for reader in readers]
     reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])
     since = [s for reader in readers for pack in reader.since for s in pack]
@@ -197,7 +195,7 @@ def _pool(
 
 
 def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """[ranges, 2] start and stop of the ranges of chosen samples."""
+    """Start and stop of each range of chosen samples, [ranges, 2]."""
     edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     starts = np.flatnonzero(chosen & (cuts | (edges[:-1] == 1)))
     ends = np.flatnonzero(edges == -1)
@@ -208,7 +206,7 @@ def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 
 def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[IndexRange]:
-    """The samples of one of `readers`, when the ranges are laid end to end and divided equally."""
+    """The samples of one of `readers`, if the ranges are joined and divided equally."""
     bounds = np.append(0, np.diff(runs).cumsum())
     begin, end = (int(bounds[-1]) * n // readers for n in (reader, reader + 1))
     first, last = np.searchsorted(bounds, begin, "right") - 1, np.searchsorted(bounds, end)

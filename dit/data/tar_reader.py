@@ -1,12 +1,12 @@
-"""Reads the files of one sample out of a shard, by the shard's index.
+"""Reads the files of one sample from a shard, by the shard's index.
 
-1. index_fault       whether the bytes of an index can be right
-2. OpenShards        the shards that were read last, held open
-3. SampleLocation    where a sample lies; its head can be read now and all of it later
+1. index_fault       why the bytes of an index cannot be right
+2. OpenShards        the shards that were read last, kept open
+3. SampleLocation    the place of a sample; its head can be read first and the rest later
 4. sample_members    the files of a sample, from its tar headers
 
-Only plain samples are read here: on a local disk, with ustar headers and at most extended headers
-of times. For all others NotPlain is raised, and Energon's reader takes over.
+This module reads only plain samples: on a local disk, with ustar headers and no extended headers
+but those of times. For others it raises NotPlain, and Energon's reader is used.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {
 def index_fault(offsets: bytes) -> str:
     """What is wrong with an index whose bytes are `offsets`; empty if nothing is.
 
-    Each number says where a sample begins and the one before it ends, so an index that does not
-    ascend would give some bytes twice, or none.
+    Each number is the start of a sample and the end of the one before, so an index that does not
+    ascend would read some bytes twice, or none.
     """
     if len(offsets) % 8 or len(offsets) < 16:
         return f"it has {len(offsets)} bytes, no row of two or more 8-byte numbers"
@@ -74,7 +74,7 @@ class OpenShard:
         """Opens the shard and its index.
 
         Raises:
-            OSError: one of them is not there.
+            OSError: a file is missing.
             ShardError: the index is damaged.
         """
         self.path = path
@@ -92,8 +92,8 @@ class OpenShard:
         """Size of the shard in bytes; None if another file has its name by now.
 
         Raises:
-            OSError: it has gone. Open files outlive their names, and a run that went on would not
-                find them again after a stop.
+            OSError: the file was removed. Open files outlive their names, so the run could go on,
+                but would not find the file when it resumes.
         """
         now = time.monotonic()
         if now - self._looked > _LOOK_S:
@@ -134,13 +134,13 @@ class OpenShards:
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of a shard that `span` has just opened; fewer where the shard ends before."""
+        """Bytes of a shard that `span` has just opened; fewer if the shard ends before."""
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """Bytes of a shard, as `read` gives them, in memory that the next call overwrites.
+        """Bytes of a shard as from `read`, in memory that the next call overwrites.
 
-        New memory would take as long to allocate as to fill, and is in no cache.
+        New memory takes as long to allocate as to fill, and is in no cache.
         """
         shard, _ = self._checked(path)
         if len(self._memory) < size:
@@ -152,10 +152,10 @@ class OpenShards:
         self._open.clear()
 
     def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The shard of that name and its present size.
+        """The shard at `path` and its present size.
 
         Raises:
-            OSError: it is not there.
+            OSError: it does not exist.
         """
         # The shard that was read last is the last in the dictionary, so the first is closed first.
         shard = self._open.pop(path, None)
@@ -171,7 +171,7 @@ class OpenShards:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLocation:
-    """Where a sample lies: shard, first byte and size."""
+    """The place of a sample: shard, first byte and size."""
 
     shards: OpenShards
     path: str
@@ -187,10 +187,10 @@ class SampleLocation:
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """The whole record: extension -> bytes. The next call overwrites those of the tensors.
+        """The whole record: extension -> bytes. The next call overwrites those of tensors.
 
         Raises:
-            NotPlain: it is not what it was when its head was read.
+            NotPlain: the sample has changed since its head was read.
             OSError: the shard cannot be read.
         """
         data = self._whole(self.shards.read_again, 0, self.size)
@@ -209,7 +209,7 @@ class SampleLocation:
 def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
     """(name, first byte, size) of each file of a sample.
 
-    `read(start, size)` gives bytes of the sample, which has `size` bytes.
+    `read(start, size)` returns bytes of the sample, which has `size` bytes.
 
     Raises:
         NotPlain: a header is damaged or not plain.
@@ -250,7 +250,7 @@ def _header(header: bytes) -> tuple[str, int, bytes]:
 
 
 def _check_times(records: bytes) -> None:
-    """Checks an extended header: lines such as "30 mtime=1234567890.1234567"."""
+    """Raises NotPlain unless `records`, such as "30 mtime=1234567890.1234567", hold only times."""
     names = {line.partition(b"=")[0].partition(b" ")[2] for line in records.splitlines()}
     if not names <= _ONLY_TIMES:
         raise NotPlain(f"an extended header of {names}")
@@ -266,7 +266,7 @@ def is_unread(extension: str) -> bool:
 
 
 def has_tensors(extension: str) -> bool:
-    """Whether the part of a record holds tensors behind a head that says their shapes."""
+    """Whether a part of a record holds tensors after a head that states their shapes."""
     return extension == "safetensors" or extension.endswith(".bytes")
 
 

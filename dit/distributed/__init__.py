@@ -1,18 +1,18 @@
 """Processes: how they start, what they send each other, and how they end.
 
-entry                how a script ends: exit code, one message for an error, signals to stop; how a
-                     process leaves after an error, whatever it would wait for
-cuda_environment     what CUDA reads from the environment before it starts
-megatron_import      the import of Megatron-Core, without what it brings and no run needs
-process_groups       the start of the processes, the groups of a layout, one for those of the same
-                     ranks that nothing uses, running without CUDA
-cpu_threads          number of CPU threads, if others use the CPU or a container gets a part of it
-pack_broadcast       one rank of a replica reads, all get its packs
+entry                how a script ends: exit code, one message for an error, signals to stop; a
+                     process ends after an error without waiting for others
+cuda_environment     environment variables that CUDA reads before it starts
+megatron_import      the import of Megatron-Core without two packages that no run needs
+process_groups       start of the processes; the groups of a layout, of which unused ones are
+                     shared; running without CUDA
+cpu_threads          number of CPU threads, beside other programs or in a container with a limit
+pack_broadcast       one rank of a replica reads packs and sends them to the others
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
-row_shares           which rows of a weight a data rank has, and how it keeps them
-full_sharding        the same with weights in shares (`ddp.sharding=weights`), by torch's FSDP2
-share_schedule       the ranks of shares; when weights are gathered, and gradients summed
+row_shares           the rows of each weight that a data rank has, and their storage
+full_sharding        data parallelism with weights in shares (`ddp.sharding=weights`), by FSDP2
+share_schedule       the ranks of shares; times when weights are gathered and gradients summed
 collective_errors    an error on one rank is raised on all
 watchdog             no process waits for ever for another one that has died
 """

@@ -1,4 +1,4 @@
-"""One outcome on all ranks: an error on one of them is raised on every one."""
+"""Errors of one rank, raised on all ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class RankError(RuntimeError):
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """The results of `work` on each rank, in the order of the ranks; all ranks call it.
+    """The results of `work` on each rank, in the order of ranks; all ranks call it.
 
-    Without it, the ranks that succeed would wait for the one that has left with its error.
+    Otherwise ranks that succeed would wait for a rank that has left with an error.
 
     Raises:
-        RankError: `work` raised an OSError, RuntimeError or ValueError on one of them.
+        RankError: `work` raised an OSError, RuntimeError or ValueError on a rank.
     """
     import torch.distributed as dist  # files that raise these errors are read without torch, too
 
@@ -71,10 +71,7 @@ def from_first_rank(work: Callable[[], T]) -> T:
 
 
 def error_in_words(error: BaseException) -> str:
-    """An error on one line.
-
-    Where torch hides a full disk behind an error about offsets, the line says so.
-    """
+    """`error` as one line, which names a full disk that torch reports as an error of offsets."""
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)
     return shorten(text, width=400, placeholder="...")

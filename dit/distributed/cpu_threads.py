@@ -1,7 +1,7 @@
 """Threads of torch's arithmetic on a CPU that other programs use, too.
 
-The variables are read once, when torch loads OpenMP, so `dit` sets them when it is imported. What
-the environment says already stays as it is.
+torch's OpenMP reads the variables once, when it is loaded, so `dit` sets them when it is imported.
+Values that the user has set are kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ BY_USER = "OMP_NUM_THREADS" in os.environ
 
 
 def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores: int) -> None:
-    """Sets what OpenMP reads; `cores` are those that this process may run on.
+    """Sets the variables of OpenMP; `cores` is the number of cores that this process may use.
 
-    Threads without work sleep. By default they poll for milliseconds, and on a core that another
-    program wants, one polls while the one that it waits for does not run: on two cores in use, a
-    network took 3 to 5 times as long. The number of threads does not follow the load, because sums
-    depend on it, and a run that continues is to be exact.
-
-    torch starts a thread for each core, also in a container that may use fewer at a time.
+    Idle threads sleep. By default they poll for milliseconds; on a busy core a thread may poll
+    while the thread it waits for cannot run: on two busy cores a network took 3 to 5 times as long.
+    The number of threads does not follow the load, because sums depend on it, and a resumed run
+    must be exact. torch would start a thread for each core, even if the container may use fewer.
     """
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     quota = cpu_quota(cgroup)
@@ -33,10 +31,10 @@ def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores
 
 
 def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str | None:
-    """A line for the log where a container limits the threads, or programs share their cores.
+    """A line for the log if a container limits the threads, or programs share the cores; else None.
 
-    None where neither is so. `load` is how many processes wanted a core before the start (the first
-    of `os.getloadavg`).
+    `load` is the number of processes that wanted a core before the start (the first of
+    `os.getloadavg`).
     """
     quota = cpu_quota(cgroup)
     if quota is not None and quota < cores:
@@ -50,7 +48,7 @@ def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str
 
 
 def cpu_quota(cgroup: Path) -> float | None:
-    """CPUs that the container of this process may use; None without a limit."""
+    """The number of CPUs that this process's container may use; None without a limit."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()  # cgroup v2
     except (OSError, ValueError):
@@ -68,7 +66,7 @@ def cpu_quota(cgroup: Path) -> float | None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,13 +1,13 @@
-"""What CUDA and torch's allocator read from the environment once, before CUDA starts.
+"""Environment variables that CUDA and torch's allocator read once, before CUDA starts.
 
     PYTORCH_CUDA_ALLOC_CONF       expandable_segments:True; packs differ in length, and segments of
                                   fixed sizes leave gaps between them
     CUDA_DEVICE_MAX_CONNECTIONS   1, in training with tensor parallelism: Megatron-Core starts a
                                   collective and then the product that hides it, and one queue keeps
-                                  this order. From sm_100 on none is needed. Not set where copies or
-                                  gathers run beside kernels, which one queue puts behind them
+                                  this order. From sm_100 on this is not needed. It is not set if
+                                  copies or gathers should overlap kernels, which one queue prevents
 
-What the user has set stays as it is.
+Values that the user has set are kept.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _made: dict[str, str] = {}
 
 
 def set_cuda_environment(trained: RunConfig | None = None) -> None:
-    """Sets the variables for this process and its children; nothing without a GPU.
+    """Sets the variables for this process and its children, if the machine has a GPU.
 
-    `trained` is the run that trains here; None: nothing does, or it has been given before.
+    `trained` is the run that will train; None if none does, or it was given before.
     """
     capability = _major_capability()
     if capability is None or _cuda_has_started():
@@ -43,7 +43,7 @@ def set_cuda_environment(trained: RunConfig | None = None) -> None:
 
 
 def _hides_collectives(config: RunConfig) -> bool:
-    """Are collectives of tensor ranks all that runs beside kernels?"""
+    """Whether collectives of tensor ranks are all that overlaps kernels in this run."""
     model = config.model
     others = (
         config.ddp.sharding is Sharding.WEIGHTS
@@ -66,7 +66,7 @@ def _cuda_has_started() -> bool:
 
 
 def _major_capability() -> int | None:
-    """That of the machine's first GPU, from the driver: torch would start CUDA to tell."""
+    """The first GPU's major compute capability, from the driver, because torch would start CUDA."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,7 +1,7 @@
-"""Data parallelism: Megatron-Core's DDP, with or without its distributed optimizer, or shares.
+"""Data parallelism: Megatron-Core's DDP with or without its distributed optimizer, or FSDP2.
 
-This module and `full_sharding`, which has weights in shares, alone know how gradients are summed
-over data ranks and which rank holds which part of the float32 main parameters.
+Only this module and `full_sharding` (weights in shares) know how gradients are summed over data
+ranks and which rank holds which part of the float32 main parameters.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def wrap(
 
 
 def named_weights(chunk: ModelChunk) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights of a part of the model by name; of weights in shares, this rank's rows."""
+    """The weights of a part of the model, by name; for weights in shares, this rank's rows."""
     return ((name.removeprefix("module."), weight) for name, weight in chunk.named_parameters())
 
 
@@ -91,7 +91,7 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 
 
 def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """Types of the weights in a pass, and of the gradients that ranks add up."""
+    """The types of the weights in a pass, and of the gradients that ranks sum."""
     weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
     for chunk in chunks:
         for weight in chunk.parameters():
@@ -103,25 +103,25 @@ def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.
 
 
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
-    """Whether data ranks update different parts of each weight; otherwise all update all of it."""
+    """Whether each data rank updates a part of each weight, instead of all of it."""
     return chunks[0].ddp_config.use_distributed_optimizer
 
 
 def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> int:
-    """Number of the copy of the optimizer state of which this rank of `groups` has a part.
+    """The index of the optimizer state's copy of which this rank of `groups` has a part.
 
-    Each data rank has a copy of its own without the distributed optimizer.
+    Without the distributed optimizer each data rank has its own copy.
     """
     return groups.dp_cp.rank() // (groups.intra_dp_cp.size() if is_sharded(chunks) else 1)
 
 
 @contextmanager
 def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """Context in which the weights of `chunks` are complete on every rank, and no gather runs.
+    """A context in which the weights of `chunks` are complete on every rank, and no gather runs.
 
-    With `ddp.overlap_param_gather` each forward pass gathers the weights that the last step updated
-    on other ranks. Ranks that save, or that validate fewer packs than others, must not wait for a
-    gather that the others never begin. Weights in shares stay there.
+    With `ddp.overlap_param_gather` each forward pass gathers the weights that other ranks updated
+    in the last step. Ranks that save, or validate fewer packs than others, must not wait for a
+    gather that the others never begin. Weights in shares are not gathered.
     """
     overlapped: list[Any] = [one for one in chunks if one.ddp_config.overlap_param_gather]
     for chunk in overlapped:
@@ -133,10 +133,10 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
 @contextmanager
 def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """A context in which each data rank makes as many passes without gradients as it wants.
+    """A context in which each data rank makes any number of passes without gradients.
 
-    All ranks enter it. The weights must not change inside: where they are in shares, a rank that
-    leaves has taken part in the passes of all others.
+    All ranks enter it. Weights must not change inside. With weights in shares, a rank that leaves
+    the context has taken part in the passes of all others.
     """
     with ExitStack() as inside:
         for chunk in chunks:
@@ -156,9 +156,9 @@ def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChun
 
 
 def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron-Core chains into one, without those that have no parameter.
+    """The optimizers that Megatron-Core chains into one, except those without parameters.
 
-    A pipeline stage whose weights are all frozen has such a one.
+    A pipeline stage whose weights are all frozen has one without parameters.
     """
     return [one for one in every_optimizer(optimizer) if not one.is_stub_optimizer]
 
@@ -170,7 +170,7 @@ def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class MainParamShard:
-    """The part of one weight that this rank's optimizer updates, in float32."""
+    """The part of a weight that this rank's optimizer updates, in float32."""
 
     # In the model; this rank's part under tensor parallelism, and its rows of weights in shares.
     weight: torch.nn.Parameter
@@ -221,12 +221,11 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """For each trained weight the parts of it that data ranks update; none if each updates all.
+    """For each trained weight, the parts that data ranks update; empty if each updates all of it.
 
-    Of weights in shares, frozen ones too: who has which part.
-
-    No communication: Megatron-Core cuts each bucket into equal parts, one for each rank, and torch
-    the rows of each weight.
+    For weights in shares, the parts of all weights, including frozen ones. It needs no
+    communication: Megatron-Core divides each bucket equally among ranks, and torch the rows of each
+    weight.
     """
     held: dict[Tensor, list[Holding]] = {}
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()
@@ -253,7 +252,7 @@ def holdings(
 
 
 def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int, slice]]:
-    """Rank and part of those who update a weight that lies at `start` to `stop` of the buffer."""
+    """(data rank, slice) of each part of a weight that lies at [start, stop) of the buffer."""
     size = bucket.grad_data.numel() // ranks
     first, last = (start - bucket.offset) // size, (stop - 1 - bucket.offset) // size
     edges = [bucket.offset + rank * size for rank in range(first, last + 2)]

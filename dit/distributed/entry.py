@@ -1,9 +1,9 @@
-"""How a script ends: its exit code, one message for what went wrong, and signals to stop.
+"""How a script ends: its exit code, one message for an error, and signals to stop.
 
-After an error a process closes what it can within a limit, and waits for nobody. NCCL waits for
-ever for what it has started with ranks that have left: its kernels, the copies after them, and its
-communicators when they are destroyed. So nothing is destroyed, and no other rank is asked for
-anything.
+After an error a process closes what it can within a time limit, and waits for nobody. NCCL waits
+for ever for operations with ranks that have left: its kernels, copies after them, and the
+destruction of its communicators. So process groups are not destroyed, and no other rank is asked
+for anything.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _at_stake: list[str] = []
 
 
 class Parser(OptionParser):
-    """The parser of programs with several processes: it raises its errors for `run`.
+    """The parser of programs with several processes, which raises its errors for `run` to show.
 
     argparse would print them in every process.
     """
@@ -84,10 +84,10 @@ class Parser(OptionParser):
 def run(main: Callable[[], int]) -> int:
     """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
-    The first process that fails shows one message where a user can fix the error, else its
-    traceback. The others have met the same error or have lost their peer, and exit silently. After
-    an error, a process that has met others leaves here, for it cannot end their groups alone. No
-    stream that cannot be written ends it (`dit.streams`).
+    The first process that fails shows one message if a user can fix the error, else its traceback.
+    The others have met the same error or lost their peer, and exit silently. A process that has
+    joined a group ends here after an error, because it cannot destroy the group alone. Streams that
+    cannot be written do not end it (`dit.streams`).
     """
     return with_streams(lambda: _run(main))
 
@@ -118,10 +118,10 @@ def _run(main: Callable[[], int]) -> int:
 
 @contextmanager
 def shown_at_once() -> Iterator[None]:
-    """A context in which an error is shown where it is raised.
+    """A context in which an error is shown as soon as it is raised.
 
-    What is closed afterwards may wait for other ranks. There is a limit for that, after which the
-    process leaves. Without `run`, which ends it in any case, there is none, and nothing is shown.
+    Closing things afterwards may wait for other ranks, so after a limit the process ends. Without
+    `run`, which would end it, there is no limit and nothing is shown.
     """
     try:
         yield
@@ -134,7 +134,7 @@ def shown_at_once() -> Iterator[None]:
 
 
 class _Said:
-    """What this process knows of the run's error."""
+    """Whether and by whom the run's error has been shown, as far as this process knows."""
 
     it: bool | None = None
     """Whether this process has shown the error, or another one; None before there is one."""
@@ -144,7 +144,7 @@ class _Said:
 
 
 def _may_say() -> bool:
-    """Whether this process is the one to show the run's error, which it does once."""
+    """Whether this process shows the run's error; True at most once."""
     with _Said.asks:  # the watchdog's thread may ask, too
         if _Said.it is not None:
             return False
@@ -181,7 +181,7 @@ def _debug() -> None:
 
 
 def _leave_without_launcher(message: str) -> None:
-    """Ends this process, whatever its main thread does; one process of each machine says why."""
+    """Ends this process from any thread; one process of each machine says why."""
     limit = threading.Timer(_FLUSH_S, os._exit, (1,))  # the main thread may hold an import's lock
     limit.daemon = True
     limit.start()
@@ -193,13 +193,12 @@ def _leave_without_launcher(message: str) -> None:
 
 
 def say_below(message: str) -> None:
-    """Shows a line below the run's error, in the process that has shown it."""
+    """Shows a line below the run's error, in the process that showed the error."""
     if _Said.it:
         _print(message)
 
 
 def _leave(code: int) -> int:
-    """Ends this process if it has met others, or returns the exit code."""
     if has_started():
         last_words()
         leave(code)
@@ -207,7 +206,7 @@ def _leave(code: int) -> int:
 
 
 def _stop(code: int) -> None:
-    """Ends the process groups, or the process where they do not end."""
+    """Destroys the process groups, or ends the process if that does not finish in time."""
     if not has_started():
         return
     limit = leave_after(_DESTROY_S, code, say=say_notice)
@@ -218,8 +217,8 @@ def _stop(code: int) -> None:
 class StopSignals:
     """A context in which signals to stop set `received` instead of ending the process.
 
-    They are SIGTERM, Ctrl-C and the loss of the terminal (SIGHUP), which `nohup` has ignored; but
-    the launcher then stops its processes nonetheless.
+    They are SIGTERM, Ctrl-C and the loss of the terminal (SIGHUP) unless `nohup` ignores it; even
+    then the launcher stops its processes.
     """
 
     def __init__(self) -> None:
@@ -234,9 +233,9 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Restores the former signal handlers, but not after an error.
+        """Restores the former signal handlers, except after an error.
 
-        The launcher then stops the other ranks, which still have to say why they end.
+        Then the launcher stops the other ranks, which still have to say why they end.
         """
         for s, handler in self.former_handlers.items() if kind is None else ():
             signal.signal(s, handler)
@@ -292,10 +291,11 @@ def _say(message: str) -> None:
 
 
 def _tell_launcher(message: str) -> None:
-    """Lets torch.distributed.run repeat the message as the root cause in its final summary.
+    """Writes `message` to the file from which torch.distributed.run takes a run's root cause.
 
-    The file is that of torch's `record` without the traceback, which the summary would prefer. The
-    root cause is the earliest in whole seconds, and other processes may leave in the same one.
+    It has the form of torch's `record`, without a traceback, which the summary would prefer. Its
+    time is a second early: the earliest error counts as the cause, and other ranks may fail at
+    once.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         earlier = str(int(time.time()) - 1)

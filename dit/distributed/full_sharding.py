@@ -1,11 +1,11 @@
 """Data parallelism with weights in shares: torch's `fully_shard` under Megatron-Core's schedule.
 
-Between passes a data rank has some rows of each weight, in float32 where it is trained: these are
-the main parameters, and what the optimizer updates. In a pass each layer gathers its weights in the
-type of the network, and frees them; the embedders and the head stay gathered for the whole pass.
+Between passes a data rank has some rows of each weight. For trained weights they are float32: the
+main parameters, which the optimizer updates. In a pass each layer gathers its weights in the type
+of the network, and frees them; embedders and head stay gathered for the whole pass.
 
-1. ShardedChunk    what Megatron-Core's schedule, `finalize_model_grads` and optimizer ask of a part
-                   of the model
+1. ShardedChunk    a part of the model, as Megatron-Core's schedule, `finalize_model_grads` and
+                   optimizer expect it
 2. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
 """
 
@@ -40,9 +40,9 @@ _STORED = "stored_in_shares"
 
 
 def stored_of(module: Any) -> list[Any] | None:
-    """The weights of a network in shares, as they are stored: rows. None for other networks.
+    """The rows of a network with weights in shares, in Megatron-Core's form.
 
-    Megatron-Core's own answer would take the rows for whole weights.
+    None for other networks. Megatron-Core itself would take the rows for whole weights.
     """
     return getattr(module, _STORED, None)
 
@@ -52,7 +52,7 @@ class RowsOptimizer(FP32Optimizer):
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
-    """Makes the optimizer of a model in shares one that knows it; it has no empty rows."""
+    """Gives the optimizer of a model in shares our class, and drops empty rows from it."""
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         assert type(inner) is FP32Optimizer
         inner.__class__ = RowsOptimizer
@@ -118,7 +118,7 @@ class ShardedChunk(MegatronModule):
     # What Megatron-Core's optimizer and `finalize_model_grads` ask.
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The rows that this rank has of each weight, by name."""
+        """Names and rows of each weight on this rank."""
         return ((f"module.{name}", own) for name, own in self._rows.items())
 
     def parameters(self, *_: Any, **__: Any) -> Iterator[nn.Parameter]:
@@ -128,19 +128,19 @@ class ShardedChunk(MegatronModule):
         return ((self._weights[n], own) for n, own in self._rows.items() if own.requires_grad)
 
     def finish_grad_sync(self, **_: Any) -> None:
-        """Gives the rows their gradients, which each pass has summed over the ranks."""
+        """Gives the rows their gradients, which the passes have summed over ranks."""
         for weight, own in self._trained():
             own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
             if own in self._kept:
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of this rank's rows, as far as there are any now."""
+        """The present gradients of this rank's rows."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
     def gradient_types(self) -> set[torch.dtype]:
-        """Types of the summed gradients and of those that ranks send each other."""
+        """The types of the summed gradients and of those that ranks send."""
         return {torch.float32, self._reduced}
 
     def scale_gradients(self, scaling_factor: float) -> None:
@@ -152,9 +152,9 @@ class ShardedChunk(MegatronModule):
             own.grad = weight.grad = None
 
     def start_param_sync(self, **_: Any) -> None:
-        """Frees weights that a pass without gradients has left gathered.
+        """Frees weights that a pass without gradients left gathered.
 
-        Their rows have changed since.
+        Their rows have changed since then.
         """
         self.module.reshard()
 
@@ -162,10 +162,11 @@ class ShardedChunk(MegatronModule):
 
     @contextmanager
     def in_company(self) -> Iterator[None]:
-        """A context in which each data rank makes as many passes without gradients as it wants.
+        """A context in which each data rank makes any number of passes without gradients.
 
-        Who has no more of them takes part in the gathers of the others until nobody has. All data
-        ranks enter, with the same weights. Not after an error, with which one rank is alone.
+        A rank that has finished takes part in the gathers of the others until all have. All data
+        ranks enter with the same weights. After an error, which leaves a rank alone, it does not
+        wait.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
         with self._schedule.equal_passes():
@@ -180,7 +181,7 @@ class ShardedChunk(MegatronModule):
         self._announce(1)
 
     def _announce(self, passes: int) -> Tensor:
-        """Whether any data rank makes a pass now, as each of them says of itself."""
+        """The largest `passes` of all data ranks: above 0 if any rank has a pack now."""
         any_rank = torch.tensor([passes], device=device())
         dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
         return any_rank
@@ -194,14 +195,14 @@ class _WithoutMemory(TorchFunctionMode):
 
 
 def without_memory() -> TorchFunctionMode:
-    """A context in which weights of new modules take no memory; `ShardedChunk` allocates it."""
+    """A context in which weights of new modules get no memory, which `ShardedChunk` allocates."""
     return _WithoutMemory()
 
 
 def _give_memory(unit: nn.Module) -> None:
-    """Makes whole weights of a layer on the device, which `fully_shard` then cuts; without values.
+    """Allocates the weights of a layer on the device, without values, for `fully_shard` to divide.
 
-    Trained ones are float32, for their rows are the main parameters.
+    Trained weights are float32, because their rows are the main parameters.
     """
     for module in unit.modules():
         for name, weight in [*module.named_parameters(recurse=False)]:
@@ -215,14 +216,13 @@ def _give_memory(unit: nn.Module) -> None:
 
 
 def _marks(weight: nn.Parameter) -> dict[str, Any]:
-    """By which Megatron-Core sums gradients and counts weights."""
     return vars(weight)
 
 
 def _kept(weight: nn.Parameter) -> Tensor | None:
-    """What the hooks of a weight leave of its gradient, 1 or 0 for each number; None without hooks.
+    """Factors 1 or 0 for each number of a gradient, by the weight's hooks; None without hooks.
 
-    `fully_shard` makes other parameters, which have no hooks. `hold_key_bias` sets one.
+    `fully_shard` makes new parameters, which have no hooks. `hold_key_bias` sets one.
     """
     if not weight._backward_hooks:
         return None

@@ -1,9 +1,8 @@
-"""The import of Megatron-Core, without two packages that it brings and no run here needs.
+"""The import of Megatron-Core without two packages that it imports and no run needs.
 
-1. W&B, where it is installed: the inference engine logs with it.
-2. The compiler of torch: some fifty functions of Megatron-Core, which networks here do not call,
-   are given to `torch.compile` where they are defined, and that imports the compiler. They are
-   compiled when they are called instead.
+1. W&B, if installed: the inference engine logs with it.
+2. The compiler of torch: Megatron-Core wraps some fifty functions in `torch.compile`, which imports
+   the compiler. Our networks do not call them, so they are compiled at their first call instead.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _WANDB = "wandb"
 
 
 def import_megatron() -> None:
-    """Imports Megatron-Core, in about two thirds of the time, unless something else has done so."""
+    """Imports Megatron-Core in about two thirds of the time, unless it is imported already."""
     if "megatron.core" in sys.modules:
         return
     import torch  # late, as Megatron-Core: scripts answer --help without them

@@ -2,10 +2,10 @@
 
 1. rank_part       each context rank takes its part of every sample
 2. run_pipeline    the stages work on several packs by Megatron-Core's schedule
-3. whole_outputs   both, and the outputs of all ranks joined again, for distillation
-4. FullForward     the same as a network of one pack, for sampling
+3. whole_outputs   runs both, and joins the outputs of all ranks, for distillation
+4. FullForward     the model as a function of one pack, for sampling
 
-Tensor parallelism is a matter of the model's linear layers alone.
+Tensor parallelism concerns only the model's linear layers.
 """
 
 # C patch features, T packed tokens, N samples, M level rows
@@ -35,7 +35,7 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def rank_part(module: Any, item: Item) -> Item:
-    """The part of a pack that a rank with this part of the model works on."""
+    """The part of a pack for ranks with this part of the model."""
     multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
 
@@ -71,7 +71,7 @@ def _split(
     rows_T = to_device(rows_T, stream.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
-        """The rows of this share, of [T, ...], then padding with `value`."""
+        """The rows of `tensor` [T, ...] for this rank, then padding with `value`."""
         mine = tensor[rows_T]
         return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
@@ -89,7 +89,7 @@ def _split(
 
 
 def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
-    """The inverse of `split_tokens` over all context ranks: the tokens in the order of the pack."""
+    """The tokens of all context ranks in the order of the pack: the inverse of `split_tokens`."""
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:
         return part_TC[:tokens]
@@ -112,7 +112,7 @@ def run_pipeline(
 ) -> list[Any]:
     """Runs Megatron-Core's schedule over `items`, one micro-batch each.
 
-    Returns the results of `forward_step` on the last stage, and nothing elsewhere.
+    Returns the results of `forward_step` on the last stage, and an empty list on other stages.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     groups, virtual = module.groups, len(chunks)
@@ -143,12 +143,12 @@ class StageLink(P2PCommunicator):
     stage that should receive it waits to send hidden states, for ever. But every stage has every
     pack, and the order of the schedule is known: so shapes are computed here and never sent.
 
-    It needs `batch_p2p_comm=False`: of two stages each is both the next and the previous one of the
-    other, and only that exchange has an order for it.
+    It needs `batch_p2p_comm=False`: with two stages each is both the next and the previous one of
+    the other, and only that exchange has a defined order then.
     """
 
     def __init__(self, group: dist.ProcessGroup, config: ModelParallelConfig, shapes: list[Shape]):
-        """`shapes` are those of the hidden states of the packs, in the order of the packs."""
+        """`shapes` are the shapes of the packs' hidden states, in the order of the packs."""
         super().__init__(group, config)
         virtual = config.virtual_pipeline_model_parallel_size or 1
         self._from_previous, self._from_next = received_shapes(
@@ -162,7 +162,7 @@ class StageLink(P2PCommunicator):
         recv_prev: bool,
         recv_next: bool,
     ) -> tuple[Shape, Shape]:
-        """Overrides Megatron-Core's: the shapes that come from the previous and the next stage."""
+        """The next shapes from both neighbouring stages, known without communication."""
         previous = next(self._from_previous) if recv_prev else []
         following = next(self._from_next) if recv_next else []
         return previous, following
@@ -192,8 +192,8 @@ def whole_outputs(
 ) -> list[Tensor]:
     """The outputs of all tokens of whole packs, float32 [T, C] each, on all ranks of a replica.
 
-    All tensor, context and pipeline ranks call it with the same packs. `doing` is what a rank that
-    hangs is said to do.
+    All tensor, context and pipeline ranks call it with the same packs. `doing` names the activity
+    in the watchdog's messages.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     mine, stages = [rank_part(module, item) for item in items], module.groups.pp
@@ -219,14 +219,14 @@ def whole_outputs(
 
 
 class FullForward(nn.Module):
-    """The model as one function on every layout: a whole pack in, the output of all its tokens out.
+    """The model as one function on every layout: a whole pack -> the output of all its tokens.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
-    output. It is for sampling and has no backward pass.
+    output. It serves sampling and has no backward pass.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):
-        """`chunks` are the parts of the model on this rank, with or without their DDP."""
+        """`chunks` are the parts of the model on this rank, with or without DDP around them."""
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
         self.first: Any = getattr(chunks[0], "module", chunks[0])

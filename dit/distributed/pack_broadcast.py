@@ -1,10 +1,10 @@
-"""The ranks that share one replica of the model: one of them reads, all get the same packs.
+"""The ranks that share one replica of the model: one of them reads, and all get the same packs.
 
-1. _send        the rank that reads sends a pack without its numbers, then these as a row of bytes
-2. _receive     the other ranks
+1. _send        the rank that reads sends a pack's outline, then its numbers as a row of bytes
+2. _receive     the other ranks receive it
 3. broadcast    both, while everyone waits
 4. start        both, in the background: packs of the next step during this one
-   wait         the packs that `start` began to send
+   wait         waits for the packs that `start` began to send
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Replica:
     Packs are sent before a schedule starts: inside it, a stage that waits for packs and one that
     waits for hidden states would wait for each other.
 
-    They are sent from host memory to host memory over connections of their own, so they neither
-    delay nor wait for work on a GPU. Each rank copies them to its device when their step begins.
+    They travel from host memory to host memory over separate connections, so they neither delay nor
+    wait for work on a GPU. Each rank copies them to its device when their step begins.
     """
 
     def __init__(self, groups: ProcessGroupCollection):
-        """Collective: every rank of the run makes its own."""
+        """Collective: all ranks of the run call it."""
         mine = groups.dp.rank()
         known = [mine] * dist.get_world_size()
         dist.all_gather_object(known, mine)
@@ -69,12 +69,12 @@ class Replica:
         return [pack_to(pack, device) for pack in self._transfer(packs)]
 
     def start(self, packs: Iterable[PackedBatch]) -> None:
-        """Begins to broadcast `packs`, which another thread iterates over."""
+        """Starts to broadcast `packs`, which another thread iterates over."""
         assert self.pending is None, "other packs are under way"
         self.pending = BackgroundIterator(self._transfer(packs))
 
     def wait(self, device: torch.device) -> list[PackedBatch]:
-        """Ends what `start` began, with the result of `broadcast`."""
+        """Waits for the packs of `start`, and returns them as `broadcast` does."""
         assert self.pending is not None, "no packs are under way"
         packs = []
         for pack in self.pending:
@@ -84,7 +84,7 @@ class Replica:
         return packs
 
     def close(self) -> None:
-        """Waits for packs that nobody needs any more: a thread must not outlive its process."""
+        """Waits for packs that nobody needs, because a thread must not outlive its process."""
         if self.pending is not None:
             self.pending.thread.join(_CLOSE_S)
 
@@ -115,7 +115,7 @@ class Replica:
             raise outline
 
     def _broadcast_object(self, message: Any = None) -> Any:
-        """What the reading rank sends: a pack without numbers, an error, or None at the end."""
+        """Sends `message` from the reading rank to all: a pack, an error, or None at the end."""
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]
@@ -129,9 +129,9 @@ def _next_or_error(packs: Iterator[T]) -> T | Exception | None:
 
 
 class BackgroundIterator(Iterator[T], Generic[T]):
-    """Iterates over `items` in a thread of its own and keeps them until they are taken.
+    """Iterates over `items` in a thread and keeps them until they are taken.
 
-    An error of `items` is raised where the next item is taken.
+    An error of `items` is raised when the next item is taken.
     """
 
     def __init__(self, items: Iterator[T]):

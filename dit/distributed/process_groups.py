@@ -1,18 +1,19 @@
 """The start of the processes, and the groups of a layout, which functions take as arguments.
 
-Where there is no CUDA, Megatron-Core is made to run on the CPU first (`run_megatron_on_cpu`):
+Without CUDA, Megatron-Core is first made to run on the CPU (`run_megatron_on_cpu`):
 
 1. `torch.cuda` calls that Megatron-Core makes unconditionally answer for the CPU.
 2. `torch.tensor`, `zeros`, `ones` and `full` take `device="cuda"` for the CPU; `.cuda()` returns
-   the tensor, and `tensor.type()` names CUDA. (A TorchFunctionMode would see all that Megatron-Core
-   may ever ask, and makes each function of torch three times as dear: 20% of a small run.)
+   the tensor, and `tensor.type()` names CUDA. (A TorchFunctionMode would cover every call, but
+   makes each function of torch three times as slow: 20% of a small run.)
 3. The random-number tracker keeps torch's CPU generator.
 
-Everywhere, Megatron-Core's sum over tensor ranks is replaced by `_sum_over_tensor_ranks`.
+With and without CUDA, Megatron-Core's sum over tensor ranks is replaced by
+`_sum_over_tensor_ranks`.
 
-Megatron-Core makes all groups that any of its features needs, experts and embeddings that stages
-share included. All ranks join each call, and a group takes threads, and memory of the GPU once NCCL
-has a communicator for it. So those that nothing uses share those of groups with the same ranks.
+Megatron-Core creates the groups of all its features, including experts and embeddings that stages
+share. All ranks join each call, and a group costs threads, and GPU memory once NCCL has a
+communicator for it. So unused groups share a used group with the same ranks.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ They are whole groups all the same: should a later version send one, it arrives.
 
 
 def device() -> torch.device:
-    """The accelerator of this process, else the CPU."""
+    """The accelerator of this process, or else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank())
     return torch.device("cpu")
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
-    """Gives a tensor of rank `source` to all ranks of a group, on the device or on the host."""
+    """Sends a tensor of rank `source` to all ranks of a group, on the device or on the host."""
     there = tensor.detach().to(device())  # where NCCL can send it
     # As bytes, because back ends differ in the types that they know.
     dist.broadcast(there.view(-1).view(torch.uint8), group=group, group_src=source)
@@ -94,12 +95,12 @@ def start_processes(
 ) -> None:
     """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
 
-    The back end is NCCL where there is CUDA, and gloo elsewhere. A program may open one checkpoint
-    after another: a second call makes the groups of the new layout.
+    The back end is NCCL with CUDA, and gloo without. A program may open several checkpoints: a
+    second call creates the groups of the new layout.
 
     Raises:
         LaunchError: the variables of the launcher are incomplete or wrong.
-        TimeoutError: names the ranks that did not come.
+        TimeoutError: names the ranks that did not join.
     """
     check_launch()
     set_cuda_environment()
@@ -121,12 +122,12 @@ def start_processes(
 
 
 def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over a group; what each rank gives stays as it is.
+    """The sum of `part` over `group`, in a new tensor; replaces Megatron-Core's all-reduce.
 
-    It replaces that of Megatron-Core, which all its linears and ours call, forward and backward. Up
-    to 0.16, that one returns a tensor that is not contiguous, such as an expanded gradient, without
-    the sum. It writes the sum into others, also in 0.19, though a gradient may belong to a second
-    branch of the graph (both terms of an addition have the same tensor).
+    All its linears and ours call it, forward and backward. Megatron-Core's own writes the sum into
+    `part`, although a gradient may also belong to another branch of the graph (both terms of an
+    addition share one tensor). Until 0.16 it returns tensors that are not contiguous, such as
+    expanded gradients, without summing them.
     """
     if group.size() == 1:
         return part
@@ -156,7 +157,7 @@ def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) ->
 
 
 def _join_alone(join: Callable[..., None], target: torch.device) -> None:
-    """A group of one process, which needs no NCCL: a machine without a network may refuse it."""
+    """Starts a process group of one process, with gloo if NCCL fails for want of a network."""
     try:
         join("nccl", device_id=target)  # NCCL starts now, not at the first collective
     except RuntimeError as error:
@@ -165,7 +166,7 @@ def _join_alone(join: Callable[..., None], target: torch.device) -> None:
 
 
 def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: timedelta) -> None:
-    """Makes Megatron-Core's groups of a layout, in place of those of an earlier one."""
+    """Creates Megatron-Core's groups of a layout, in place of those of an earlier one."""
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
@@ -186,11 +187,11 @@ def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: time
 def sharing_unused_groups() -> Iterator[None]:
     """A context in which Megatron-Core makes fewer process groups.
 
-    All unused groups with the same ranks become one, which one used group of these ranks shares.
+    All unused groups with the same ranks are one, shared with a used group of these ranks.
 
-    Used groups keep communicators of their own: two that send at the same time must not wait for
-    each other. Of one rank, which sends nothing, there is a single group, which it makes by itself:
-    the others would have as many calls as there are ranks.
+    Used groups keep separate communicators, because two that send at the same time must not wait
+    for each other. Each rank creates its group of one by itself: otherwise all ranks would join as
+    many calls as there are ranks.
     """
     from megatron.core import parallel_state
 
@@ -207,7 +208,7 @@ def _shared(create: Callable[..., Any]) -> Callable[..., Any]:
     used: dict[tuple[int, ...], int] = defaultdict(int)  # how many of them a used group has taken
 
     def create_or_share(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:
-        """All ranks ask for all groups in the same order, so that all decide alike."""
+        """Group of `ranks`; all ranks ask for all groups in the same order, so all decide alike."""
         key = tuple(ranks)
         alone = len(key) == 1
         if alone and dist.get_rank() not in key:
@@ -232,7 +233,7 @@ def _say_threads() -> None:
 
 
 def process_groups() -> ProcessGroupCollection:
-    """All process groups of this layout, as Megatron-Core takes them."""
+    """All process groups of this layout, in the form that Megatron-Core takes."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()
@@ -245,7 +246,7 @@ def store_connection() -> Store:
 
 
 class _NoStream:
-    """In the place of a CUDA stream, where one thing is done after the other anyway."""
+    """Stands in for a CUDA stream on a CPU, where operations run one after the other anyway."""
 
     def __init__(self, *_: Any, **__: Any):
         pass
@@ -255,7 +256,7 @@ class _NoStream:
 
 
 def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make`, a function of torch that makes a tensor, for which CUDA is the CPU."""
+    """`make`, a function of torch that creates a tensor, with `device="cuda"` taken for the CPU."""
 
     @wraps(make)
     def made(*args: Any, **kwargs: Any) -> Tensor:
@@ -267,7 +268,7 @@ def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _named_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type` with names of CUDA's types, by which Megatron-Core sorts parameters."""
+    """`Tensor.type` with the names of CUDA's types, by which Megatron-Core sorts parameters."""
 
     @wraps(type_of)
     def named(*args: Any, **kwargs: Any) -> Any:
@@ -289,7 +290,7 @@ def _set_state(new_state: torch.Tensor, *_: Any, **__: Any) -> None:
 
 @cache
 def run_megatron_on_cpu() -> None:
-    """Makes Megatron-Core usable in this process without CUDA; does nothing where CUDA is."""
+    """Makes Megatron-Core usable in this process without CUDA; does nothing with CUDA."""
     if torch.cuda.is_available():
         return
     torch.cuda.current_device = lambda: _CPU  # type: ignore[assignment, return-value]

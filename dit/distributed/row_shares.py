@@ -1,8 +1,8 @@
-"""Rows of weights (`ddp.sharding=weights`): which of them a data rank has, and how it keeps them.
+"""Rows of weights (`ddp.sharding=weights`): which rows a data rank has, and how they are stored.
 
-1. RowShares   which rows of a weight a data rank has
-2. PackedRows  frozen rows that are kept as bytes
-3. put_rows    numbers into rows, whichever way they are kept; `numbers_of` is its inverse
+1. RowShares   the rows of a weight that each data rank has
+2. PackedRows  frozen rows that are stored as bytes
+3. put_rows    writes numbers into rows, however they are stored; `numbers_of` is its inverse
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKED = "packed_rows"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShares:
-    """How the rows of a weight are cut into one part for each data rank, as `torch.chunk` does.
+    """The division of a weight's rows into one part for each data rank, as by `torch.chunk`.
 
     The last parts may have fewer rows than the others, or none.
     """
@@ -32,53 +32,53 @@ class RowShares:
     rank: int
 
     def part_of(self, rank: int) -> slice:
-        """The numbers of the flattened weight that data rank `rank` has."""
+        """The slice of the flattened weight that data rank `rank` has."""
         rows, width = self.shape[0], self.shape[1:].numel()
         size = -(-rows // self.ranks)
         return slice(min(rank * size, rows) * width, min((rank + 1) * size, rows) * width)
 
     @property
     def part(self) -> slice:
-        """The numbers of the flattened weight that this rank has."""
+        """The slice of the flattened weight that this rank has."""
         return self.part_of(self.rank)
 
     def parts(self) -> list[tuple[int, slice]]:
-        """(rank, part of the flattened weight) of all ranks that have one."""
+        """(rank, slice of the flattened weight) of all ranks that have rows."""
         every = ((rank, self.part_of(rank)) for rank in range(self.ranks))
         return [(rank, part) for rank, part in every if part.stop > part.start]
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """How a weight is cut into the rows that this parameter holds; None for a whole weight."""
+    """The division of the weight whose rows this parameter holds; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 
 def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
-    """Tells which rows of a weight a parameter is."""
+    """Records which rows of a weight the parameter `own` holds."""
     setattr(own, _ROWS, rows)
 
 
 class PackedRows(Protocol):
-    """A form in which the rows of a frozen weight are kept as bytes: uint8 with as many rows.
+    """The interface of frozen rows stored as bytes: a uint8 tensor with the same number of rows.
 
-    So they are cut, sent and gathered as any others; what computes with them unpacks them.
+    They are divided, sent and gathered like other rows, and unpacked where they are used.
     """
 
     def shape(self, whole: torch.Size, /) -> torch.Size:
-        """Shape of the bytes that store a weight of shape `whole`."""
+        """Shape of the bytes for a weight of shape `whole`."""
         ...
 
     def pack(self, rows: Tensor, /) -> Tensor:
-        """The bytes of `rows`; tensor ranks may have to make them together."""
+        """The bytes of `rows`; tensor ranks may have to compute them together."""
         ...
 
     def unpack(self, rows: Tensor, /, dtype: torch.dtype) -> Tensor:
-        """The rows in `dtype`, from their bytes."""
+        """`rows` of bytes as numbers in `dtype`."""
         ...
 
 
 def keep_packed(weight: nn.Parameter, packed: PackedRows) -> None:
-    """Makes the rows of a weight without memory be kept as bytes, once it is in shares."""
+    """Stores the rows of `weight`, which has no memory yet, as bytes once it is in shares."""
     setattr(weight, _PACKED, packed)
 
 
@@ -91,7 +91,7 @@ def numbers_of(own: Tensor) -> Tensor:
 
 
 def put_rows(own: Tensor, values: Tensor) -> None:
-    """Gives the rows of a weight their numbers, flat; the tensor ranks of a weight all do."""
+    """Writes flat `values` into the rows of a weight; all tensor ranks of a weight call it."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
         own.detach().view(-1).copy_(values)
@@ -100,5 +100,5 @@ def put_rows(own: Tensor, values: Tensor) -> None:
 
 
 def packing_of(weight: Tensor) -> PackedRows | None:
-    """The form in which rows of a weight are kept as bytes; None if they are plain numbers."""
+    """The form in which rows of a weight are stored as bytes; None for plain numbers."""
     return getattr(weight, _PACKED, None)

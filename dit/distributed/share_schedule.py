@@ -1,4 +1,4 @@
-"""Weights in shares: over which ranks, when they are gathered, and when gradients are summed."""
+"""Weights in shares: their ranks, and the times when weights are gathered and gradients summed."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
 
 
 def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
-    """Makes `fully_shard` cut and gather weights of bytes as they are, as from torch 2.12 on.
+    """Makes `fully_shard` divide and gather byte weights unchanged, as it does from torch 2.12 on.
 
-    torch 2.11 lets each weight that it has cut require a gradient, if only for a moment, which is
-    an error for bytes; and it gathers all weights in the type of the network.
+    torch 2.11 briefly lets each divided weight require a gradient, which is an error for bytes, and
+    gathers all weights in the type of the network.
     """
     if fsdp_param.nn is not nn:
         return  # another part of the network did it
@@ -57,10 +57,10 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
 
 
 class ShareSchedule:
-    """When the layers of a network in shares gather their weights and sum their gradients."""
+    """When the layers of a network in shares gather weights and sum gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
-        """`module` has been through `fully_shard`, and so have its `layers`, in their order."""
+        """`module` and its `layers`, in order, have been through `fully_shard`."""
         self.module, self.layers, self.options = module, layers, options
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)
@@ -76,7 +76,10 @@ class ShareSchedule:
             layer.set_reshard_after_forward(after_forward, recurse=False)
 
     def _fetch_ahead(self, count: int) -> None:
-        """By the order of the network, not of the last pass: recomputation and pipelines differ."""
+        """Lets each layer gather the next `count` ones, in the network's order.
+
+        The order of the last pass would be wrong after recomputation and in pipelines.
+        """
         self.module.set_modules_to_backward_prefetch([*reversed(self.layers[-count:])])
         for number, layer in enumerate(self.layers):
             before = self.layers[max(0, number - count) : number]
@@ -89,7 +92,7 @@ class ShareSchedule:
             unit.set_modules_to_forward_prefetch([*self.units[number + 1 : number + 1 + count]])
 
     def gather_once(self) -> None:
-        """Makes the gathers of a pass without gradients, without the pass."""
+        """Takes part in the gathers of a pass without gradients, without computing it."""
         self.module.unshard()
         for layer in self.layers:
             layer.unshard()
@@ -104,9 +107,9 @@ class ShareSchedule:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are not summed over copies, or ranks if once a step.
+        """A context in which gradients are not yet summed over copies, or not yet over ranks.
 
-        The backward pass behind it sums those of all packs.
+        The backward pass after it sums those of all packs.
         """
         self._sum_now(False)
         yield
@@ -123,7 +126,7 @@ class ShareSchedule:
 
 
 def _groups(unit: Any) -> list[Any]:
-    """What torch gathers and reduces together of a unit: one group until 2.11, then several."""
+    """The groups of weights of an FSDP2 unit; torch until 2.11 has at most one in each."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -135,10 +138,11 @@ def _trained(group: Any) -> list[Any]:
 
 
 def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
-    """Sums weights that no pack of this rank has used, too: packs differ in what they have.
+    """Runs `reduce` with zero gradients for unused weights, so that all ranks send alike.
 
-    As `set_reduce_scatter_unused_params` of torch 2.13. Without it, as in 2.11 and 2.12, ranks
-    would send sums of different lengths.
+    Packs differ in which inputs they have, so ranks differ in which weights they use. torch 2.13
+    has `set_reduce_scatter_unused_params` for it; without it ranks would send sums of different
+    lengths.
     """
     for one in _trained(group) if group.reduce_grads else ():
         weight, kept = getattr(one, "_unsharded_param", None), one.unsharded_accumulated_grad
@@ -148,10 +152,10 @@ def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
 
 
 def _complete(unit: Any) -> None:
-    """Zeros for weights that no pack has used yet, where others have gradients.
+    """Adds zero gradients for unused weights of a unit in which others have gradients.
 
-    torch keeps gradients in the type of their sum, and demands one type of all in a unit; those of
-    the last pack alone would have another.
+    torch keeps gradients in the type of their sum and demands one type in a unit; unused weights of
+    only the last pack would get another type.
     """
     for group in _groups(unit):
         trained = _trained(group)

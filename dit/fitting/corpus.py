@@ -1,4 +1,4 @@
-"""Shards -> what a run is fitted to."""
+"""Shards -> the facts about them that a run is fitted to."""
 
 # C F H W channels, frames, rows, columns of a latent
 
@@ -19,7 +19,7 @@ _LOOKED_AT = 256  # samples of the training split, evenly spread
 class Corpus:
     """Facts about the training split of a dataset: sizes, captions, lengths of texts.
 
-    Captions and texts are judged by some of its samples.
+    Captions and texts are estimated from some of its samples.
     """
 
     folder: Path
@@ -44,22 +44,22 @@ class Corpus:
 
     @property
     def own_captions(self) -> bool:
-        """Whether most samples have a caption that no other one has."""
+        """Whether most samples have a caption that no other sample has."""
         return self.captions > 0.5
 
     @property
     def sizes(self) -> set[tuple[int, int, int]]:
-        """Sizes of all latents, those held out too: a run must take every one."""
+        """Sizes of all latents, including held-out ones, because a run must accept all."""
         return {*self.shapes, *self.held_out}
 
     @property
     def largest(self) -> tuple[int, int, int]:
-        """Most frames, rows and columns of a latent."""
+        """The largest number of frames, rows and columns of a latent."""
         frames, rows, columns = zip(*self.sizes, strict=True)
         return max(frames), max(rows), max(columns)
 
     def lengths(self, patch: int) -> set[int]:
-        """Number of tokens of a sample, for each size."""
+        """Numbers of tokens of a sample, for all sizes."""
         return {_tokens(size, patch) for size in self.sizes}
 
     def mean_length(self, patch: int) -> float:
@@ -67,7 +67,7 @@ class Corpus:
         return sum(_tokens(shape, patch) for shape in self.shapes) / len(self.shapes)
 
     def divides(self, patch: int) -> bool:
-        """Whether every latent divides into patches of this side."""
+        """Whether patches of this side divide every latent."""
         return all(rows % patch == columns % patch == 0 for _, rows, columns in self.sizes)
 
 
@@ -80,7 +80,7 @@ def read_corpus(folder: Path) -> Corpus:
     """The facts about the dataset in `folder`.
 
     Raises:
-        DataError: it is no dataset, or its training split has no captions.
+        DataError: the folder is no dataset, or its training split has no captions.
     """
     # Imported late: fit_run.py answers --help without torch.
     from dit.data.export import ShardSamples

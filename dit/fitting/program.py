@@ -1,4 +1,4 @@
-"""The command: reads shards, tries this machine for some seconds, writes train.yaml beside them."""
+"""Command: reads shards, measures this machine for some seconds, writes train.yaml beside them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def fit(
     gpu: str | None = None,
     seconds: MeasuredSeconds | None = None,
 ) -> tuple[Corpus, Proposal]:
-    """The run for the shards in `folder`, for so many minutes.
+    """The run for the shards in `folder`, for a training of `minutes`.
 
-    `gpu` is the name of the device that trains; without one, `seconds` measures steps here. Without
-    `minutes`, a CPU trains for 30, and a GPU as long as enough passes take.
+    `gpu` is the name of the device that trains; without one, `seconds` measures steps on this
+    machine. Without `minutes` a CPU trains for 30 minutes, and a GPU for the recommended number of
+    passes.
 
     Raises:
-        DataError: it is no dataset with captions.
+        DataError: the folder is no dataset with captions.
     """
     corpus = read_corpus(folder.absolute())
     ladder = drafts(corpus, gpu=gpu is not None)
@@ -56,16 +57,16 @@ def fit(
 
 
 def configuration(corpus: Corpus, draft: Draft, *, steps: int = 1000) -> RunConfig:
-    """The run as `pretrain_dit.py` reads it.
+    """The run, in the form in which `pretrain_dit.py` reads it.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: no valid configuration results.
     """
     return load_config(default_config(), overrides=tokens(settings(corpus, draft, steps=steps)))
 
 
 def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> None:
-    """Says what was chosen, and why."""
+    """Prints what was chosen, and why."""
     draft, size = found.draft, found.draft.size
     count = parameter_count(configuration(corpus, draft).model)
     name = "" if size.name == "custom" else f"{size.name}, "
@@ -92,7 +93,7 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0."""
+    """The command; exit code 0."""
     args = _parser().parse_args(argv)
     if args.minutes is not None and not 0 < args.minutes <= 1e6:
         raise ValueError(
@@ -113,14 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _gpu() -> str | None:
-    """Name of the first GPU."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def _cpu() -> str:
-    """How many threads a run has here."""
     import torch
 
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))

@@ -1,8 +1,8 @@
 """Corpus, minutes and seconds of a step -> the run that fits them.
 
-1. drafts    for each network: tokens of a sample, length of a pack, samples of a step
+1. drafts    for each network: tokens in a sample, length of a pack, samples in a step
 2. choose    the largest network that sees every sample often enough; else the smallest
-3. warnings  what cannot come of it
+3. warnings  what the run will be too short for
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """A proposed run: steps, time, how often samples are seen, and warnings."""
+    """A proposed run: steps, time, passes over the samples, and warnings."""
 
     draft: Draft
     steps: int
@@ -71,7 +71,7 @@ Seconds = Callable[[Draft], float]
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
-    """The run with each network of the ladder, the smallest first."""
+    """The run with each network in the list of sizes, the smallest first."""
     by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
     fitting = [p for p in _PATCHES if corpus.divides(p)]
     tokens = {p: corpus.mean_length(p) for p in fitting}
@@ -100,9 +100,9 @@ def choose(
 ) -> Proposal:
     """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
 
-    `seconds` is asked for one network after another, the smallest first, up to the one that is too
-    slow: what a step of a small network takes says little about a larger one, for much of it does
-    not grow with the width.
+    `seconds` measures one network after another, from the smallest to the first that is too slow: a
+    step of a small network tells little about a larger one, because much of its time does not grow
+    with the width.
     """
     chosen, enough = None, False
     for draft in ladder:
@@ -124,7 +124,7 @@ def choose(
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
-    """The named network for so many samples, for as long as `WANTED_PASSES` take."""
+    """The network for a corpus of this size, for as long as `WANTED_PASSES` take."""
     number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
     draft = ladder[number]
     steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)
@@ -146,7 +146,7 @@ def propose(corpus: Corpus, draft: Draft, *, steps: int, seconds: float, why: st
 
 
 def warnings(corpus: Corpus, *, passes: float) -> list[str]:
-    """Sentences about what `passes` over the corpus are too few for, with figures."""
+    """Sentences, with figures, about results that need more than `passes` over the corpus."""
     seen, needed = passes * corpus.samples, ""
     if passes < WANTED_PASSES:
         minutes = WANTED_PASSES / max(passes, 1e-9)

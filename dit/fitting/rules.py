@@ -1,6 +1,6 @@
-"""What measured runs say about small data: docs/small_data.md has their tables.
+"""Rules for small data from measured runs, whose tables are in docs/small_data.md.
 
-Everything that decides a number of `train.yaml`, and no measurement of the machine, stands here.
+Every number of `train.yaml` that no measurement of this machine decides is decided in this file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PART_TRAINING = 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A size of the family `dit`: layers, width and heads."""
+    """A network size of the family `dit`: layers, width and heads."""
 
     name: str
     """A named size, or `custom`."""
@@ -77,7 +77,7 @@ NAMED_FROM = (0, 20_000, 200_000, 1_000_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimization:
-    """Learning rate and other settings of training for a ladder of networks."""
+    """Learning rate and other training settings for a list of network sizes."""
 
     precision: str
     lr: float

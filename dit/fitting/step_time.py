@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 def measured_seconds(config: RunConfig, *, clock: Clock = time.perf_counter) -> float:
     """Seconds of one step of `config`: real packs, gradients, optimizer and average, no saving.
 
-    A pack of more than 8,192 tokens is reckoned from mock samples of 1,024, by operations.
+    For packs of more than 8,192 tokens it is extrapolated by operations from mock samples of 1,024.
     """
     from dit.train.trainer import measure_steps
 
@@ -77,7 +77,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 
 
 def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
-    """Operations of a pack of the first mock sample."""
+    """Operations of the forward pass of a full pack of copies of the first mock sample."""
     (sample, *_), model = dataset.mock_samples, model
     tokens = geometry_tokens(model, sample)
     count = max(1, dataset.task_encoder_seq_length // tokens)
@@ -85,9 +85,9 @@ def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
 
 
 def planned_seconds(config: RunConfig, device: str) -> float | None:
-    """Seconds of one step on one GPU of this name, from its data sheet; None for an unknown one.
+    """Seconds of one step on a GPU named `device`, from its data sheet; None for an unknown one.
 
-    Infinite where weights and activations do not fit into its memory.
+    It is infinite if weights and activations do not fit into the memory.
     """
     found, efficiency = device_named(device), EFFICIENCIES["fused"]
     if found is None:

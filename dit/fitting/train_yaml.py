@@ -1,4 +1,4 @@
-"""The run -> train.yaml, whose comments say why each number is what it is."""
+"""The run -> train.yaml, whose comments give the reason for each number."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Line = tuple[str, Any, str]
 
 
 def run_folder(folder: Path) -> Path:
-    """Folder of the run on a dataset, beside the dataset's.
+    """The folder of the run on a dataset, beside the dataset's.
 
-    Packing again with --overwrite leaves it alone.
+    Packing again with --overwrite does not touch it.
     """
     return folder.with_name(f"{folder.name}_run")
 
@@ -139,7 +139,7 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
-    """Whether a caption says which picture is wanted, so that the one expected is no mean."""
+    """Whether captions tell pictures apart: then a picture expected from its caption is no mean."""
     return corpus.colours == 3 and corpus.own_captions
 
 
@@ -151,7 +151,7 @@ def tokens(groups: dict[str, list[Line]]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """YAML of a number, a word, a path or a list; JSON is YAML where a text needs quotes."""
+    """A value of Python as YAML."""
     if isinstance(value, str):
         return value if value.isidentifier() else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float):
@@ -160,7 +160,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """Text of train.yaml for `proposal`; by its last line `put_aside` knows it."""
+    """Text of train.yaml for `proposal`, with a last line by which `put_aside` recognises it."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"
@@ -179,7 +179,7 @@ def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
 
 
 def put_aside(place: Path) -> Path | None:
-    """Renames a train.yaml that somebody has changed to train_1.yaml, or the next free number."""
+    """Renames a train.yaml that a person has changed to train_1.yaml, or the next free number."""
     if not place.is_file():
         return None
     text, _, last = place.read_text(errors="replace").rpartition(f"\n{_UNCHANGED}")

@@ -1,16 +1,15 @@
-"""Configurations of other tools -> ours: one function, their file -> our keys and notes.
+"""Configurations of other tools -> our keys, with a note about each of their keys.
 
-It stands above the loader of a run, which knows our keys alone. Each key of their file is noted
-with our keys that it is read as, or with the reason why it is not used. A value that asks for
-something unsupported is an error where another value of the key would be supported. The tables are
-imported only for keys that are not ours.
+The loader of a run, which calls it, knows only our keys. The note of a key says as which of our
+keys it is read, or why it is not used. An unsupported value is an error if another value of the key
+is supported. The tables are imported only for keys that are not ours.
 
     entry           `Foreign`: how one key and its values are read
-    optimizers      names of optimizers, which several of the tools have
-    dfm             NVIDIA's DFM and Megatron-Bridge; which of our keys they have as well
+    optimizers      names of optimizers, which several tools share
+    dfm             NVIDIA's DFM and Megatron-Bridge; keys that they share with us
     automodel       NeMo AutoModel
     fastvideo       FastVideo
     diffusion_pipe  diffusion-pipe
-    translate       `is_theirs`, `translate`, `fitted`, and `advice` about one of their keys
+    translate       `is_theirs`, `translate`, `fitted`, and `advice` about a single key
     __main__        `python -m dit.foreign THEIRS > ours.yaml`
 """

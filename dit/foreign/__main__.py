@@ -1,4 +1,4 @@
-"""A file of another tool in our keys: `python -m dit.foreign THEIRS > ours.yaml`."""
+"""Converts a file of another tool to our keys: `python -m dit.foreign THEIRS > ours.yaml`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,21 @@ from dit.streams import result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the file in our keys, below a comment for each of theirs.
+    """Prints the file in our keys, with a comment for each of its own keys.
 
     Raises:
-        Problems: with all that a run of the file would refuse.
+        Problems: all problems that a run of the file would have.
     """
     arguments = _parser().parse_args(argv)
     path, overrides = arguments.file, arguments.overrides
     settings = read_file(path).settings()
     if not is_theirs(settings):
-        raise ConfigError([f"{path}: has no keys of other tools, or keys that only we have"])
+        raise ConfigError(
+            [
+                f"{path}: is no configuration of a supported tool, or has keys of this project"
+                " already"
+            ]
+        )
 
     def load(ours: list[Setting]) -> RunConfig:
         return load_config(default_config(), settings=ours, overrides=overrides, adapt=_for_weights)
@@ -50,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(path: Path, config: RunConfig, translation: Translation, typed: list[Setting]) -> str:
-    """The file: notes, then the keys that are set, with the values that the run has."""
+    """The file: notes, then the keys that it sets, with the values that the run gets."""
     keys = [one.key.split(".") for one in without_removed([*translation.settings, *typed])]
     chosen = {(group, name) for group, name, *_ in keys}
     tree = {
@@ -58,13 +63,13 @@ def _text(path: Path, config: RunConfig, translation: Translation, typed: list[S
         for group, values in plain(config).items()
     }
     tree = {group: values for group, values in tree.items() if values}
-    head = [f"From {path}, in which keys of another tool stand. What each of them is here:", ""]
+    head = [f"From {path}, a file of another tool. Its keys, and this project's for each:", ""]
     notes = "".join(f"# {legible(line)}".rstrip() + "\n" for line in [*head, *translation.notes])
     return f"{notes}\n{OmegaConf.to_yaml(OmegaConf.create(escaped(tree)))}"
 
 
 def _for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Network and objective of `checkpoint.load_hf`, as a run has them."""
+    """Network and objective of `checkpoint.load_hf`; None if the file sets none."""
     if given("checkpoint.load_hf") is None:
         return None
     from dit.convert.load_hf.settings import settings_of_folder

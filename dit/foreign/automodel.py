@@ -50,7 +50,7 @@ def _weighting(value: Any) -> dict[str, Any]:
 
 
 def _fsdp(block: Any) -> dict[str, Any]:
-    """The group as a whole, which says that the run is one of FSDP2."""
+    """Our key for the group `fsdp`: a run that has it shards its weights by FSDP2."""
     if not isinstance(block, dict):
         raise ValueError("is a group and holds no value; set a key such as fsdp.tp_size")
     return {"ddp.sharding": "weights"}

@@ -8,7 +8,6 @@ from typing import Any
 from dit.foreign.entry import (
     CHOOSE_TARGETS,
     PACKS,
-    PART,
     STEPS,
     Foreign,
     adapter_dtype,
@@ -59,7 +58,7 @@ def _precision(value: Any) -> dict[str, Any]:
 
 
 def _base_type(value: Any) -> dict[str, Any]:
-    """Our key for the type of the frozen weights beside adapters."""
+    """Our key for diffusion-pipe's type of the frozen weights under adapters."""
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
@@ -67,17 +66,21 @@ def _base_type(value: Any) -> dict[str, Any]:
     return {}  # model.precision decides
 
 
+_PLACES = unused_key(
+    "checkpoint.load_hf names the Diffusers folder of the weights, `python -m data_prep"
+    " --model_name` that of the encoders"
+)
 _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8 bits lacks")
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
-    """How often a clip of LTX-Video keeps its first latent frame without noise."""
+    """Our key for the probability that a clip of LTX-Video keeps its first latent frame clean."""
     (given,) = probability("objective.given_frames")(value).values()
     return {"objective.given_frames": [1 - given, given]}
 
 
 def _adapter(value: Any) -> dict[str, Any]:
-    """It adapts every linear of the blocks, those of modulations too."""
+    """Our key for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
         raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
     return {"lora.targets": ["*blocks.*"]}
@@ -105,7 +108,7 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A constant shift counts more than one by tokens, and 0 is none."""
+    """Our shift of the noise levels; a constant overrides one by tokens, and 0 means none."""
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}
     else:
@@ -126,7 +129,10 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _guided(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Its loss with `cfg` w is ours divided by w², and so are gradients, which clipping sees."""
+    """Our keys for diffusion-pipe's `cfg` w, whose loss and gradients are ours divided by w².
+
+    The clipping norm is multiplied by w² to have the same effect.
+    """
     w, clip = (values.get(key, 1) for key in ("model.cfg", "gradient_clipping"))
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (w, clip)):
         raise ValueError("expected a number")
@@ -139,7 +145,7 @@ def _mode(value: Any) -> dict[str, Any]:
 
 
 def _named(key: str) -> Foreign:
-    """Text that may be empty, which names nothing."""
+    """Reads an optional text as our `key`; an empty text sets nothing."""
     return read_by(lambda value: {} if value == "" else {key: value})
 
 
@@ -199,10 +205,10 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.flux_shift": read_together(_shift),
     "model.lumina_shift": read_together(_shift),
     "model.type": network_of(_FAMILIES),
-    "model.*_path": PART,
-    "model.diffusion_model": PART,
-    "model.vae": PART,
-    "model.text_encoders": PART,
+    "model.*_path": _PLACES,
+    "model.diffusion_model": _PLACES,
+    "model.vae": _PLACES,
+    "model.text_encoders": _PLACES,
     "model.transformer_dtype": _BASE_TYPE,
     "model.diffusion_model_dtype": _BASE_TYPE,
     "model.*_dtype": unused_key("model.precision decides"),

@@ -25,13 +25,13 @@ class Foreign:
     grave: bool = False  # the run may train another network or method than the file asks for
 
     def takes(self, value: object) -> bool:
-        """Whether the value is supported; True is not 1."""
+        """Whether `value` is supported; True is not 1."""
         if self.accepts is None:
             return True
         return any(type(value) is type(one) and value == one for one in self.accepts)
 
     def note(self, value: object) -> str:
-        """The sentence about a value of this key for the log."""
+        """The sentence for the log about a value of this key."""
         return self.instead if isinstance(self.instead, str) else self.instead(value)
 
 
@@ -47,14 +47,14 @@ def read_as(*keys: str, note: str = "") -> Foreign:
 def read_by(
     reading: Callable[[Any], dict[str, Any]], note: str = "", *, optional: bool = False
 ) -> Foreign:
-    """An entry whose value alone decides what it is read as."""
+    """An entry whose own value decides our keys."""
     return Foreign(reading=lambda value, _: reading(value), instead=note, optional=optional)
 
 
 def read_together(
     reading: Callable[[Mapping[str, Any]], dict[str, Any]], note: str = ""
 ) -> Foreign:
-    """An entry for one of several keys that are read together."""
+    """An entry for one of several keys whose values together decide our keys."""
     return Foreign(reading=lambda _, values: reading(values), instead=note)
 
 
@@ -70,7 +70,7 @@ def probability(key: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def flow(key: str) -> Foreign:
-    """An entry of flow matching, which also sets objective.name=flow."""
+    """An entry for flow matching, which also sets objective.name=flow."""
     return read_by(lambda value: {"objective.name": "flow", key: value})
 
 
@@ -92,9 +92,9 @@ def recompute(value: Any) -> dict[str, Any]:
 
 
 def going_on(value: Any) -> dict[str, Any]:
-    """Keys for a setting that resumes a run.
+    """Our keys for another tool's setting that resumes a run.
 
-    A run resumes from its own folder without being asked, or from a given checkpoint.
+    Our runs resume from their own folder automatically, or from a given checkpoint.
     """
     automatic = value in ("", "LATEST", "latest", "auto") or isinstance(value, bool)
     return {} if automatic else {"checkpoint.load": value}
@@ -125,7 +125,7 @@ def network_of(families: Mapping[str, str]) -> Foreign:
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:
             raise ValueError(
-                "names no network that is here; take the key out, and set model.family, or"
+                "names a network that this project lacks; remove the key, and set model.family, or"
                 " checkpoint.load_hf to a Diffusers folder of weights"
             )
         return {"model.family": families[str(value)]}

@@ -14,7 +14,7 @@ _MUON = ("muon", "distmuon")
 
 
 def _name(value: Any) -> str:
-    """`bitsandbytes.optim.AdamW8bit` and `adamw_8bit` are `adamw8bit`."""
+    """`adamw8bit` for `bitsandbytes.optim.AdamW8bit` or `adamw_8bit`."""
     return str(value).rpartition(".")[2].lower().replace("_", "")
 
 
@@ -31,7 +31,7 @@ def _kind(value: Any) -> dict[str, Any]:
 
 
 def _note(value: Any, *, scale: str, lr: str) -> str:
-    """What AdamW in the place of this optimizer costs, or how learning rates of Muon differ."""
+    """What it costs that AdamW replaces this optimizer, or how Muon's learning rates differ."""
     if _name(value) in _MUON:
         return (
             "whole matrices of attention and feed-forward, each linear by itself, and updates as"

@@ -1,10 +1,10 @@
 """Settings of another tool's file -> settings of ours, each with a note.
 
-1. recognise  a key that one of the tools has, and none that only we have
-2. block      a group that says something itself stands before its keys
-3. read       each of their keys: our keys, or the reason why it is not used
-4. pass       all other keys as they are, ours and unknown ones, of which the loader is the judge
-5. fit        what the file asks for and the run cannot take, if their tool leaves it out as well
+1. recognise  the file has a key of a tool, and no key that only we have
+2. block      a group that has a meaning itself is read before its keys
+3. read       each key of the tool becomes our keys, or a reason why it is not used
+4. pass       other keys stay as they are; the loader judges them
+5. fit        optional keys that the run cannot have are dropped, as their tool does
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PAGE = "docs/coming_from.md names ours"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A setting in another tool's file, and our settings that it is read as."""
+    """A setting in another tool's file, and our settings that replace it."""
 
     theirs: Setting
     ours: tuple[Setting, ...]
@@ -44,7 +44,10 @@ class Line:
     left_out: str = ""  # why the run is without what the key asks for
 
     def without(self, key: str, why: str) -> Line:
-        """This line without `key`, which the run cannot take; unchanged if it must set it."""
+        """This line without our `key`, which the run cannot have.
+
+        Unchanged if the key is not optional.
+        """
         if key not in self.optional:
             return self
         left_out = f"{key} is not set, for {why}"
@@ -52,7 +55,7 @@ class Line:
 
     @property
     def optional(self) -> list[str]:
-        """Our keys that the line sets only where the run can take them."""
+        """Our keys that the line sets only if the run can have them."""
         is_optional = self.entry is not None and self.entry.optional
         return [one.key for one in self.ours] if is_optional else []
 
@@ -81,17 +84,17 @@ class Translation:
 
     @property
     def notes(self) -> list[str]:
-        """The lines for the log; those that change the whole run come first."""
+        """The lines for the log; those that concern the whole run come first."""
         lines = [line for line in self.lines if line.entry is not None]
         lines.sort(key=lambda line: not (line.entry and line.entry.grave))
         return [line.note for line in lines]
 
 
 def is_theirs(settings: Sequence[Setting]) -> bool:
-    """Whether a file is another tool's: one of the tools has a key of it, and none is ours alone.
+    """Whether a file is another tool's: it has a key or group of a tool, and no key only we have.
 
-    AutoModel, FastVideo and diffusion-pipe have groups that we lack. DFM has our groups, so that
-    its own keys decide.
+    AutoModel, FastVideo and diffusion-pipe have groups that we lack. DFM has our groups, so its
+    keys decide.
     """
     ours = [one.key for one in settings if _is_ours_alone(one.key)]
     return not ours and any(_entry(one.key) or one.key in _GROUPS for one in settings)
@@ -120,10 +123,10 @@ def translate(settings: Sequence[Setting]) -> Translation:
 def fitted(
     translation: Translation, load: Callable[[list[Setting]], RunConfig]
 ) -> tuple[RunConfig, Translation]:
-    """The run that `load` makes of our settings, without optional ones that it cannot take.
+    """The run that `load` makes of our settings, without optional settings that it cannot have.
 
     Raises:
-        Problems: with all that is wrong with file and run.
+        Problems: all problems of file and run.
     """
 
     def attempt(lines: tuple[Line, ...]) -> tuple[RunConfig | None, list[str]]:
@@ -150,7 +153,7 @@ def fitted(
 
 
 def advice(setting: Setting) -> str:
-    """What to write for a setting of another tool; empty where no tool has its key."""
+    """What to write instead of another tool's setting; empty if no tool has its key."""
     if _entry(setting.key) is None:
         return _PAGE if setting.key in _GROUPS else ""
     if setting.value is None:
@@ -167,7 +170,7 @@ def advice(setting: Setting) -> str:
 
 
 def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[Setting, ...]:
-    """Our settings for one of theirs; null says nothing.
+    """Our settings for one of another tool; null sets nothing.
 
     Raises:
         ValueError: the value asks for something unsupported.
@@ -190,7 +193,7 @@ def _entry(key: str) -> Foreign | None:
 
 
 def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
-    """A setting for each group that says something itself, of the values of its keys."""
+    """A setting for each group in BLOCKS that the file uses, with all its keys as the value."""
     for group in BLOCKS:
         inside = [one for one in settings if one.key.startswith(f"{group}.")]
         if inside:
@@ -199,7 +202,7 @@ def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
 
 
 def _is_ours_alone(key: str) -> bool:
-    """Whether no other tool has a key of ours; the network's are those of all families."""
+    """Whether `key` is ours and no other tool's; keys of `model` may be of any family."""
     group, _, name = key.partition(".")
     name = name.partition(".")[0]
     if name in SHARED.get(group, ()) or _entry(key) is not None:

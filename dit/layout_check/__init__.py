@@ -1,9 +1,9 @@
-"""Checks that every parallel layout computes the same numbers. No part of a training run.
+"""Checks that every parallel layout computes the same numbers; not used in training.
 
 program    The command line: packs, a probe on each layout, comparisons, the report.
-names      What is trained: names of parallel layouts, such as `tp2+sp+cp2`, and tiny networks.
-adam_gaps  How far apart updates of Adam may be whose gradients differ by rounding.
-probe      What a few steps did to every weight, in a form that does not depend on the layout.
-report     How far the numbers of a layout lie from those of one process, and tables of it.
-rounding   How far apart rounding of gradients may bring weights.
+names      Names of parallel layouts, such as `tp2+sp+cp2`, and of tiny networks.
+adam_gaps  Bound of the difference between updates of Adam whose gradients differ by rounding.
+probe      The effect of a few steps on every weight, in the same form on every layout.
+report     Differences between a layout and one process, and tables of them.
+rounding   Bound of the difference that rounding of gradients may cause in weights.
 """

@@ -1,4 +1,4 @@
-"""What is trained, by name, as settings of a run.
+"""Names of parallel layouts and of networks, as settings of a run.
 
 1. NamedLayout    parallel layouts, such as `tp2+sp+cp2`
 2. kind_settings  tiny networks of each kind that the families have
@@ -146,7 +146,7 @@ MATRIX = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedLayout:
-    """One way to spread a run over processes."""
+    """One way to distribute a run over processes."""
 
     name: str
     size: int  # processes
@@ -155,7 +155,7 @@ class NamedLayout:
 
     @property
     def adapters(self) -> str | None:
-        """The word of `_ADAPTERS`."""
+        """The word of the name that is in `_ADAPTERS`; None without one."""
         return next((word for word in self.words if word in _ADAPTERS), None)
 
     @property
@@ -173,7 +173,7 @@ class NamedLayout:
 
     @property
     def reference(self) -> str:
-        """The layout that must give the same numbers: one process, same mathematics and packs."""
+        """The name of the layout with the same result: one process, same mathematics and packs."""
         same = [word for word in self.words if word in _OTHER_NUMBERS]
         packs = [] if self.packs is None else [f"packs{self.packs}"]
         return "+".join([ONE, *same, *packs])
@@ -182,7 +182,7 @@ class NamedLayout:
         """The configuration of a run on this layout; options that the name lacks are off.
 
         Raises:
-            Problems: its sizes do not divide.
+            Problems: its sizes do not divide the network.
         """
         model = self._model(config.model)
         passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
@@ -214,7 +214,7 @@ class NamedLayout:
         )
 
     def _distill(self) -> DistillConfig:
-        """A teacher that is not the base beneath adapters is random, whatever its path."""
+        """Options of distillation; without adapters the teacher is random, whatever its path."""
         word = next((word for word in self.words if word in [*DistillMethod]), None)
         if word is None:
             return DistillConfig()
@@ -242,7 +242,7 @@ class NamedLayout:
         return _sparse(model) if "sparse" in self.words else model
 
     def frozen_adapters(self, model: ModelConfig) -> Adapters | None:
-        """Of another rank than those that are trained, and of fewer linears."""
+        """Frozen adapters of another rank than the trained ones, on fewer linears."""
         if self.adapters != "frozenlora":
             return None
         from dit.lora.targets import chosen_adapters
@@ -250,12 +250,12 @@ class NamedLayout:
         return chosen_adapters(model, LoraConfig(rank=2, alpha=1.0))
 
     def _swapped(self, model: ModelConfig) -> int:
-        """Of the least stage, one block has to stay."""
+        """Blocks to swap: at most 2, and at least one block of the smallest stage stays."""
         stages = model.pipeline_model_parallel_size * model.virtual_stages
         return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
-        """Adapters of a rank that no number of tensor ranks divides."""
+        """Options of adapters whose rank no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
         from dit.models.linears import matrices_of_linears, their_modules
@@ -278,10 +278,10 @@ class NamedLayout:
 
 
 def _sparse(model: ModelConfig) -> ModelConfig:
-    """With less than all cubes from the first step on.
+    """`model` with attention to a part of the cubes from the first step on.
 
     Raises:
-        Problems: the family attends to all tokens.
+        Problems: the family has no sparse attention.
     """
     if not hasattr(model, "sparse_attention"):
         raise Problems(
@@ -292,10 +292,10 @@ def _sparse(model: ModelConfig) -> ModelConfig:
 
 
 def parse_layout(name: str) -> NamedLayout:
-    """The layout of a name.
+    """The layout called `name`.
 
     Raises:
-        ValueError: a word of it is unknown.
+        ValueError: a word of the name is unknown.
     """
     size, packs = 1, None
     settings: dict[str, dict[str, Any]] = {"model": {}, "ddp": {}, "train": {}, "optimizer": {}}
@@ -324,10 +324,10 @@ ALL = "all"
 
 
 def chosen_sizes(words: Sequence[str]) -> list[str]:
-    """Named sizes that have a tiny network, of families, sizes or `ALL`, each once.
+    """Named sizes with a tiny network, from names of families or sizes, or `ALL`, each once.
 
     Raises:
-        ValueError: a word is none of these.
+        ValueError: a word is neither.
     """
     tiny = {family.name: [*family.tiny] for family in families()}
     every = [size for sizes in tiny.values() for size in sizes]
@@ -341,8 +341,8 @@ def chosen_sizes(words: Sequence[str]) -> list[str]:
 def kind_settings(size: str, mixture: Sequence[MockGeometry]) -> list[str]:
     """The tiny network of a named size as KEY=VALUE, which has the size's other settings.
 
-    For a network that knows no place of further frames, the samples of `mixture` have fewer; for
-    one whose sides are multiples of several tokens, they have about as many of its tokens, or less.
+    The samples of `mixture` are shortened for networks with a limited number of frames, and resized
+    to about as many tokens for networks whose sides are multiples of several tokens.
     """
     family: Family = next(one for one in families() if size in one.tiny)
     settings: dict[str, Any] = {"family": family.name, "name": size, **family.tiny[size]}

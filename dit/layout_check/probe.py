@@ -1,4 +1,4 @@
-"""A few training steps, and what they did to every weight, in the same form on every layout."""
+"""A few training steps, and their effect on every weight, in the same form on every layout."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Piece = tuple[
 
 @dataclass(kw_only=True, slots=True)
 class Probe:
-    """The record of a short training; only the first rank has the tensors."""
+    """The record of a short training; only the first rank has tensors."""
 
     validation: dict[str, float] = field(default_factory=dict)  # before the first step, by name
     losses: list[float] = field(default_factory=list)
@@ -69,12 +69,11 @@ def probe(
 ) -> Probe:
     """Trains from random weights on the packs of `read`, which are sorted by step.
 
-    `rounding` is the difference of gradients that `Reach` bounds weights by. `frozen` are adapters
-    beside those that are trained.
+    `rounding` is the assumed difference between gradients, from which `Reach` bounds weights.
+    `frozen` are adapters besides the trained ones. Only the reading rank of each replica calls
+    `read`, and does so repeatedly.
 
-    The rank of a replica that reads calls it, often: it keeps what it has read.
-
-    Every rank of the layout calls it. Weights are random because with the zeros of a fresh DiT most
+    All ranks of the layout call it. Weights are random, because with the zeros of a fresh DiT most
     weights have no gradient, and errors would not be found.
     """
     heartbeat("build of the model", step=0)
@@ -123,7 +122,7 @@ def _record(
     before: Mapping[str, Mapping[_Place, str]],
     reaches: Mapping[str, Reach],
 ) -> None:
-    """What the steps did to the weights of the networks, whose names begin those of weights."""
+    """Records the effect of the steps on each network's weights, under the network's name."""
     for name, one in networks.items():
         result.weights |= _gather(one, _main_params(one), name)
         if one.ema is not None:
@@ -135,7 +134,7 @@ def _record(
 
 
 def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
-    """One update of a network; `name` begins the names of its gradients, of the `first` one."""
+    """One update of a network; records its gradients under `name`, if it is the `first`."""
     rank_loss = forward_backward(
         turn.model, turn.items, objective=turn.config.objective, references=turn.references
     )
@@ -150,7 +149,7 @@ def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
 
 
 def _critic(config: RunConfig, student: ModelAndOptimizer) -> ModelAndOptimizer | None:
-    """A critic with other random weights, or with other adapters beside the same ones."""
+    """A critic with other random weights than `student`, or other adapters on the same weights."""
     if config.distill.method is not DistillMethod.DMD:
         return None
     adapted, own = student.adapters is not None, config.of_critic
@@ -168,7 +167,7 @@ def _critic(config: RunConfig, student: ModelAndOptimizer) -> ModelAndOptimizer 
 
 
 def _teacher(config: RunConfig, groups: ProcessGroupCollection) -> list[ModelChunk]:
-    """A teacher of other random weights, where it is not the base beneath adapters."""
+    """A teacher with other random weights, unless it is the base of adapters."""
     if config.distill.teacher is None:
         return []
     from dit.train.distill.teacher import build_teacher
@@ -194,7 +193,7 @@ _PROBED = "probed."
 
 
 def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = "") -> Tensors:
-    """Full tensors by name, on the first rank, from values in the order of the main parameters.
+    """Full tensors by name, on the first rank, from `values` in the order of the main parameters.
 
     Names begin with `prefix`.
     """
@@ -228,7 +227,7 @@ def _name(entry: ShardedTensor) -> str:
 
 
 def _torn(model: ModelAndOptimizer) -> list[str]:
-    """Names of weights whose copies on two ranks differ, on the first rank."""
+    """Names of the weights whose copies differ between ranks; complete on the first rank only."""
     every: list[dict] = [{}] * dist.get_world_size()
     dist.gather_object(_digests(model), every if dist.get_rank() == 0 else None)
     seen: dict[_Place, str] = {}
@@ -237,7 +236,7 @@ def _torn(model: ModelAndOptimizer) -> list[str]:
 
 
 def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]:
-    """Names of frozen weights that are not as they were before, on the first rank."""
+    """Names of frozen weights that have changed since `before`, on the first rank."""
     trained = {
         _name(entry)
         for module in model.modules
@@ -255,7 +254,7 @@ _Place = tuple[str, tuple[int, ...], int]  # name, offset, where rows of a weigh
 
 
 def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
-    """Of the weights of this rank."""
+    """Digests of this rank's weights."""
     digests = {}
     with gathered_weights(model.chunks):
         for module in model.modules:

@@ -3,10 +3,10 @@
 1. packs    mock packs that mix images and videos, sizes, text lengths; most samples are padded
 2. train    from random values, on one process and on each layout: the DiT with both objectives,
             or, with `--family`, a network of each kind with the objective of its family
-3. compare  losses (validation too), gradient norms; of each tensor gradient, weight and average
+3. compare  losses (also of validation), gradient norms; gradient, weight and average of each tensor
 
-Run it first on a new cluster: under torch.distributed.run it uses the processes that are there,
-otherwise it starts `--nproc` itself.
+Run it first on a new cluster: under torch.distributed.run it uses the launched processes, otherwise
+it starts `--nproc` itself.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _TURN = timedelta(days=1)
 
 
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
-    """The command line: exit code 0 where every layout agrees, 1 otherwise.
+    """The command line: exit code 0 if every layout agrees, 1 otherwise.
 
-    `base` is the run to check. Without a launcher, `script` is started again under one, with the
+    `base` is the run to check. Without a launcher, it starts `script` again under one, with the
     same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
@@ -88,7 +88,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
 
 
 def _split(words: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Names, and settings of the form KEY=VALUE."""
+    """`words` divided into layout names and settings of the form KEY=VALUE."""
     names = [word for word in words or () if "=" not in word]
     return names, [word for word in words or () if "=" in word]
 
@@ -140,7 +140,7 @@ def _check_sizes(
     """Refuses layouts that need more processes, or that do not divide a network.
 
     Raises:
-        ValueError: names the layout, whose words may set keys that do not go together.
+        ValueError: names the layout, or words of it that exclude each other.
     """
     for layout in layouts:
         if layout.size > processes:
@@ -212,7 +212,7 @@ def _check(
 
 @contextmanager
 def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
-    """Inside, the process group of this layout alone."""
+    """A context with the process group of this layout."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -240,7 +240,7 @@ def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int
 
 
 def _watching(layout: NamedLayout, config: RunConfig) -> AbstractContextManager[None]:
-    """Inside, the watchdog ends the check if a process hangs or dies, and names it."""
+    """A context in which the watchdog ends the check, and names a process that hangs or dies."""
     from dit.distributed.watchdog.monitor import watchdog
 
     def say(message: str) -> None:
@@ -258,7 +258,7 @@ def _limit_s(dist: DistConfig) -> float:
 def _packs(
     config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
 ) -> list[PackedBatch]:
-    """Packs for all steps of the layout that needs most; equal on all ranks of all layouts."""
+    """Packs for all steps of the layout that needs most, equal on all ranks of all layouts."""
     from dit.data import build_train_loader
     from dit.sizing.flops import work_of_packs
 
@@ -274,9 +274,9 @@ def _packs(
 def reading(
     config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
 ) -> tuple[RunConfig, int]:
-    """The run that reads the packs of a layout, and how many those layouts need that share them.
+    """The configuration that reads the packs of a layout, and the number of packs needed.
 
-    Pairs have packs of their own.
+    All layouts in `steps_of` share these packs. Pairs have packs of their own.
     """
     reader = parse_layout(layout.reference).of(config) if layout.pairs else config
     return reader, STEPS * max(one.of(config).train.global_batch_size for one in steps_of)

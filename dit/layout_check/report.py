@@ -31,7 +31,7 @@ BF16_BOUNDS = {**BOUNDS, "validation": 5e-3, "loss": 5e-3, "grad_norm": 1e-2, "g
 
 
 def bounds_of(*, bf16: bool) -> Mapping[str, float]:
-    """The largest difference that is allowed of each kind, by type of the layouts."""
+    """The largest allowed difference of each kind, by the type of the layouts."""
     return BF16_BOUNDS if bf16 else BOUNDS
 
 
@@ -48,7 +48,7 @@ MEANING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A layout, network and objective that were compared with one process."""
+    """The comparison of a layout, network and objective with one process."""
 
     layout: str
     processes: int
@@ -102,7 +102,7 @@ class Comparison:
 
 
 def training_name(model: ModelConfig, objective: ObjectiveConfig) -> str:
-    """Name of network and objective; the recipe's own network has none."""
+    """Name of network and objective; the recipe's own network adds no name."""
     name, learned = model.name, str(objective.name)
     return learned if name == CUSTOM_SIZE else f"{name} {learned}"
 
@@ -144,7 +144,7 @@ def _differences(
     *,
     norms: bool,
 ) -> dict[str, float]:
-    """Largest |a - b| / scale of each tensor; infinite for NaN, or if only one of them has it.
+    """Largest |a - b| / scale of each tensor; infinite for NaN, or if one side lacks it.
 
     `scale` has a number for each element. `norms` takes ‖a - b‖ / ‖scale‖ instead.
     """
@@ -220,7 +220,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A row for each training that has a reference, those of a network together."""
+    """A row for each training that has a reference, grouped by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

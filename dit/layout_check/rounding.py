@@ -1,4 +1,4 @@
-"""How far apart rounding of gradients may bring the weights of two layouts."""
+"""A bound of the effect that rounding of gradients may have on the weights of two layouts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ queries with one key each differs by 2e-7 of all gradients, and has no other siz
 
 
 def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns what rounding of each element is measured by, for all gradients of a network.
+    """The assumed size of the terms of each gradient element, which bounds its rounding.
 
-    Rounding of a sum is in proportion to its terms, not to the sum. The terms of an element are not
-    known: they are of the size of its tensor's other elements, or of its own where that is larger.
-    A whole tensor may be rounding alone, as the norm of keys where there is one key.
+    Rounding of a sum is proportional to its terms, which are not known. They are assumed to be as
+    large as the other elements of the tensor, or as the element itself if that is larger. A whole
+    tensor may be mere rounding, like the norm of keys if there is one key.
     """
     squares = [gradient.double().square() for gradient in gradients]
     count = sum(square.numel() for square in squares)
@@ -37,14 +37,14 @@ def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Reach:
-    """What rounding may have done to each weight since the first update, for one process.
+    """The largest effect of rounding on each weight since the first update, for one process.
 
     Two layouts' gradients of an element differ by at most `rounding` times the largest of
     `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The
-    bounds of all updates add up, each times its learning rate.
+    bounds of all updates are summed, each times its learning rate.
 
-    Muon's update is of a matrix as a whole. Of its iterations, which begin with a matrix of norm 1,
-    each enlarges a small difference by its first coefficient at most.
+    Muon updates a matrix as a whole. Its iterations begin with a matrix of norm 1, and each
+    enlarges a small difference by at most its first coefficient.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Reach:
 
     @torch.no_grad()
     def add_update(self) -> None:
-        """Adds the update that the optimizer has just made, whose gradients are still there."""
+        """Adds the effect of the optimizer's latest update, while its gradients exist."""
         group_of = {p: group for group in self._optimizer.param_groups for p in group["params"]}
         sizes = gradient_sizes([p.grad for p in self._params if p.grad is not None])
         each = zip(self._params, sizes, self._gradients, self.bounds, strict=True)

@@ -1,7 +1,7 @@
-"""Low-rank adapters beside linears: y = W x + alpha / r · B A x (LoRA, arXiv:2106.09685, Eq. 3).
+"""Low-rank adapters of linears: y = W x + alpha / r · B A x (LoRA, arXiv:2106.09685, Eq. 3).
 
-A linear that fuses several of Diffusers' (queries, keys and values) has an A and a B for each of
-them, as PEFT has, so that an adapter of one is an adapter of the other.
+A linear that fuses several of Diffusers' linears (queries, keys and values) has an A and a B for
+each of them, as in PEFT, so that adapters can be exchanged.
 
 | linear     | A                   | B                    | what travels over tensor ranks    |
 |------------|---------------------|----------------------|-----------------------------------|
@@ -9,12 +9,12 @@ them, as PEFT has, so that an adapter of one is an adapter of the other.
 | row        | split as the inputs | whole                | rows of width r, summed, before B |
 | replicated | whole               | whole                | nothing                           |
 
-So no rank needs to divide by the number of tensor ranks.
+So the number of tensor ranks need not divide the rank r.
 
-The two products of an adapter add to what its linear computes in the same memory: `narrowed` (A x,
-whose part of dL/dx is added on the way back) and `widened` (the output of the linear plus B h).
-Products that add their result move [T, O] and [T, I] twice each: they read and write them. With
-additions of their own (and a factor alpha / r) these would be moved six and four times.
+The two products of an adapter add to the linear's results in place: `narrowed` (A x, whose part of
+dL/dx is added in the backward pass) and `widened` (the output of the linear plus B h). Such
+products read and write [T, O] and [T, I] once each. Separate additions, with a factor alpha / r,
+would move them six and four times.
 """
 
 # T rows, I inputs, O outputs (of this tensor rank), R rank, of all parts together in products
@@ -47,7 +47,7 @@ from dit.models.layers.adaptable import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
-    """Rank and alpha of one adapter, as PEFT counts them."""
+    """Rank and alpha of one adapter, with PEFT's meaning."""
 
     rank: PositiveInt
     alpha: PositiveFloat
@@ -59,7 +59,7 @@ class AdapterShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputParts:
-    """Widths of the outputs of a linear that is made of several linears of Diffusers."""
+    """Widths of the outputs of a linear that fuses several linears of Diffusers."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
     groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
@@ -77,8 +77,9 @@ class Factors(nn.Module):
     def forward(self) -> tuple[Tensor, Tensor]:
         """A and B.
 
-        They must be asked for by a call, at which Megatron-Core's DDP waits for weights on their
-        way. Without it, ddp.overlap_param_gather would compute with those of the step before.
+        They are returned by a call because Megatron-Core's DDP waits at calls for weights that are
+        still being gathered. Otherwise ddp.overlap_param_gather would compute with those of the
+        step before.
         """
         return self.A, self.B
 
@@ -97,12 +98,11 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         dropout: float = 0.0,
     ):
-        """`shapes` are those of the parts of the outputs, None for a part without an adapter.
+        """`shapes` are the shapes for each part of the outputs, or None for parts without adapter.
 
-        `name` is that of the linear in the whole network, which decides what is dropped, with that
-        of the adapter where the linear has several; `dropout` is the rate of its input.
-
-        `weight` is that of the linear.
+        `name` is the name of the linear in the whole network, plus that of the adapter if there are
+        several; it decides which inputs are dropped. `dropout` is the dropout rate, `weight` the
+        linear's weight.
         """
         super().__init__()
         here, inputs = weight.shape
@@ -122,11 +122,11 @@ class Adapter(nn.Module):
 
     @property
     def factors(self) -> list[Factors]:
-        """Factors of those parts that have an adapter."""
+        """The factors of all parts that have an adapter."""
         return [one for _, one in self._named()]
 
     def _mark(self, factors: Factors, weight: Tensor) -> None:
-        """Tells Megatron-Core which gradients are parts of a sum, and which weights of a whole."""
+        """Tells Megatron-Core which gradients are partial sums, and which weights are parts."""
         sharing = self.sharing
         down: Any = factors.A
         up: Any = factors.B
@@ -142,7 +142,7 @@ class Adapter(nn.Module):
             up.sequence_parallel = sharing.sequence
 
     def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the linear `product` for `x_TI`, with what the adapters add."""
+        """The output of the linear `product` for `x_TI`, plus the adapters' outputs."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
         x_TI, h_TR = self._down(x_TI, downs)
         out_TO = product(x_TI)
@@ -150,10 +150,10 @@ class Adapter(nn.Module):
         return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
 
     def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
-        """One B of all parts, whose columns are those of `_down`, and the factor of its product.
+        """One B for all parts, with columns in the order of `_down`, and the factor of its product.
 
-        Of a linear of several parts: its rows stand as the outputs, and are zero beside the
-        columns of their own part. So one product reads and writes all outputs.
+        For several parts its rows are in the order of outputs, and zero except in the columns of
+        their part. So one product reads and writes all outputs.
         """
         named = self._named()
         if len(self.parts) == 1:
@@ -167,7 +167,7 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The input, and A x of all parts, side by side; each part drops other numbers."""
+        """The input, and A x of all parts side by side; each part drops other numbers."""
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
             return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
@@ -191,9 +191,9 @@ class Adapter(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> ShardedStateDict:
-        """Names end in lora.LAYER.PART.A (or B): layers may differ in ranks, so none are stacked.
+        """Tensors named lora.LAYER.PART.A (or B), not stacked, because layers may differ in rank.
 
-        `sharded_offsets` is the place of the layer in its stack, as Megatron-Core hands it down.
+        `sharded_offsets` is the place of the layer in its stack, as Megatron-Core passes it.
         """
         prefix += "".join(f"{offset}." for _, offset, _ in sharded_offsets)
         tensors, axes = {}, {}
@@ -212,7 +212,7 @@ class Adapter(nn.Module):
 
 
 def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
-    """Freezes all weights of `network` but those that `trained` accepts by name."""
+    """Freezes all weights of `network` except those whose names `trained` accepts."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
 
@@ -277,17 +277,16 @@ def dropped(
 ) -> tuple[Tensor, Tensor]:
     """`x_TI` as it is, and after dropout: numbers set to 0 or divided by 1 - rate.
 
-    As PEFT has it, with the same numbers on every layout: whether a number is dropped is a hash of
-    (seed of the pack at this step, name of the adapter, place of the token in the pack, channel),
-    in integer arithmetic. No generator has a state that would depend on what a rank computed
-    before, and recomputation finds the same numbers again. GPUs have a kernel for it
-    (`dit.models.kernels.adapter_dropout`), which gives the same bits.
+    It is PEFT's dropout with the same numbers on every layout: an integer hash of (seed of the pack
+    at this step, name of the adapter, place of the token in the pack, channel) decides whether a
+    number is dropped. No generator has a state that depends on a rank's earlier work, and
+    recomputation repeats the numbers. GPUs have a kernel for it
+    (`dit.models.kernels.adapter_dropout`) with equal bits.
 
-    `rate` is the probability of 0, `key` that of pack and adapter (`adapter_key`), `first` the
-    number of the first channel. `fused_kernels` allows our kernel, which runs where
-    `kernels_run_on` says so.
-
-    To the gradient of the other use, which nothing else may have, that of this one is added.
+    `rate` is the probability of 0, `key` belongs to pack and adapter (`adapter_key`), `first` is
+    the index of the first channel. `fused_kernels` allows our kernel, which runs where
+    `kernels_run_on` says so. In the backward pass the dropped input's gradient is added in place to
+    the other one, which nothing else may hold.
     """
     fused = fused_kernels and per_sample.kernels_run_on(x_TI.device)
     masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
@@ -298,20 +297,20 @@ def dropped(
 
 
 def adapter_key(seed: int, name: str) -> int:
-    """A number of 62 bits for an adapter in a pack, by which its dropout is hashed."""
+    """A 62-bit number for an adapter in a pack, from which its dropout is hashed."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 
 
 class _Masked(NamedTuple):
-    """One form of the arithmetic; both take x, place_T, rate, key and first."""
+    """The interface of both implementations; both take x, place_T, rate, key and first."""
 
     of: Callable[..., Tensor]
     add: Callable[..., None]  # to a sum, which stands before them
 
 
 class _Dropped(torch.autograd.Function):
-    """Saves no mask: the way back makes it again."""
+    """Dropout that saves no mask: the backward pass computes it again."""
 
     @staticmethod
     def forward(
@@ -356,7 +355,7 @@ def _kernels() -> _Masked:
 
 
 def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
-    """Which numbers [T, I] stay."""
+    """Mask [T, I] of the numbers that dropout keeps."""
     channel_I = torch.arange(first, first + channels, device=place_T.device)
     row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
     hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))
@@ -367,9 +366,9 @@ _WORD = 2**31 - 1
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A permutation of 31-bit words after which each bit depends on all; int64 in and out.
+    """A permutation of 31-bit words in which every output bit depends on all input bits.
 
-    The finaliser of MurmurHash3 (fmix32), on 31 bits, so that every product fits into 63.
+    It is the finaliser of MurmurHash3 (fmix32) on 31 bits, so that each product fits into 63 bits.
     """
     x = x & _WORD
     x = ((x ^ (x >> 15)) * 0x05EBCA6B) & _WORD

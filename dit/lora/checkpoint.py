@@ -1,17 +1,17 @@
-"""`lora.json` of a checkpoint: which adapters it holds, and which frozen weights they stand beside.
+"""`lora.json` of a checkpoint: the adapters it holds, and the frozen weights they belong to.
 
-1. AdapterRun   what the file says
-2. adapter_run  what a run trains, by its keys and the checkpoint that it starts from
-3. found_base   where the frozen weights are now; checked_base: whether they are the same
+1. AdapterRun   the content of the file
+2. adapter_run  the adapters that a run trains, by its keys and the checkpoint it starts from
+3. found_base   the present place of the frozen weights; checked_base: whether they are unchanged
 
-Such a checkpoint has no frozen weight. `lora.json` in it says where they are:
+Such a checkpoint has no frozen weights. Its `lora.json` says where they are:
 
 {"base": {"path": "/runs/wan/checkpoints/step_00000000", "diffusers": false, "averaged": false,
           "digest": "…"},
  "adapters": {"blocks.0.attn1.to_q": {"rank": 16, "alpha": 16.0}}}
 
-A base without a path was drawn from `rng.seed`, as on mock data. With `lora.frozen_adapter` it has
-"frozen", too, with path and digest of the file (`dit.lora.frozen`).
+A base without a path was drawn from `rng.seed`, as on mock data. With `lora.frozen_adapter` the
+file also has "frozen", with path and digest of that adapter's file (`dit.lora.frozen`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBase:
-    """The weights that adapters are trained beside."""
+    """The frozen weights to which adapters belong."""
 
     path: Path | None  # of a checkpoint or Diffusers folder; None: drawn from the seed
     diffusers: bool = False
@@ -52,7 +52,7 @@ class FrozenBase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenFile:
-    """The file of `lora.frozen_adapter`."""
+    """The file of `lora.frozen_adapter`, with its digest."""
 
     path: Path
     digest: str  # of its factors, whatever the form of the file
@@ -63,7 +63,7 @@ DRAWN = FrozenBase(path=None, averaged=False, digest="")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRun:
-    """What a run of adapters trains, and beside what."""
+    """The adapters that a run trains, and the frozen weights they belong to."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -83,10 +83,10 @@ _FILE = TypeAdapter(AdapterRun)
 
 
 def adapters_of(checkpoint: Path) -> AdapterRun | None:
-    """What a checkpoint says of its adapters; None where it has whole weights.
+    """The adapters of a checkpoint; None if it has whole weights.
 
     Raises:
-        CheckpointError: its file is damaged.
+        CheckpointError: its `lora.json` is damaged.
     """
     file = checkpoint / ADAPTERS
     if not file.is_file():
@@ -98,11 +98,11 @@ def adapters_of(checkpoint: Path) -> AdapterRun | None:
 
 
 def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None) -> AdapterRun:
-    """What a run of adapters trains. `start` is the checkpoint that it starts from.
+    """The adapters that a run trains; `start` is the checkpoint that it starts from.
 
     Raises:
-        CheckpointError: the frozen weights are nowhere, or others than they were; or there are
-            adapters alone, and all weights are to be trained.
+        CheckpointError: the frozen weights are missing or have changed; or the checkpoint has
+            adapters only, and all weights are to be trained.
         Problems: a target matches no linear.
     """
     saved = adapters_of(start) if start is not None else None
@@ -124,10 +124,10 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
 
 
 def _check_drawn_alike(start: Path, config: RunConfig) -> None:
-    """Refuses another seed where it would draw other frozen weights.
+    """Refuses another seed if it would draw other frozen weights.
 
     Raises:
-        CheckpointError: the checkpoint has adapters beside weights that are in no file.
+        CheckpointError: the checkpoint's adapters belong to weights that are in no file.
     """
     before, here = (
         f"rng.seed={c.rng.seed}, model.init_method={c.model.init_method} and"
@@ -136,7 +136,7 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
     )
     if before != here:
         raise CheckpointError(
-            f"{start} holds adapters beside weights that are in no file but drawn anew at each"
+            f"{start} holds adapters beside weights that are in no file but random at each"
             f" start: by {before}, and here by {here}; set them back"
         )
 
@@ -152,7 +152,7 @@ def factors_of_file(
     """The adapters of `lora.init_from`, or at a `place` that another key names.
 
     Raises:
-        LoraFileError: the file cannot be read, or is of another network.
+        LoraFileError: the file cannot be read, or belongs to another network.
     """
     named = place or lora.init_from
     assert named is not None
@@ -166,11 +166,11 @@ def factors_of_file(
 
 
 def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
-    """Ranks and alphas of `lora.init_from`, which rule.
+    """Ranks and alphas in the file `lora.init_from`, which override the configuration's.
 
     Raises:
-        LoraFileError: the file cannot be read, or is of another network.
-        Problems: `lora.rank` or `lora.alpha` says otherwise.
+        LoraFileError: the file cannot be read, or belongs to another network.
+        Problems: `lora.rank` or `lora.alpha` differ from them.
     """
     shapes = shapes_of(factors_of_file(config.lora, config.model, say))
     for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
@@ -179,7 +179,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
             raise Problems(
                 [
                     f"lora.{key}={told:g}: the adapters of lora.init_from={config.lora.init_from}"
-                    f" have {', '.join(f'{value:g}' for value in here)}, and they rule; leave it"
+                    f" have {', '.join(f'{value:g}' for value in here)}, which replace it; leave it"
                     " out"
                 ]
             )
@@ -187,11 +187,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses other adapters than those of a checkpoint whose weights a new run takes.
-
-    Raises:
-        Problems: `lora.rank` or `lora.alpha` is of none of them, or there is `lora.init_from`.
-    """
+    """Refuses adapters other than those of the checkpoint that a new run starts from."""
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
@@ -202,17 +198,18 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
     if wrong:
         raise Problems(
             [
-                f"the run goes on with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
-                " rank and alpha as there and name no file, or train new ones beside these (`python"
+                f"the run resumes with the adapters of {start}: lora.{'; lora.'.join(wrong)}. Set"
+                " its rank and alpha and name no file, or merge these adapters and train new"
+                " ones (`python"
                 " -m dit.convert export --merged`, then checkpoint.load_hf)"
             ]
         )
     if chosen_adapters(config.model, lora).keys() != adapters.keys():
-        say(f"the run goes on with the adapters of {start}, and lora.targets is not used")
+        say(f"the run resumes with the adapters of {start}, and lora.targets is not used")
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
-    """The frozen weights of a run that begins."""
+    """The frozen weights of a new run."""
     if start is not None:
         averaged = config.checkpoint.finetune_weights is Weights.EMA
         path = start.resolve()
@@ -230,10 +227,10 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """`base` with the path where it is now, `moved_to` if it was moved.
+    """`base` with its present path, which is `moved_to` if it was moved.
 
     Raises:
-        CheckpointError: it is not there, or its files have other checksums.
+        CheckpointError: it does not exist, or its files have other checksums.
     """
     if base.path is None:
         return base
@@ -252,12 +249,12 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
 
 
 def checked_base(base: FrozenBase, digest: str) -> FrozenBase:
-    """A Diffusers folder with the digest of its files, which is compared where it is known.
+    """A Diffusers folder with the digest of its files, which must equal a known one.
 
-    Of a checkpoint, loading compares the checksums with its files.
+    For a checkpoint, loading compares the checksums with its files.
 
     Raises:
-        CheckpointError: the files are others than they were.
+        CheckpointError: the files have changed.
     """
     if base.digest and digest != base.digest:
         assert base.path is not None
@@ -273,7 +270,7 @@ def _other_base(path: Path, digest: str, base: FrozenBase) -> CheckpointError:
 
 
 def digest_of(checkpoint: Path) -> str:
-    """Digest of the checksums of weights in the manifest of `checkpoint`; reads no weights.
+    """Digest of the checksums in the manifest of `checkpoint`, without reading weights.
 
     Raises:
         CheckpointError: the checkpoint has no manifest.

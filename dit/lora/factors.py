@@ -2,11 +2,11 @@
 
 1. LoraFactors  the adapter of one module
 2. check_fits   whether adapters belong to a network
-3. to_stored    adapters -> tensors of a checkpoint of ours; `from_stored` is the inverse
+3. to_stored    adapters -> tensors of our checkpoints; `from_stored` is the inverse
 
-A linear of ours may be made of several of theirs, in another order of its outputs (head by head,
-rotary pairs apart) or inputs. An arrangement is a permutation, so that the product of ours is the
-arranged product of theirs, to the bit in both directions.
+One of our linears may join several of Diffusers', with its outputs (head by head, halves of rotary
+pairs separated) or inputs in another order. An arrangement is a permutation, so our product is the
+rearranged product of Diffusers' matrices, to the bit in both directions.
 """
 
 # O outputs of one module, I inputs, R rank
@@ -49,7 +49,7 @@ class LoraFactors:
         return AdapterShape(rank=self.rank, alpha=self.alpha)
 
     def folded(self) -> LoraFactors:
-        """This adapter with alpha = r: the scale is in `up`."""
+        """This adapter with alpha = r: `up` contains the scale."""
         up_OR = self.shape.scale * self.up
         return LoraFactors(down=self.down, up=up_OR, alpha=float(self.rank))
 
@@ -58,7 +58,7 @@ class LoraFactors:
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """The adapter with the outputs for shift and scale exchanged, if it has no others."""
+        """The adapter with outputs for shift and scale exchanged, if it has no others."""
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))
@@ -74,7 +74,7 @@ def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
 
 
 def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
-    """The adapter of a linear whose outputs are those of all `parts`, one after the other."""
+    """The adapter of a linear whose outputs are those of all `parts` in sequence."""
     down_RI = torch.cat([one.down for one in parts])
     up_OR = torch.block_diag(*(one.folded().up for one in parts))
     return LoraFactors(down=down_RI, up=up_OR, alpha=float(len(down_RI)))
@@ -83,7 +83,7 @@ def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
 def summed(adapters: Sequence[tuple[FactorsByModule, float]]) -> dict[str, LoraFactors]:
     """The sum of several sets of adapters, each times its strength.
 
-    For each linear the A lie above each other and the B side by side; strengths are in B, so that
+    For each linear, all A are stacked and all B joined side by side; B contains the strengths, and
     alpha is the rank.
     """
     names = dict.fromkeys(name for factors, _ in adapters for name in factors)
@@ -107,7 +107,7 @@ def in_order(factors: FactorsByModule) -> dict[str, LoraFactors]:
 
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Module of Diffusers' network -> (outputs, inputs) of each linear that can have an adapter.
+    """Diffusers' module -> (outputs, inputs) of each linear that can have an adapter.
 
     Raises:
         Problems: Diffusers has no such network.
@@ -120,10 +120,10 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def check_fits(factors: FactorsByModule, model: ModelConfig, *, place: object) -> None:
-    """Checks that each adapter belongs to a linear of the network, in its shape.
+    """Checks that each adapter belongs to a linear of the network and has its shape.
 
     Raises:
-        LoraFileError: names what does not fit, with the nearest names.
+        LoraFileError: names adapters that do not fit, with the nearest names.
         Problems: Diffusers has no such network.
     """
     shapes = linear_shapes(model)
@@ -154,7 +154,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def to_stored(
     factors: FactorsByModule, model: ModelConfig, *, adapter: str = CHILD
 ) -> dict[str, Tensor]:
-    """Tensors of a checkpoint by name, made of adapters by Diffusers' modules."""
+    """Tensors of a checkpoint by name, from adapters by Diffusers' modules."""
     found: dict[str, Tensor] = {}
     for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
@@ -170,7 +170,7 @@ def from_stored(
 ) -> dict[str, LoraFactors]:
     """Factors of `adapters` by the names of their linears, from tensors of a checkpoint.
 
-    `read` gives a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
+    `read` returns a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
     """
     found: dict[str, LoraFactors] = {}
     for pair in matrices_of_linears(model):
@@ -183,25 +183,25 @@ def from_stored(
 
 
 def _inputs(pair: Pair, down_RI: Tensor, *, join: bool) -> Tensor:
-    """A, where inputs have another order; the order of outputs does not concern it."""
+    """A [R, I] with its inputs in our order (`join`) or in Diffusers'."""
     if not pair.arrangement.of_inputs:
         return down_RI
     return pair.join([down_RI]) if join else pair.split(down_RI)[0]
 
 
 def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
-    """A B of zeros for each module of the linear."""
+    """Zeros in the shape of B for each of the modules that `pair` joins."""
     return [up_OR.new_zeros(rows, up_OR.shape[1]) for rows, *_ in pair.their_shapes.values()]
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """View of the rows of one module, group by group, in those of all modules in our order."""
+    """A view of the rows of module number `part` in `whole_OR`, which has all modules of `pair`."""
     widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
     return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """B of one module, its rows in our order."""
+    """B of module number `part`, with its rows in our order."""
     if pair.arrangement.of_inputs:
         return up_OR
     parts = _zeros(pair, up_OR)

@@ -2,18 +2,18 @@
 
 Reading a folder or file:
 
-1. find     which safetensors file of a folder, and which configuration goes with it
+1. find     the safetensors file of a folder, and the configuration that belongs to it
 2. parse    each key: module and factor                                    (names.py)
 3. check    types, shapes, finite numbers; rank and alpha                  (peft_config.py)
 
-Written is one folder that Diffusers, peft and ComfyUI read:
+Writing makes one folder that Diffusers, peft and ComfyUI read:
 
     pytorch_lora_weights.safetensors   Diffusers, with peft's configuration as metadata
     adapter_model.safetensors          peft, with adapter_config.json
     comfyui/lora.safetensors           ComfyUI and diffusion-pipe, in the original project's names
 
-alpha / r is multiplied into B and alpha = r is written, so that a reader who finds no
-configuration, and takes alpha as r, is right, too.
+B is multiplied by alpha / r, and alpha = r is written, so that a reader without the configuration,
+who assumes alpha = r, is right, too.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def read_lora(
 
     A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
     diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
-    Names that several original projects have are those of `model`'s. Keys of text encoders are
-    refused, or left out where `without_text_encoder` takes the line that counts them.
+    Names that several original projects share are read as those of `model`'s project. Keys of text
+    encoders are refused, or left out if `without_text_encoder` is given, which gets a line with
+    their number.
 
     Raises:
         LoraFileError: names the file and the key, and the remedy.
@@ -87,7 +88,8 @@ def read_lora(
     if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
         raise LoraFileError(
             f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside it as"
-            f" {PEFT_FILE}: it says alpha, without which the adapter has another strength. Copy it,"
+            f" {PEFT_FILE}: it holds alpha, without which the adapter has another strength."
+            " Copy it,"
             ' too; where alpha is said to be the rank, write one with {"r": RANK, "lora_alpha":'
             " RANK}"
         )
@@ -107,10 +109,10 @@ def read_lora(
 def _apart(
     modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
 ) -> dict[str, LoraFactors]:
-    """The adapter of each of several modules that an original project has as one linear.
+    """The adapters of several modules that an original project has as one linear, by module.
 
-    They share A. A known network says how many outputs each has; else it is as many as inputs,
-    and the rest of the last one.
+    They share A. For a known network each module has its number of outputs; else each has as many
+    as there are inputs, and the last one the rest.
     """
     if modules.endswith(SWAPPED):
         return {modules.removesuffix(SWAPPED): one.swapped()}
@@ -124,7 +126,7 @@ def _apart(
         made = [shapes[name][0] for name in names]
     if made[-1] <= 0:
         raise LoraFileError(
-            f"{file}: an adapter with {width} inputs and {outputs} outputs is none of"
+            f"{file}: an adapter with {width} inputs and {outputs} outputs does not fit"
             f" {', '.join(names)} together; is it of another network?"
         )
     ups = one.up.split(made)
@@ -188,14 +190,16 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
         )
     tensor = opened.get_tensor(name).float()
     if not tensor.isfinite().all():
-        raise LoraFileError(f"{file}: {name} holds NaN or infinity: its training went wrong")
+        raise LoraFileError(
+            f"{file}: {name} holds NaN or infinity: its training failed; give an earlier file"
+        )
     return tensor.clone()
 
 
 def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
-    """The configurations that go with a file, by the network of each, "" for all networks.
+    """The configurations that belong to a file, by network; "" stands for all networks.
 
-    Without any, nothing tells ranks and alphas.
+    Without any, ranks and alphas are unknown.
     """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -221,13 +225,13 @@ def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
 
 
 def _network(name: str) -> str:
-    """The network of a module, or of another name that begins with it."""
+    """The network to which a module belongs, by the beginning of its `name`."""
     second = companion_with(name)
     return NETWORK if second is None else second.folder
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The configuration of a module, and what that calls it."""
+    """The PEFT configuration for a module, and the module's name in that configuration."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")
@@ -253,20 +257,21 @@ def _factors(
     told: PeftConfig | None,
     written: str,
 ) -> LoraFactors:
-    """A [R, I], B [O, R] and alpha of one module, of `tensors` and peft's configuration.
+    """A [R, I], B [O, R] and alpha of one module, from `tensors` and peft's configuration.
 
-    That calls it `written`.
+    The configuration calls the module `written`.
     """
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
-        raise LoraFileError(f"{file}: {some.key} is there, but no {lost[0]} of the same module")
+        raise LoraFileError(f"{file} has {some.key}, but no {lost[0]} of its module; save it again")
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]
     if told is not None and (said := told.rank(written)) != rank:
         raise LoraFileError(
             f"{told.place} says rank {said} of {written}, and {parts[Factor.DOWN].key} has"
-            f" {rank}; they are of two adapters, or two of its patterns fit this module (peft sorts"
+            f" {rank}; they belong to two adapters, or two of its patterns fit this module"
+            " (peft sorts"
             " them in saving): write the module's whole name there"
         )
     alpha = float(rank) if told is None else told.alpha(written)
@@ -297,13 +302,13 @@ def _positive(alpha: float, place: str) -> float:
 
 
 def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
-    """Refuses what is not A [R, I] and B [O, R] with R > 0 of both."""
+    """Refuses tensors other than A [R, I] and B [O, R] with R > 0."""
     for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
         if factor.ndim != 2 or 0 in factor.shape:
             what = "a convolution" if factor.ndim > 2 else "no matrix"
             raise LoraFileError(
                 f"{file}: {parts[part].key} has shape {list(factor.shape)}, of {what}; only"
-                " linears have adapters here"
+                " linears can have adapters"
             )
     if down.shape[0] != up.shape[1]:
         raise LoraFileError(
@@ -322,9 +327,8 @@ def write_lora(
 ) -> list[Path]:
     """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
 
-    `base` is the name that the weights below have on the hub, for peft's configuration.
-    `comfyui_names` is the table of the names that ComfyUI has; None, or a table that lacks a
-    module, writes no file for it.
+    `base` is the frozen weights' name on the hub, for peft's configuration. `comfyui_names` is
+    ComfyUI's table of names; without it, or if it lacks a module, no file for ComfyUI is written.
 
     Raises:
         OSError: a file cannot be written.

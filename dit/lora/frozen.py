@@ -1,17 +1,17 @@
-"""`lora.frozen_adapter`: a file of adapters that are added while others are trained beside them.
+"""`lora.frozen_adapter`: a file of adapters that are added, frozen, while others are trained.
 
-1. frozen_adapter  the file's factors, and what a checkpoint says of it
-2. _check_same     whether it is the one that a run went on with so far
+1. frozen_adapter  the file's factors, and its entry in a checkpoint
+2. _check_same     whether it is the file that the run has used so far
 
-A training adapter was trained with plain targets on what a distilled network itself makes, and so
-takes the distillation out of it. Adapters that are trained beside it, with plain targets, learn the
-new data alone, and are used without it.
+A "training adapter" was trained with plain targets on a distilled network's own outputs, and so
+removes the distillation. Adapters that are trained with it added, with plain targets, learn only
+the new data, and are used without it.
 
 | on                                          | off                                        |
 |---------------------------------------------|--------------------------------------------|
-| training; passes without gradients, as they | pictures of a validation, generation,      |
-| measure the network that is trained;        | exports, merged weights, checkpoints (they |
-| validation losses                           | say which file it was)                     |
+| training; passes without gradients, because | pictures of a validation, generation,      |
+| they concern the network in training;       | exports, merged weights, checkpoints,      |
+| validation losses                           | which name the file                        |
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KEY = "lora.frozen_adapter"
 def frozen_adapter(
     config: RunConfig, goes_on_from: Path | None, say: Say = lambda _: None
 ) -> tuple[FrozenFile | None, dict[str, LoraFactors]]:
-    """The file of `lora.frozen_adapter` and its adapters; None and {} where it is not set.
+    """The file of `lora.frozen_adapter` and its adapters; None and {} if it is not set.
 
-    `goes_on_from` is the checkpoint whose steps a run goes on with.
+    `goes_on_from` is the checkpoint from which the run resumes.
 
     Raises:
-        LoraFileError: the file cannot be read, or is of another network.
-        CheckpointError: the run has another file behind it, or none.
+        LoraFileError: the file cannot be read, or belongs to another network.
+        CheckpointError: the run has used another file so far, or none.
     """
     file, factors = None, dict[str, LoraFactors]()
     if config.lora.frozen_adapter is not None:

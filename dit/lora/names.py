@@ -1,8 +1,8 @@
-"""Names in files of adapters: what each key is, and what a module is called in Diffusers.
+"""Names in files of adapters: the module and role of each key, in Diffusers' names.
 
 1. parse_keys         key of a file -> module, and which of its factors
-2. tables_of          modules as the original projects name them -> those of Diffusers
-3. in_original_names  adapters by Diffusers' names -> those of an original project
+2. tables_of          names of modules in original projects -> Diffusers' names
+3. in_original_names  adapters under Diffusers' names -> names of an original project
 
 The same adapter is written as `transformer.blocks.0.attn1.to_q.lora_A.weight` by Diffusers, with
 the prefix `base_model.model.` by peft, with `diffusion_model.` and the names of the original
@@ -11,8 +11,8 @@ project by ComfyUI and diffusion-pipe, as `lora_unet_blocks_0_self_attn_q.lora_d
 uses.
 
 A family lists the names of its original projects (`DiffusersForm.original_names`); `*` stands for
-the number of a block. Where one linear of theirs is several of Diffusers', these stand side by side
-with spaces.
+the number of a block. If an original project joins several of Diffusers' linears in one, their
+names are listed with spaces between them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Factor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """A key of a file of adapters, read: its module in Diffusers, and its role."""
+    """A key of a file of adapters, parsed: its module in Diffusers, and its role."""
 
     key: str
     module: str  # as Diffusers names it; with spaces, several that the file has as one
@@ -97,10 +97,10 @@ def parse_keys(
 ) -> list[LoraKey]:
     """The module and role of each key of a file.
 
-    `model` is the network that the file is for, where that is known.
+    `model` is the network for which the file is, if that is known.
 
     Raises:
-        LoraFileError: names a key that is not read, with the reason.
+        LoraFileError: names a key that cannot be read, with the reason.
     """
     names, adapters = list(names), set[str]()
     matches = [match for match in map(_FACTOR.fullmatch, names) if match is not None]
@@ -129,14 +129,14 @@ def parse_keys(
 
 
 def companion_with(module: str) -> Companion | None:
-    """The second network of a pipeline that has this module; None if the transformer has it."""
+    """The second network of a pipeline, if this module belongs to it; None for the transformer."""
     forms = (family.diffusers() for family in families() if family.diffusers is not None)
     every = (form.companion for form in forms if form.companion is not None)
     return next((one for one in every if module.startswith(f"{one.folder}.")), None)
 
 
 def is_of_text_encoder(key: str) -> bool:
-    """Whether a key is of a text encoder, which files of several networks hold beside the rest."""
+    """Whether a key belongs to a text encoder, in a file for several networks."""
     return _TEXT_ENCODER.match(key) is not None
 
 
@@ -161,8 +161,8 @@ def _parsed(key: str, tables: list[_Names], adapters: set[str], place: object) -
     module = _module(written, tables)
     if module is None:
         raise LoraFileError(
-            f"{place}: {key}: {match['module']} is a linear of no network that is known here; this"
-            " file is of another network, or convert it with the tools of its project"
+            f"{place}: {key}: {match['module']} is a linear of no known network; this"
+            " file belongs to another network, or convert it with the tools of its project"
         )
     return LoraKey(key, module, written, part)
 
@@ -179,9 +179,10 @@ def _flat_name(written: str) -> str | None:
 
 
 def _module(written: str, tables: list[_Names]) -> str | None:
-    """Diffusers' name, or names with spaces; None for an unknown one with underscores.
+    """Diffusers' name of a module, or several with spaces.
 
-    Another name that no table has is as it is.
+    None if it has underscores and is unknown. An unknown name without underscores is returned
+    unchanged.
     """
     if (flat := _flat_name(written)) is not None:
         return next(filter(None, (_translated(flat, names.flat) for names in tables)), None)
@@ -200,8 +201,8 @@ other way round."""
 def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:
     """The tables of names of all families, in the order in which `modules` are looked up.
 
-    Some projects have the same name for linears that Diffusers names differently (`time_in` of all
-    Hunyuan models). The family of `model` is asked first, then the one that knows most modules.
+    Projects may share a name for linears that Diffusers names differently (`time_in` of all Hunyuan
+    models). The family of `model` comes first, then the one that knows most modules.
     """
     found: list[tuple[bool, int, _Names]] = []
     for family in families():
@@ -233,13 +234,13 @@ class _Names(NamedTuple):
         return cls(_compiled(dotted), _compiled(flat.items()))
 
     def knows(self, modules: Sequence[str]) -> int:
-        """Number of `modules` that the project has."""
+        """How many of `modules` the project has."""
         tables = (self.dotted, self.flat)
         return sum(any(_translated(one, table) for table in tables) for one in modules)
 
 
 def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, str] | None:
-    """Diffusers' names -> those of an original project; None where it lacks one of them."""
+    """Diffusers' names -> names of an original project; None if it lacks one of them."""
     back = _compiled((ours, theirs) for theirs, ours in table.items())
     found = {module: _translated(module, back) for module in modules}
     whole = {module: name for module, name in found.items() if name is not None}
@@ -249,10 +250,10 @@ def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, s
 def in_original_names(
     factors: FactorsByModule, table: Mapping[str, str]
 ) -> dict[str, LoraFactors] | None:
-    """Adapters under the names of an original project; None where it lacks one of them.
+    """Adapters under the names of an original project; None if it lacks one of them.
 
-    Those of modules that it has as one linear become one, of all their ranks together; None where
-    one of them has none.
+    Adapters of modules that the project joins in one linear are joined, with the sum of their
+    ranks; None if one of these modules has no adapter.
     """
     alone = {k: ours.removesuffix(SWAPPED) for k, ours in table.items() if " " not in ours}
     turned = _compiled((alone[k], k) for k, ours in table.items() if ours.endswith(SWAPPED))
@@ -282,7 +283,6 @@ def _compiled(names: Iterable[tuple[str, str]]) -> _Table:
 
 @functools.cache  # of 1,600 names, asked for by each file; `re` itself keeps 512
 def _pattern(name: str) -> re.Pattern[str]:
-    """A name whose star stands for the number of a block."""
     return re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
 
 

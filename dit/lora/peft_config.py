@@ -1,9 +1,9 @@
-"""peft's `LoraConfig`, as files hold it: rank and alpha of each module.
+"""peft's `LoraConfig` in files: rank and alpha of each module.
 
-It is peft's adapter_config.json, and the entry `lora_adapter_metadata` of Diffusers' files.
+It is stored as adapter_config.json, or as the entry `lora_adapter_metadata` of Diffusers' files.
 
 1. peft_config     a file's content, checked
-2. config_content  the content of a file for adapters of ours
+2. config_content  the content of a file for our adapters
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class PeftConfig(BaseModel):
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def alpha(self, module: str) -> float:
-        """The alpha of a module, so that alpha / rank is the factor by which peft multiplies.
+        """The alpha of a module, for which alpha / rank is the factor that peft multiplies by.
 
-        That is alpha / r, or alpha / sqrt(r) (arXiv:2312.03732).
+        peft's factor is alpha / r, or alpha / sqrt(r) (arXiv:2312.03732).
         """
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha * math.sqrt(self.rank(module)) if self.use_rslora else alpha
 
 
 def _by_pattern(patterns: Mapping[str, _Number], module: str, default: _Number) -> _Number:
-    """The first pattern that matches the end of a name, from a dot on, decides."""
+    """The value of the first pattern that matches `module` from a dot on, else `default`."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -111,7 +111,7 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
 
 
 def _check_pattern(pattern: str, place: object) -> None:
-    """Refuses patterns whose search could take for ever."""
+    """Refuses patterns whose search could take exponentially long."""
     loops = re.findall(r"(?<!\\)[*+{]", pattern)
     nested = re.search(r"(?<!\\)\)[*+{]", pattern)
     if nested or len(loops) > _MOST_LOOPS or len(pattern) > _MOST_TEXT:
@@ -124,16 +124,15 @@ def _check_pattern(pattern: str, place: object) -> None:
     except (re.error, OverflowError, RecursionError) as error:
         raise LoraFileError(
             f"{place}: the pattern {pattern!r:.60} of ranks or alphas is no regular expression"
-            f" ({error})"
+            f" ({error}); correct it, or save the adapter again"
         ) from error
 
 
 def config_content(factors: FactorsByModule, base: str | None) -> dict[str, Any]:
     """The content of adapter_config.json for `factors`: ranks by pattern, alpha as the rank.
 
-    peft matches names by their ends, so that `proj_out` alone would be every `*.proj_out`, too:
-    `^` holds a pattern to the whole name, and one regular expression holds all targets where one of
-    them has no dot.
+    peft matches the ends of names, so `proj_out` would also match every `*.proj_out`. So patterns
+    begin with `^`, and if a target has no dot, all targets are written as one regular expression.
     """
     ranks = {module: one.rank for module, one in factors.items()}
     rank = Counter(ranks.values()).most_common(1)[0][0]

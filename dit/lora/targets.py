@@ -1,8 +1,8 @@
-"""Which linears get adapters, by the names of Diffusers' modules.
+"""The linears that get adapters, by Diffusers' names of modules.
 
-1. chosen_adapters  those that `lora.targets` names, with rank and alpha
-2. attach_adapters  the adapters into a network, whose other weights are frozen
-3. share_base       two networks with adapters of their own, and one base in memory
+1. chosen_adapters  the linears that `lora.targets` matches, with rank and alpha
+2. attach_adapters  adds adapters to a network and freezes its other weights
+3. share_base       lets two networks with different adapters share one base in memory
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _WORDS = [*LoraTargets]
 
 
 def linear_name(pair: Pair) -> str:
-    """Name of a linear in our network, with the number of its layer."""
+    """The name of a linear in our network, with the number of its layer."""
     name = pair.ours.removesuffix(_WEIGHT)
     return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
 def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
-    """Name in a checkpoint of A or B of one part of a linear.
+    """The name in a checkpoint of A or B (`letter`) of one part of a linear.
 
-    `adapter` is the name of the module of adapters.
+    `adapter` is the name of the adapters' module.
     """
     layer = "" if pair.layer is None else f"{pair.layer}."
     return f"{pair.ours.removesuffix(_WEIGHT)}.{adapter}.{layer}{part}.{letter}"
@@ -74,10 +74,10 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """For each of our linears the tensors it is made of, and the adapters of its parts.
+    """For each of our linears the tensors it consists of, and the adapters of its parts.
 
     Raises:
-        Problems: an adapter is of a module that the network has not, or that is no linear.
+        Problems: an adapter belongs to a module that the network lacks, or that is no linear.
     """
     every = {linear_name(pair): pair for pair in matrices_of_linears(model)}
     known = {name for pair in every.values() for name in their_modules(pair)}
@@ -103,10 +103,10 @@ def attach_adapters(
     dropout: float = 0.0,
     adapter: str = CHILD,
 ) -> None:
-    """Gives the linears here adapters, and freezes all weights but those of trained adapters.
+    """Adds adapters to the linears on this rank, and freezes all weights but trained adapters.
 
-    `network` is the part of a network that a pipeline stage has, `adapter` the name of these
-    adapters, which says whether they are trained (`dit.models.layers.adaptable`).
+    `network` is the part of a network on a pipeline stage. `adapter` is the name of these adapters,
+    which decides whether they are trained (`dit.models.layers.adaptable`).
     """
     here = _linears(network)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
@@ -126,7 +126,7 @@ def attach_adapters(
 
 
 def share_base(modules: Sequence[Any], base: Sequence[Any]) -> None:
-    """Puts the frozen weights of `base` in the place of those of `modules`, of the same parts.
+    """Replaces the frozen weights of `modules` by those of `base`, which has the same parts.
 
     Adapters get memory of their own, without values.
     """
@@ -153,7 +153,7 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _linears(network: nn.Module) -> dict[str, Adaptable]:
-    """The linears of a stage by their names in the whole network, layers counted from 0."""
+    """Linears of a stage, by their names in the whole network, whose layers are counted from 0."""
     found = {}
     for name, module in network.named_modules():
         if isinstance(module, Adaptable):

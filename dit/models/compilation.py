@@ -1,4 +1,4 @@
-"""torch.compile with kernels of this processor alone, and what it needs on a machine."""
+"""torch.compile with kernels for this processor only, and its requirements."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PREFIX = "cpu_"
 
 
 def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`torch.compile(function, **options)`, which never takes kernels of another processor.
+    """`torch.compile(function, **options)`, which never uses kernels of another processor.
 
-    Inductor builds C++ kernels for the processor that it runs on (`-march=native`) and keeps them
-    in `TORCHINDUCTOR_CACHE_DIR` under names that say nothing of it. Where that folder is shared, or
-    a disk moves to another machine, the process would end with an illegal instruction. So they
-    are kept in a folder for each kind of processor, inside of that one.
+    Inductor builds C++ kernels for the present processor (`-march=native`) and keeps them in
+    `TORCHINDUCTOR_CACHE_DIR` under names that do not mention it. If that folder is shared, or its
+    disk moves to another machine, a process would end with an illegal instruction. So they are kept
+    in a subfolder for each kind of processor.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -35,7 +35,7 @@ def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., 
 
 @cache
 def _name_of_processor() -> str:
-    """`_PREFIX` and a digest of the instructions that its kernels may use, and of the model."""
+    """`_PREFIX`, with a digest of the processor's model and of the instructions kernels may use."""
     described = {torch.backends.cpu.get_cpu_capability()}  # also that of ATEN_CPU_CAPABILITY
     listed = Path("/proc/cpuinfo")
     if listed.is_file():
@@ -47,10 +47,10 @@ def _name_of_processor() -> str:
 
 
 def check_compiler() -> None:
-    """Checks that torch.compile can make kernels on this machine.
+    """Checks that torch.compile can build kernels on this machine.
 
     Raises:
-        ValueError: there is no C++ compiler or no Python.h, which kernels of CPUs and of GPUs need.
+        ValueError: a C++ compiler or Python.h is missing, which kernels for CPUs and GPUs need.
     """
     if missing := missing_for_compilation():
         raise ValueError(
@@ -60,7 +60,7 @@ def check_compiler() -> None:
 
 
 def missing_for_compilation() -> str:
-    """What torch.compile needs and this machine lacks, such as `Python.h`; empty if nothing."""
+    """A requirement of torch.compile that is missing, such as `Python.h`; empty if none is."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

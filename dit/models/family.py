@@ -1,9 +1,9 @@
-"""What a model family says of itself: what the rest of the tree may ask of a network.
+"""The description of a model family: everything that other code may ask about a network.
 
-A family is one folder in `dit/models/` with one line in the registry (`dit.models.registry`).
-Nothing outside of that folder imports it, names its classes or compares `model.family` with a text:
-it asks the `Family` of a configuration. Neither torch nor Megatron-Core is imported with it: what
-needs them is imported by the functions below.
+A family is one folder in `dit/models/` with one line in the registry (`dit.models.registry`). Code
+outside that folder neither imports it nor names its classes nor compares `model.family` with a
+text: it asks the `Family` of a configuration. This module imports neither torch nor Megatron-Core;
+functions below import what needs them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TINY_NETWORK: Mapping[str, Any] = {
 
 
 class InputKind(StrEnum):
-    """What a sample holds beside its latent."""
+    """The kinds of a sample's inputs besides the latent."""
 
     TEXT = "text"  # rows of a text or image encoder, [L, width]
     # Rows in the place of the main text where the caption is dropped, [M, width]: of an encoder
@@ -58,7 +58,7 @@ class InputKind(StrEnum):
 
 
 class NullInput(StrEnum):
-    """What stands for an input where a caption is dropped (classifier-free guidance)."""
+    """What replaces an input when a caption is dropped (classifier-free guidance)."""
 
     ENCODED = "encoded"  # the encoder's of an empty caption
     EMPTY = "empty"  # no rows
@@ -67,7 +67,7 @@ class NullInput(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleInput:
-    """One tensor of a sample beside its latent."""
+    """One tensor of a sample besides its latent."""
 
     name: str
     """Its name in a shard."""
@@ -100,7 +100,7 @@ class SampleInput:
 def text_input(
     model: ModelConfig, *, encoder: str, may_be_empty: bool = False, most_rows: int | None = None
 ) -> SampleInput:
-    """The caption, as the main text encoder has it."""
+    """The input with the caption's rows, from the main text encoder."""
     return SampleInput(
         name="text",
         kind=InputKind.TEXT,
@@ -124,7 +124,10 @@ def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
 
 @dataclass(frozen=True, kw_only=True)
 class HasReferences:
-    """The field of networks whose samples may have references, before `ModelConfig` as a base."""
+    """The field of networks whose samples may have references.
+
+    It stands before `ModelConfig` as a base.
+    """
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
     """Reference pictures that a sample may have, as tokens beside its own."""
@@ -138,7 +141,7 @@ class _TakesReferences(Protocol):
 
 
 def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
-    """Pictures that a sample may bring beside its own, told the clean level or the sample's."""
+    """Inputs for references of a sample, with the clean timestep or the sample's own."""
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
         SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
@@ -154,7 +157,7 @@ def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class HasGuidance:
-    """The field of networks that may be told a guidance scale, before `ModelConfig` as a base."""
+    """The field of networks with an optional guidance embedding; a base before `ModelConfig`."""
 
     guidance_embed: Refused[bool] = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
@@ -165,46 +168,46 @@ GUIDANCE = 1.0
 
 
 def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
-    """`Family.guidance` of networks with a guidance embedding, which has its default from here."""
+    """`Family.guidance` of networks with a guidance embedding, whose default is `scale`."""
     return lambda model: scale if model.guidance_embed else None
 
 
 def grid_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: indices of frames, whatever their rate, of rows and of columns."""
+    """`Family.positions` by indices of frames (at any rate), rows and columns."""
     return resolve_name("dit.models.positions:GridPositions")()
 
 
 def time_offset_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: (time, row, column, place in the text); references have other times."""
+    """`Family.positions` (time, row, column, place in the text); references have other times."""
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
 
 
 def half_step_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: (frame, row / 2, column / 2, place); references have places below 0."""
+    """`Family.positions` (frame, row / 2, column / 2, place); references have negative places."""
     return resolve_name("dit.models.positions:HalfStepPositions")()
 
 
 def far_picture_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: (place, row, column); pictures stand beyond all places of texts."""
+    """`Family.positions` (place, row, column); pictures come after all places of texts."""
     return resolve_name("dit.models.positions:FarPicturePositions")()
 
 
 def references_first_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions`: (place, row, column, number of the picture); references come first."""
+    """`Family.positions` (place, row, column, number of the picture); references come first."""
     return resolve_name("dit.models.positions:ReferencesFirstPositions")()
 
 
 class ConditionPositions(Protocol):
-    """Where the tokens of a picture or clip stand that a video shows from a frame on."""
+    """Positions of the tokens of a picture or clip that is shown in a video from a frame on."""
 
     def __call__(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """[tokens, axes] float32; `frame` is one of pixels, `fps` NaN where it is unknown."""
+        """Positions [tokens, axes] float32; `frame` is a pixel frame, `fps` NaN if unknown."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionRules:
-    """How a network that was taught so is given pictures and clips at any frame of a video."""
+    """How a network that was trained for it gets pictures and clips at any frame of a video."""
 
     positions: ConditionPositions
     temporal_stride: int
@@ -213,12 +216,12 @@ class ConditionRules:
     """Latent frames of a clip at a later frame that become tokens of their own."""
 
     def whole_frames(self, frames: int) -> int:
-        """Pixel frames of the longest clip of whole latent frames: stride * n + 1."""
+        """Pixel frames of the longest clip with whole latent frames: stride * n + 1."""
         return (frames - 1) // self.temporal_stride * self.temporal_stride + 1
 
 
 class KeptNorm(StrEnum):
-    """What gets back, after guidance, the norm that the prediction of the prompt has there."""
+    """The rows whose norm, after guidance, is restored to that of the conditional prediction."""
 
     TOKEN = "token"  # all numbers of a token (Qwen-Image)
     TOKEN_AT_MOST = "token at most"  # the same where guidance makes it larger (LongCat-Image)
@@ -227,7 +230,7 @@ class KeptNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
-    """What an objective must know of a family's networks."""
+    """Facts about a family's networks that an objective needs."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that choosing the family sets, below all explicit ones."""
@@ -250,7 +253,7 @@ class ObjectiveConventions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRules:
-    """Patterns of names of weights, as in `fnmatch`."""
+    """Patterns of weight names, as in `fnmatch`."""
 
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
@@ -266,7 +269,7 @@ class WeightRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What a model family says of itself: data, and small pure functions of its configuration."""
+    """The description of a model family: data, and small pure functions of its configuration."""
 
     name: str
     """`model.family`."""
@@ -311,7 +314,7 @@ class Family:
         return self.config()  # type: ignore[call-arg]
 
     def unguided_by_references(self, model: ModelConfig) -> str:
-        """Why a scale of `objective.guides_by_references` has no use; empty where it has one."""
+        """Why a scale of `objective.guides_by_references` has no effect; empty if it has one."""
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"
         if any(one.kind is InputKind.REFERENCE for one in self.inputs(model)):
@@ -320,7 +323,7 @@ class Family:
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, Any]]:
-        """What each named size of the family sets."""
+        """The fields that each named size of the family sets."""
         return self.config.sizes
 
     @property

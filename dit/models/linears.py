@@ -1,4 +1,4 @@
-"""The matrices of the linears of a network, each fused one with the names of its parts."""
+"""The matrices of a network's linears, each with the names of the linears it fuses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ same parts. In single-stream layers one matrix makes both, and another one takes
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
-    """The matrices of all linears of a network, in the order of its table of names.
+    """The matrices of all linears of a network, in the order of its name table.
 
     Raises:
         Problems: Diffusers has no such network.
@@ -49,12 +49,12 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of the modules of Diffusers that the linear is made of."""
+    """Names of Diffusers' modules that the linear joins."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether a module of Diffusers, of `pair`, is the part of a layer that the word means."""
+    """Whether Diffusers' `module` of `pair` is the part of a layer that the word means."""
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
@@ -76,7 +76,7 @@ def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
 def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
-    `optimizer.groups` leave others to AdamW.
+    `optimizer.groups` may leave others to AdamW.
 
     Raises:
         Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
@@ -101,13 +101,13 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether it is of attention or feed-forward; modulation has one row for each sample."""
+    """Whether a linear has a row for each token; modulation has one for each sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether one of `lora.targets` means a module of Diffusers, of `pair`.
+    """Whether one of `lora.targets` matches `module` of `pair`, a module of Diffusers.
 
     It is a word, a whole name, the end of one, or a pattern.
     """
@@ -119,7 +119,7 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
     """Whether a weight whose name begins with `part` is trained, or has an adapter.
 
-    Of a file of adapters, `lora.targets` are taken to tell.
+    For a file of adapters, `lora.targets` decide.
 
     Raises:
         Problems: as `group_of_weights`.
@@ -169,7 +169,7 @@ def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogo
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Number of ranks that share out the matrices of Muon.
+    """Number of ranks that divide the matrices of Muon.
 
     They hold one copy of the optimizer state together.
     """

@@ -1,8 +1,8 @@
-"""`optimizer.groups`: weights with a learning rate or weight decay of their own, or frozen ones.
+"""`optimizer.groups`: weights with their own learning rate or weight decay, and frozen weights.
 
-A weight goes by its names here and in Diffusers' network, with the number of its layer:
-`blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and those of the
-others that it is laid together with. The last group with a pattern that matches rules.
+A weight is matched by its names in our network and in Diffusers', with the number of its layer:
+`blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and the names of
+others joined with it. The last group with a matching pattern applies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def group_of_weights(
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """`group_of_weights` for a network and groups without a whole configuration."""
+    """The group of each weight that has one, without a whole configuration."""
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
@@ -53,7 +53,7 @@ def matched_weights(
 
 
 def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelConfig) -> None:
-    """Refuses a weight decay of weights that have none."""
+    """Refuses a weight decay for weights that have none."""
     without = family_of(model).weights.no_decay
     matrices = [pair.ours for pair in matching if len(pair.shape) > 1]
     decay = any(not any(fnmatchcase(name, one) for one in without) for name in matrices)
@@ -68,7 +68,7 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group of which later ones take all weights."""
+    """Refuses a group whose weights all belong to later groups."""
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(
@@ -99,7 +99,7 @@ def _matches(pattern: str, pair: Pair) -> bool:
     """Whether a pattern matches a weight.
 
     Raises:
-        Problems: it matches some, not all, of those that the weight is made of.
+        Problems: it matches some, but not all, of the weights that are joined in it.
     """
     if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True
@@ -127,7 +127,7 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """The weights that a run does not train: frozen groups, and tables that nothing trains."""
+    """The weights that a run does not train: frozen groups, and tables that are never trained."""
 
     pairs: tuple[Pair, ...] = ()  # of groups
     alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
@@ -138,7 +138,7 @@ NOTHING_FROZEN = FrozenWeights()
 
 
 def frozen_weights(config: RunConfig) -> FrozenWeights:
-    """The weights that a run does not train: frozen groups, and tables that nothing trains.
+    """The weights that a run does not train: frozen groups, and tables that are never trained.
 
     Raises:
         Problems: as `group_of_weights`.

@@ -1,7 +1,7 @@
 """Operations of a forward pass, by the lengths of the samples in a pack.
 
-`dit.sizing.flops` asks a network for them once. From then on they are numbers, by which a worker of
-the loader weighs packs without the network.
+`dit.sizing.flops` determines them once from a network. They are numbers with which a worker of the
+loader weighs packs without the network.
 """
 
 # n latent tokens, m text tokens of a sample
@@ -33,7 +33,7 @@ class Multiplications:
         return Multiplications(*(count * one for one in astuple(self)))
 
     def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Multiplications for samples with so many latent `tokens` and `text` tokens."""
+        """Multiplications for samples with these numbers of latent `tokens` and `text` tokens."""
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
             total += round(self.nn * n * n) + self.nm * n * m + self.mm * m * m
@@ -58,9 +58,9 @@ class PartWork:
 class PassWork:
     """Operations of a forward pass of a network.
 
-    A product of matrices counts 2 m n k. Lengths are the true ones: padding of samples that no
-    token attends to and recomputation count nothing. Linears go by tokens or samples, attention by
-    pairs of tokens. Layers of a token route count the tokens that they see.
+    A product of matrices counts 2 m n k. Padding that no token attends to, and recomputation, do
+    not count. Linears are proportional to tokens or samples, attention to pairs of tokens. Layers
+    of a token route count the tokens that they see.
     """
 
     spec: NetworkSpec
@@ -78,7 +78,7 @@ class PassWork:
         return self._flops(parts, tokens, text) + self.attention_flops(tokens, text)
 
     def attention_flops(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Operations among `flops` that attention takes, of the same samples."""
+        """The part of `flops` that attention takes, for the same samples."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
         return self._flops(parts, tokens, text)
 

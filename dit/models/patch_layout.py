@@ -1,4 +1,4 @@
-"""How a sample becomes tokens, and what a pack holds beside them, as the family of a run has it."""
+"""How a sample becomes tokens, and the other contents of a pack, for the family of a run."""
 
 # C latent channels; F H W latent frames, rows, columns
 
@@ -20,7 +20,7 @@ from dit.models.registry import family_of, network_spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchLayout:
-    """How a sample becomes tokens, and what a pack holds beside them."""
+    """How a sample becomes tokens, and the other contents of a pack."""
 
     patch_temporal: int
     patch_spatial: int
@@ -81,7 +81,7 @@ class PatchLayout:
 
     @classmethod
     def of_training(cls, config: RunConfig) -> PatchLayout:
-        """The layout with what the objective reads beside the inputs of the family."""
+        """The layout with the objective's inputs in addition to the family's."""
         layout = replace(cls.of(config), level_share=config.objective.level_share)
         if config.objective.preference is None:
             return layout
@@ -97,11 +97,11 @@ class PatchLayout:
 
     @property
     def copies(self) -> int:
-        """How many samples of a pack a sample of a shard becomes."""
+        """Number of samples in a pack that come from one sample of a shard."""
         return 2 if self.in_pairs else 1
 
     def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
-        """The samples that one of `tokens` and `text` rows is trained as, likewise."""
+        """(tokens, text rows) of the samples as which one with `tokens` and `text` is trained."""
         return trained_as(tokens, text, self.level_share) * self.copies
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -110,19 +110,19 @@ class PatchLayout:
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Texts that are made of a picture that a sample need not have."""
+        """Names of the texts made from a picture that a sample may lack."""
         optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
         return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
 
     @property
     def has_clean_tokens(self) -> bool:
-        """Whether samples may have tokens that are told the clean level."""
+        """Whether samples may have tokens with the clean timestep."""
         frames = any(one.kind is InputKind.FRAMES for one in self.inputs)
         return frames or self.clean_references
 
     @property
     def clean_references(self) -> bool:
-        """Whether tokens of reference latents are told the clean level instead of the sample's."""
+        """Whether tokens of references get the clean timestep instead of the sample's."""
         return any(one.clean for one in self.inputs if one.kind is InputKind.REFERENCE)
 
     @property
@@ -131,7 +131,7 @@ class PatchLayout:
         return self.patch_temporal, self.patch_spatial, self.patch_spatial
 
     def grid(self, latent_CFHW: Tensor) -> Grid:
-        """Patches along frames, rows and columns; exact only where the latent divides."""
+        """Patches along frames, rows and columns; exact only if patches divide the latent."""
         frames, rows, columns = latent_CFHW.shape[1:]
         return (
             frames // self.patch_temporal,
@@ -145,11 +145,11 @@ class PatchLayout:
         return self.padded(grid, math.prod(grid))
 
     def padded(self, grid: Grid, tokens: int) -> int:
-        """The next multiple of `sample_multiple`, of what attention sees of a sample."""
+        """Tokens of a sample that attention computes, padded to a multiple of `sample_multiple`."""
         return -(-self.attended(grid, tokens) // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Tokens that so many rows of text take of a pack, with each level of a sample."""
+        """Tokens that `rows` rows of text take in a pack, once for each level of a sample."""
         if not self.counts_text:
             return 0
         levels = 1 if self.level_share is None else 2

@@ -1,8 +1,8 @@
 """The tokens of a sample: patches of its latent, and rules that give each of them its position.
 
-A latent becomes the tokens of one sample, and back; `dit.data.pack` writes those of many into a
-pack. A position is one row with a number for every rotary axis. Loader, generation and parity tests
-call the same rule, so that a network sees the same positions.
+A latent is converted to the tokens of one sample, and back; `dit.data.pack` writes the tokens of
+many samples into a pack. A position is one row with a number for each rotary axis. Loader,
+generation and parity tests call the same rule, so that a network always sees the same positions.
 """
 
 # c latent channels, C numbers in a token, T tokens, A axes
@@ -48,7 +48,7 @@ def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) 
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
-    """Latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
+    """The latent [c, F, H, W] of the first frames * rows * columns tokens of `latent_TC`."""
     f, h, w = grid
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
@@ -69,15 +69,18 @@ def unpack_latents(
 
 
 class PositionRule(Protocol):
-    """Rules are hashable, because positions are cached by rule and grids."""
+    """The interface of position rules.
+
+    They are hashable, because positions are cached by rule and grids.
+    """
 
     @property
     def axes(self) -> int:
-        """Numbers of a position."""
+        """Number of axes of a position."""
         ...
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
-        """[tokens, axes] float32 of one sample, in token order; `fps` is NaN where it is unknown.
+        """Positions [tokens, axes] float32 of one sample, in token order; `fps` is NaN if unknown.
 
         `grids` are those of the target and of its reference latents.
         """
@@ -86,10 +89,10 @@ class PositionRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GridPositions:
-    """(frame, row, column): indices; the frame may be scaled to a common frame rate.
+    """Positions (frame, row, column) by index; frames may be scaled to a common frame rate.
 
-    The frames of a reference latent count on after those of the target and of the references before
-    it (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
+    The frames of a reference latent are numbered after those of the target and of earlier
+    references (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
     """
 
     base_fps: float | None = None
@@ -113,9 +116,9 @@ class GridPositions:
 
 @dataclass(frozen=True, slots=True)
 class TimeOffsetPositions:
-    """(time, row, column, place in the text): a picture has time 0, its references others.
+    """Positions (time, row, column, place in the text): a picture has time 0, references others.
 
-    Reference number j, counted from 1, stands at time j * `step` (`Flux2Pipeline` of Diffusers).
+    Reference number j, counted from 1, has time j * `step` (`Flux2Pipeline` of Diffusers).
     """
 
     step: int = 10
@@ -133,14 +136,14 @@ class TimeOffsetPositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 4] float32 of texts of so many tokens: (0, 0, 0, place)."""
+        """Positions [L, 4] float32 of texts with these `lengths`: (0, 0, 0, place)."""
         places = [torch.arange(length) for length in lengths]
         return pad(torch.cat(places).float()[:, None], (3, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class HalfStepPositions:
-    """(frame, row / 2, column / 2, place): the target has place 0, reference j, from 1, place -j.
+    """Positions (frame, row / 2, column / 2, place): 0 for the target, -j for reference j.
 
     Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source:
     `_prepare_image_ids` of Diffusers' modular pipelines.
@@ -161,7 +164,7 @@ class HalfStepPositions:
 
 @dataclass(frozen=True, slots=True)
 class FarPicturePositions:
-    """(place, row, column), of a picture all counted from `first`: beyond the places of any text.
+    """Positions (place, row, column); a picture counts all from `first`, beyond any text.
 
     Source: `Ideogram4Pipeline` of Diffusers.
     """
@@ -177,18 +180,18 @@ class FarPicturePositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 3] float32 of texts of so many tokens: the place, on all axes."""
+        """Positions [L, 3] float32 of texts of `lengths` tokens: the index, on all three axes."""
         places = [torch.arange(length) for length in lengths]
         return torch.cat(places).float()[:, None].repeat(1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencesFirstPositions:
-    """(place, row, column, number): each picture stands behind those before it, the target last.
+    """Positions (place, row, column, number): pictures in sequence, the target last.
 
-    A picture takes as many places as its longest side has tokens, and stands at the first of them.
-    The number is 0 for the target, and counts references from 1; nothing rotates by it. Source:
-    the public code of OmniGen2.
+    A picture takes as many places as its longest side has tokens, and has the first of them. The
+    number is 0 for the target, and counts references from 1; nothing rotates by it. Source: the
+    public code of OmniGen2.
     """
 
     @property
@@ -208,7 +211,7 @@ class ReferencesFirstPositions:
 
 @dataclass(frozen=True, slots=True)
 class CroppedPositions:
-    """(row, column) in a square table; a picture uses the middle of the table (SD3)."""
+    """Positions (row, column) in a square table, whose middle a picture uses (SD3)."""
 
     size: int
     """Rows and columns of the table."""
@@ -218,7 +221,7 @@ class CroppedPositions:
         return 2
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
-        """Raises ValueError where a picture is larger than the table."""
+        """Positions in the table; raises ValueError if a picture is larger than the table."""
         ((frames, *sides),) = grids
         if frames > 1 or max(sides) > self.size:
             raise ValueError(
@@ -235,10 +238,10 @@ class CroppedPositions:
 
 @dataclass(frozen=True, slots=True)
 class CentredPositions:
-    """(number of the picture, row, column): rows and columns are counted from the middle.
+    """Positions (number of the picture, row, column), counted from the middle of the picture.
 
-    Of h rows the first is -ceil(h / 2). Each reference is a picture more. Source: `QwenEmbedRope`
-    with `scale_rope` in Diffusers.
+    The first of h rows is -ceil(h / 2). Each reference is a further picture. Source:
+    `QwenEmbedRope` with `scale_rope` in Diffusers.
     """
 
     counts_frames: bool = True
@@ -259,11 +262,11 @@ class CentredPositions:
 
 @dataclass(frozen=True, slots=True)
 class PixelPositions:
-    """(seconds, row, column) of the pixels at which a token begins, as parts of a largest size.
+    """Positions (seconds, row, column) of a token's first pixels, as fractions of a largest size.
 
-    That is 20 s of 2048 x 2048 pixels. Every latent counts from 0, so that references lie on the
-    target. Operations are those of Diffusers' LTX pipelines in their order, in float32, because the
-    network multiplies positions by up to 15,700.
+    That size is 20 s of 2048 x 2048 pixels. Every latent counts from 0, so references coincide with
+    the target. Operations are those of Diffusers' LTX pipelines in their order, in float32, because
+    the network multiplies positions by up to 15,700.
     """
 
     causal: bool
@@ -286,7 +289,7 @@ class PixelPositions:
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
         """Positions in seconds and pixels: Diffusers' `video_coords`, transposed.
 
-        `frame` is the pixel frame at which causal ones begin.
+        `frame` is the pixel frame at which positions in time begin.
         """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
@@ -315,7 +318,7 @@ _USUAL_RATE = 25.0
 def padded_positions(
     grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of a sample, with padding, and which of them are real."""
+    """Positions of the tokens of a sample, with padding, and a mask of real tokens."""
     position_TA = positions(grids, fps=fps)
     padding = padded - len(position_TA)
     return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)

@@ -1,8 +1,8 @@
 """The table of all model families. A family is imported when it is first asked for.
 
-`$DIT_FAMILIES` adds families that lie elsewhere, as `name=module:attribute`, with commas between
-them. Processes inherit it, so that a test can train a family of its own in several of them. No
-configuration can name code to run.
+`$DIT_FAMILIES` adds external families, as `name=module:attribute`, separated by commas. Processes
+inherit it, so that a test can train its own family in several processes. A configuration cannot
+name code to run.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ VARIABLE = "DIT_FAMILIES"
 
 
 def family_places() -> dict[str, str]:
-    """Name -> `module:attribute` of every family, those of `$DIT_FAMILIES` too.
+    """Name -> `module:attribute` of every family, including those of `$DIT_FAMILIES`.
 
     Raises:
-        Problems: an entry of the variable is not of the form name=module:attribute.
+        Problems: an entry of the variable has not the form name=module:attribute.
     """
     places = dict(FAMILIES)
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
@@ -137,7 +137,7 @@ def family_named(name: str) -> Family:
 
 
 def imported(place: str) -> Callable[[], Any]:
-    """What `module:attribute` names, imported when it is called."""
+    """A function that returns the object `module:attribute`, imported when it is called."""
     return partial(resolve_name, place)
 
 
@@ -160,7 +160,7 @@ def network_spec(model: ModelConfig) -> NetworkSpec:
 
 
 def is_distilled(config: RunConfig) -> bool:
-    """Whether published weights of such a network and such noise levels take few steps.
+    """Whether published weights with this network and these noise levels need few steps.
 
     Its size need not be named, because a folder of Diffusers does not do that, but where networks
     that are not distilled have the same levels.
@@ -174,7 +174,7 @@ def is_distilled(config: RunConfig) -> bool:
 
 
 def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveConfig) -> bool:
-    """Whether a network has the layers and the width, and the noise levels, of a named size."""
+    """Whether a network has the layers, the width and the noise levels of a named size."""
     named = family.config(name=size, **family.sizes[size])
     told = family.objective.of_size.get(size, {})
     shape = ("all_layers", "hidden_size")
@@ -190,7 +190,7 @@ def families(*, first: str | None = None) -> list[Family]:
 
 
 def family_of_size(size: str, *, first: str) -> Family | None:
-    """The family with a named size, where `first` is looked at before the others are imported.
+    """The family with a named size; `first` is searched before the others are imported.
 
     Raises:
         Problems: a family knows the size, and has no such network.
@@ -204,14 +204,14 @@ def family_of_size(size: str, *, first: str) -> Family | None:
 
 
 def diffusers_classes() -> dict[str, str]:
-    """Class of Diffusers' network -> name of its family, those of `$DIT_FAMILIES` too."""
+    """Class of Diffusers' network -> name of its family, including those of `$DIT_FAMILIES`."""
     added = [family_named(name) for name in family_places() if name not in FAMILIES]
     forms = {one.name: one.diffusers() for one in added if one.diffusers is not None}
     return NETWORKS | {form.class_name: name for name, form in forms.items()}
 
 
 def diffusers_form(model: ModelConfig) -> DiffusersForm:
-    """A network as Diffusers has it.
+    """Diffusers' counterpart of a network.
 
     Raises:
         Problems: it has no such network.
@@ -223,7 +223,7 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
 
 
 def pairs(model: ModelConfig) -> list[Pair]:
-    """Each tensor of a network, and Diffusers' that hold the same numbers.
+    """Each tensor of a network, with Diffusers' tensors that hold the same numbers.
 
     Raises:
         Problems: Diffusers has no such network.
@@ -237,7 +237,7 @@ def named_model(size: str) -> ModelConfig:
     """The network of a named size.
 
     Raises:
-        Problems: no family has it.
+        Problems: no family has this size.
     """
     family = family_of_size(size, first=default_family().name)
     if family is None:

@@ -1,6 +1,6 @@
-"""scheduler_config.json of Diffusers <-> `ObjectiveConfig`, for each scheduler class we know.
+"""scheduler_config.json of Diffusers <-> `ObjectiveConfig`, for each known scheduler class.
 
-Only text is translated here: Diffusers is not imported.
+It only translates text: Diffusers is not imported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OF_TRAINING = {"prediction_type", "use_flow_sigmas", "num_train_timesteps", "us
 class SchedulerFile(BaseModel, ABC):
     """The keys of a scheduler_config.json that concern training, with Diffusers' own defaults.
 
-    Types are strict, as they stand in JSON: 1.0 is no integer, 1 no boolean, NaN no number.
+    Types are strict: 1.0 is no integer, 1 no boolean, NaN no number.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
@@ -58,19 +58,19 @@ class SchedulerFile(BaseModel, ABC):
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
-        """What reads the file of a scheduler class of the same objective, or None."""
+        """This class, or a sibling class, if it reads files of the scheduler `class_name`."""
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """Why the file does not say how the network was trained, in words, or None."""
+        """Why the file does not determine how the network was trained, in words, or None."""
         return None
 
     def lacking(self) -> str | None:
-        """What of its sampling no sampler here has, in words, or None; all else holds."""
+        """A feature of the scheduler that no sampler of ours has, in words, or None."""
         return None
 
     def of_sampling(self) -> str | None:
-        """What of it samplers do here and training does not, in words, or None."""
+        """A setting that concerns our samplers but not training, in words, or None."""
         return None
 
     @abstractmethod
@@ -79,13 +79,13 @@ class SchedulerFile(BaseModel, ABC):
 
     @classmethod
     def inexpressible(cls, _config: ObjectiveConfig, /) -> str | None:
-        """KEY=VALUE of an option that the scheduler has no counterpart for, or None."""
+        """KEY=VALUE of an option that the scheduler cannot express, or None."""
         return None
 
     @classmethod
     @abstractmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
-        """scheduler_config.json of an objective, so that its levels are those of our samplers."""
+        """scheduler_config.json of an objective, with the noise levels of our samplers."""
 
 
 class EdmScheduler(SchedulerFile):
@@ -232,7 +232,7 @@ class FlowScheduler(SchedulerFile):
 
 
 class LcmScheduler(FlowScheduler):
-    """scheduler_config.json of `FlowMatchLCMScheduler`, that of HiDream-I1 Dev and Fast."""
+    """scheduler_config.json of `FlowMatchLCMScheduler`, for HiDream-I1 Dev and Fast."""
 
     class_names = (LCM_SCHEDULER,)
     states = (*FlowScheduler.states, "sampling_levels")
@@ -255,7 +255,7 @@ class LcmScheduler(FlowScheduler):
 
 
 class UnipcScheduler(SchedulerFile):
-    """scheduler_config.json of `UniPCMultistepScheduler`, which is that of Wan's pipelines."""
+    """scheduler_config.json of `UniPCMultistepScheduler`, for Wan's pipelines."""
 
     class_names = (UNIPC_SCHEDULER,)
     states = (*FlowScheduler.states, "sampling_levels")

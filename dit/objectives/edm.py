@@ -48,9 +48,7 @@ def mixing(sigma: Tensor, *, sigma_data: float) -> Mixing:
 def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: float) -> Tensor:
     """Noise levels sigma [S + 1] from `sigma_max` down to `sigma_min`, then 0, float64.
 
-    Equation 5 of arXiv:2206.00364, with S = `num_steps`.
-
-    They are equal to those of Diffusers' EDMEulerScheduler.
+    Equation 5 of arXiv:2206.00364, with S = `num_steps`; equal to Diffusers' EDMEulerScheduler.
     """
     ramp_S = torch.linspace(0, 1, num_steps, dtype=torch.float64)
     first, last = sigma_max ** (1 / rho), sigma_min ** (1 / rho)
@@ -96,7 +94,7 @@ class Edm:
         return noise_N.log() / 4
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """The velocity (state - data) / sigma (Algorithm 1, line 4) is the noise in the state."""
+        """Prediction, whose noise is the velocity (state - data) / sigma (Algorithm 1, line 4)."""
         part = mixing(noise_T1, sigma_data=self.config.sigma_data)
         input_TC = self.network_input(state_TC, noise_T1)
         return Prediction(

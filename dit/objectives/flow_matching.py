@@ -1,7 +1,7 @@
 """Flow matching (arXiv:2210.02747; rectified flow, arXiv:2209.03003).
 
-state = (1 - t) * latent + t * noise; the network learns the velocity noise - latent, or the latent
-with the weight that makes its error that of the velocity (arXiv:2511.13720).
+state = (1 - t) * latent + t * noise; the network learns the velocity noise - latent, or predicts
+the latent, with a weight that makes its error equal to the velocity's (arXiv:2511.13720).
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S sampler steps
@@ -50,9 +50,9 @@ def even_levels(
 ) -> Tensor:
     """Levels [S + 1, N] from 1 to 0: even steps from 1 to `last_N`, shifted by `factor_N`; then 0.
 
-    With `terminal` the shifted levels are stretched so that they end there: shift_terminal of
-    FlowMatchEulerDiscreteScheduler. One level alone is 1 and has nothing to stretch; Diffusers
-    makes NaN of it. With `spacing` all between the first and the last are replaced.
+    With `terminal` the shifted levels are stretched to end there, as shift_terminal of
+    FlowMatchEulerDiscreteScheduler does. A single level is 1 and is not stretched; Diffusers
+    returns NaN. With `spacing` all levels between the first and the last are replaced.
     """
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(1 + ramp_S1 * (last_N - 1), factor_N)
@@ -66,8 +66,8 @@ def even_levels(
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
     """As many levels from the first to the last, both above 0, in another spacing.
 
-    `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
-    FlowMatchEulerDiscreteScheduler, which all put t in the place of sigma.
+    As `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
+    FlowMatchEulerDiscreteScheduler, with t in place of sigma.
     """
     first_N, last_N = t_SN[0], t_SN[-1]
     ramp_S1 = torch.linspace(0, 1, len(t_SN), dtype=torch.float64)[:, None]
@@ -86,8 +86,8 @@ def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
 def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
     """Levels [S + 1, N] from 1 to 0 of UniPCMultistepScheduler(use_flow_sigmas, flow_shift=factor).
 
-    The operations and their order are those of `set_timesteps`, numpy's `linspace` included, so
-    that whole numbers do not differ by the last bit of a level.
+    The operations and their order are those of `set_timesteps`, numpy's `linspace` included,
+    because rounded timesteps must not differ by the last bit of a level.
     """
     ramp_S1 = torch.arange(num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(ramp_S1 * ((LAST_LEVEL - 1) / num_steps) + 1, factor_N)
@@ -99,8 +99,8 @@ def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
 def linear_quadratic_levels(num_steps: int) -> Tensor:
     """Levels [S + 1] from 1 to 0: half of the steps to 1 - `NEAR_NOISE`, then a parabola.
 
-    It has the slope of the line where it begins and ends at 0. Source: `linear_quadratic_schedule`
-    of Diffusers' LTXConditionPipeline.
+    The parabola continues the line with the same slope, and ends at 0. Source:
+    `linear_quadratic_schedule` of Diffusers' LTXConditionPipeline.
     """
     linear, step_S = num_steps // 2, torch.arange(num_steps + 1, dtype=torch.float64)
     if linear == 0:
@@ -112,7 +112,7 @@ def linear_quadratic_levels(num_steps: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FlowMatching:
-    """A `TrainingObjective` and a `SamplingPath`; the level is t in [0, 1], the noise's share."""
+    """A `TrainingObjective` and a `SamplingPath`; the level is t, the fraction of noise."""
 
     config: FlowConfig
     karras: EdmConfig = field(default_factory=EdmConfig)
@@ -136,7 +136,7 @@ class FlowMatching:
         """Levels t [N] at `quantile_N` of the training density, inside `level_range` if it is set.
 
         Raises:
-            ValueError: the density has next to no levels inside of `level_range`.
+            ValueError: the density has almost no levels inside `level_range`.
         """
         q_N, factor_N = quantile_N.double(), self.shift(num_tokens)
         if self.config.level_range is None:
@@ -146,7 +146,7 @@ class FlowMatching:
         return t_N.clamp(*self.config.level_range).float()
 
     def _unshifted(self, quantile_N: Tensor) -> Tensor:
-        """Levels of the density at its quantiles, before the shift."""
+        """Noise levels before the shift, at quantiles of the density."""
         c = self.config
         match c.density:
             case LevelDensity.UNIFORM:
@@ -159,7 +159,7 @@ class FlowMatching:
                 return timestep_sampling.mode(quantile_N, scale=c.mode_scale)
 
     def _quantile(self, t_N: Tensor) -> Tensor:
-        """The inverse of `_unshifted`."""
+        """Quantiles of noise levels in the unshifted density."""
         c = self.config
         match c.density:
             case LevelDensity.UNIFORM:
@@ -172,7 +172,7 @@ class FlowMatching:
                 return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
 
     def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
-        """Quantiles of the levels in `level_range` -> those of all levels."""
+        """Quantiles among the levels in `level_range` -> quantiles among all levels."""
         assert self.config.level_range is not None
         ends = torch.tensor(self.config.level_range, dtype=torch.float64)
         # The shift by 1 / s undoes that by s.
@@ -236,7 +236,7 @@ class FlowMatching:
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
 
     def _quantile_levels(self, factor_N: Tensor, num_steps: int) -> Tensor:
-        """Levels [S + 1, N] at even quantiles of the training density, from the highest; then 0.
+        """Levels [S + 1, N] at evenly spaced quantiles of the training density, falling, then 0.
 
         Source: `_logit_normal_sigmas` of Diffusers' Ideogram4Pipeline.
         """
@@ -254,7 +254,7 @@ class FlowMatching:
         return self.shift(num_tokens)
 
     def _last_even_step(self, factor_N: Tensor, num_steps: int) -> Tensor:
-        """The last of the even steps [N], before the shift."""
+        """The last of the evenly spaced steps [N], before the shift."""
         c = self.config
         last = 1 / num_steps if c.ends_at_one_step else LAST_LEVEL
         last_N = torch.full_like(factor_N, last)
@@ -281,7 +281,10 @@ class FlowMatching:
         return state_TC
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """Timestep [N] for the levels t `noise_N`, as in training; with UniPC, rounded down."""
+        """Timestep [N] that the network embeds for the levels `noise_N`, as in training.
+
+        UniPC rounds it down.
+        """
         told_N = self.config.timestep_scale * noise_N
         return told_N.floor() if self._is_unipc else told_N
 

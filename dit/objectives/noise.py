@@ -1,4 +1,4 @@
-"""Standard normal numbers of the tokens of a pack, and latents drawn from their distributions."""
+"""Standard normal noise for the tokens of a pack, and latents drawn from distributions."""
 
 # T packed tokens, R real tokens, C patch features
 
@@ -13,10 +13,11 @@ from dit.batch import LatentVariance, PackedBatch, Pairs
 
 
 def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
-    """The pack with latents of the distributions whose means and log variances it has.
+    """The pack with latents drawn from the distributions given by its means and log variances.
 
-    That is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). The generators, one or
-    one for each sample, are on the device of the batch. A pack without variances stays as it is.
+    A draw is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). `rngs` are one
+    generator, or one for each sample, on the device of the batch. A pack without variances is
+    returned unchanged.
     """
     variance = batch.method(LatentVariance)
     if variance is None:
@@ -28,10 +29,10 @@ def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
 
 
 def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
-    """Standard normal noise [T, C], float32, zero on padding; that of a pair is the same.
+    """Standard normal noise [T, C], float32, zero on padding; both samples of a pair have the same.
 
     Numbers are drawn for the real tokens in pack order, so padding does not change them: by one
-    generator, or those of each sample by its own.
+    generator, or for each sample by its own.
     """
     rows = [batch.real_tokens // batch.copies] if len(rngs) == 1 else batch.num_tokens
     width = batch.latent_TC.shape[1]

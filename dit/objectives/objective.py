@@ -1,4 +1,4 @@
-"""The two protocols of an objective: what training asks of it, and what sampling asks of it.
+"""The two protocols of an objective: its training side and its sampling side.
 
 A level is the noise level of a sample: sigma for EDM, t for flow matching.
 """
@@ -35,13 +35,13 @@ class TrainingObjective(Protocol):
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """The number [N] that tells the network the level: rows of `Problem.level_M`."""
+        """Timesteps [N] that the network embeds for the noise levels: rows of `Problem.level_M`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a raw network output says about a noisy state."""
+    """The latent and noise that a raw network output implies for a noisy state."""
 
     latent_TC: Tensor  # expected clean latent, whitened to std 1
     velocity_TC: Tensor  # dx / dlevel of the state x: the right-hand side of the sampling ODE
@@ -50,8 +50,8 @@ class Prediction:
 class SamplingPath(Protocol):
     """The path x(level) = signal(level) * latent + level * noise, followed from noise to latents.
 
-    Arguments `_T1` hold the level of each token. Because `predict` is affine in the raw network
-    output, classifier-free guidance acts on raw outputs, whatever the objective.
+    Arguments `_T1` hold the level of each token. Because `predict` is affine in the raw output,
+    classifier-free guidance can combine raw outputs for every objective.
     """
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:

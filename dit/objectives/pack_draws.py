@@ -1,12 +1,12 @@
-"""What is drawn for a pack in training, pack -> pack: given frames, dropped inputs, parts, a route.
+"""Random draws for a pack in training, pack -> pack: given frames, dropped inputs, parts, a route.
 
-1. TRAINING_DRAWS  all of them, in their order; each has random numbers of its own (`Draw`)
-2. frames          which frames at the beginning of a target are given, as its shard says or drawn
+1. TRAINING_DRAWS  all draws in order; each has its own stream of random numbers (`Draw`)
+2. frames          how many first frames of a target are given, from its shard or drawn
 3. dropout         captions and images that a sample is trained without
 
-A given frame has no noise and no loss. What is drawn are counts, on the CPU; the pack that was read
-holds the latents of all frames, so that nothing but its masks changes. Where the frame is shown in
-channels beside the noisy ones (HunyuanVideo 1.5), a sample that does not use it has zeros there.
+A given frame has no noise and no loss. Only counts are drawn, on the CPU; the pack holds the
+latents of all frames, so only its masks change. If the frame is shown in extra channels
+(HunyuanVideo 1.5), a sample that does not use it has zeros in them.
 """
 
 # T packed tokens, N samples, L text tokens, E text width
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 class Draw(IntEnum):
-    """Purpose of a stream of random numbers; the streams of one pack are independent."""
+    """The purpose of a stream of random numbers; the streams of one pack are independent."""
 
     NOISE = 0
     LEVELS = 1
@@ -72,23 +72,23 @@ class Draw(IntEnum):
 def pack_rng(
     *, seed: int, step: int, pack_id: int, device: torch.device, draw: Draw = Draw.NOISE
 ) -> torch.Generator:
-    """Generator of one pack at one step: the same on every layout and rank.
+    """A generator for one pack at one step, equal on every layout and rank.
 
-    Torch's CPU generator keeps only the low 32 bits of a seed, so two of 2**32 streams may coincide
-    there. On CUDA all 64 bits count.
+    Torch's CPU generator keeps only the low 32 bits of a seed, so two of 2**32 streams may
+    coincide. On CUDA all 64 bits count.
     """
     return torch.Generator(device).manual_seed(_stream(seed, step, pack_id, draw))
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """64 bits: the same children of (seed, step, pack_id) that SeedSequence.spawn would make."""
+    """A 64-bit seed for one `draw` of a pack, as children of SeedSequence.spawn would have it."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawContext:
-    """What a draw of training depends on beside the pack: its numbers, null inputs, settings."""
+    """What a draw depends on besides the pack: its numbers, null inputs and settings."""
 
     seed: int
     step: int
@@ -98,7 +98,7 @@ class DrawContext:
     route: TokenRoute | None
 
     def rng(self, draw: Draw, device: torch.device = CPU) -> torch.Generator:
-        """The generator of one purpose; no draw moves the numbers of another."""
+        """A generator for one purpose; no draw changes the numbers of another."""
         return torch.Generator(device).manual_seed(self.stream(draw))
 
     def stream(self, draw: Draw) -> int:
@@ -157,10 +157,10 @@ A method adds its function here and a member of `Draw`.
 def draw_given_frames(
     batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
 ) -> PackedBatch:
-    """The pack in which each sample trains with a drawn number of given frames.
+    """The pack with a drawn number of given frames for each sample.
 
-    With `given_frames`, a sample gets that many of its own first frames, and at least one is left
-    to learn, so that an image gets none. Else a sample keeps the given frames of its shard with
+    With `given_frames` that many first frames of a sample are given, but one is left to learn, so
+    an image gets none. Otherwise a sample keeps the given frames of its shard with
     `image_condition_probability`. `rng` is a CPU generator; one number is drawn for each sample.
     """
     if options.given_frames is None and options.image_condition_probability == 1:
@@ -184,7 +184,7 @@ def draw_given_frames(
 def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:
     """A copy of the pack whose `dropped` samples have no picture.
 
-    Their condition channels are zeros, and they have no rows of the texts made of pictures.
+    Their condition channels are zeros, and texts made from pictures have no rows.
     """
     if not any(dropped):
         return batch
@@ -204,7 +204,7 @@ def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch
 def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:
     """A copy of the pack in which the first `counts` tokens of each target are given.
 
-    `batch` is a whole pack. Nothing waits for the device.
+    `batch` is a whole pack. It does not wait for the device.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     clean = batch.method(CleanTokens)
@@ -224,17 +224,17 @@ def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:
 
 
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
-    """Which of `count` samples train without an input of theirs; `rng` is a CPU generator."""
+    """Whether each of `count` samples trains without an input; `rng` is a CPU generator."""
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
 
 
 def samples_drawn(batch: PackedBatch) -> int:
-    """How many samples have draws of their own; the two of a pair share them."""
+    """Number of samples with draws of their own; the two samples of a pair share them."""
     return batch.num_samples // batch.copies
 
 
 def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
-    """What was drawn, for each sample."""
+    """The value drawn for each sample, where a pair shares one."""
     return [one for one in drawn for _ in range(batch.copies)]
 
 
@@ -249,11 +249,11 @@ def dropped_captions(
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
     """A copy of the pack whose `dropped` samples have the inputs of an empty caption, `null`.
 
-    The main text of a sample is replaced by its own rows for this purpose, where it has any.
-    Lengths are Python integers, so this does not wait for the device.
+    The main text of a sample is replaced by its own null text, if it has one. Lengths are Python
+    integers, so this does not wait for the device.
 
     Raises:
-        ValueError: an input of `null` has another width than those of the pack.
+        ValueError: an input of `null` has another width than in the pack.
     """
     for name, value in null.items():
         packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
@@ -288,11 +288,11 @@ def own_null_texts(batch: PackedBatch) -> list[Tensor]:
 
 
 def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
-    """A copy of the pack with zeros for all that is made of pictures of the `dropped` samples.
+    """A copy of the pack whose `dropped` samples have zeros for all inputs made from pictures.
 
-    These inputs are the condition channels, and the texts and vectors that `null` lacks because no
-    caption decides them. Their numbers of rows stay, unless the network can do without a picture:
-    then the sample has no rows of it. Given frames are left to `draw_given_frames`.
+    These are the condition channels, and the texts and vectors that `null` lacks because no caption
+    decides them. Their numbers of rows stay, unless the network works without a picture: then the
+    sample has no rows of them. Given frames are left to `draw_given_frames`.
     """
     if not any(dropped):
         return batch

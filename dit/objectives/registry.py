@@ -1,4 +1,4 @@
-"""`objective.name` -> the parts of an objective. All else asks here instead of comparing names."""
+"""`objective.name` -> the parts of an objective, so that no other code compares names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCHEDULERS = "dit.objectives.diffusers_schedulers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveParts:
-    """What an objective consists of. One that is only trained with needs nothing but `training`."""
+    """The parts of an objective; for training alone, `training` is enough."""
 
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
@@ -51,9 +51,9 @@ REGISTRY: dict[str, ObjectiveParts] = {
 def register(
     name: str, parts: ObjectiveParts, *, summary: Callable[[ObjectiveConfig], str]
 ) -> None:
-    """Adds an objective that is defined elsewhere, so that `objective.name=NAME` chooses it.
+    """Adds an objective that is defined elsewhere, to be selected by `objective.name=NAME`.
 
-    `summary` tells its options in one line, for `--dry-run`.
+    `summary` returns its options in one line, for `--dry-run`.
 
     Raises:
         ValueError: the name is taken.
@@ -69,10 +69,10 @@ def training_objective(config: ObjectiveConfig) -> TrainingObjective:
 
 
 def check_covers_all_levels(config: ObjectiveConfig) -> None:
-    """Refuses to generate with one network that was trained on a part of the levels.
+    """Refuses generation with a single network that was trained on a part of the levels.
 
     Raises:
-        Problems: `level_range` leaves out levels that a sampler visits.
+        Problems: `level_range` excludes levels that a sampler visits.
     """
     if not config.covers_all_levels:
         raise Problems(
@@ -88,7 +88,7 @@ def sampling_path(config: ObjectiveConfig) -> SamplingPath:
     """The sampling side of the objective that `config.name` names.
 
     Raises:
-        Problems: it has none.
+        Problems: the objective has none.
     """
     make = REGISTRY[config.name].sampling
     if make is None:

@@ -1,8 +1,8 @@
 """Densities of the noise level (timestep) as inverse CDFs, shared by training and validation.
 
-Every function maps quantiles to levels. Uniform random quantiles give the levels of training, fixed
-quantiles those of a validation. Everything is computed in float64 on the CPU: N numbers a pack cost
-nothing, and a uniform number in float32 is 0 once in 16 million draws, which would be a level of 0.
+Every function maps quantiles to levels: uniform random ones in training, fixed ones in validation.
+They compute in float64 on the CPU: N numbers for a pack cost nothing, and a uniform float32 number
+is 0 once in 16 million draws, which would be a level of 0.
 """
 
 # N samples in a pack, S steps of a sampler
@@ -32,20 +32,20 @@ def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
 
 
 def log_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
-    """ln(sigma) ~ N(mean, std²): EDM (arXiv:2206.00364), Table 1, "Noise distribution"."""
+    """Levels sigma with ln(sigma) ~ N(mean, std²): EDM (arXiv:2206.00364), Table 1."""
     return (mean + std * torch.special.ndtri(quantile_N)).exp()
 
 
 def logit_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
-    """logit(t) ~ N(mean, std²): arXiv:2403.03206, Sec. 3.1, "Logit-Normal Sampling"."""
+    """Levels t with logit(t) ~ N(mean, std²): arXiv:2403.03206, Sec. 3.1."""
     return (mean + std * torch.special.ndtri(quantile_N)).sigmoid()
 
 
 def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
-    """A density with heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling with Heavy Tails".
+    """Levels of a density with heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling".
 
-    The paper's map falls from t = 1 at u = 0 to t = 0 at u = 1, so quantile q of t is the map at
-    u = 1 - q. The map is monotone for scales within `dit.config.MODE_SCALES`.
+    The paper's map falls from t = 1 at u = 0 to t = 0 at u = 1, so the quantile q of t is the map's
+    value at u = 1 - q. The map is monotone for scales within `dit.config.MODE_SCALES`.
     """
     u_N = 1 - quantile_N
     return 1 - u_N - scale * ((math.pi / 2 * u_N).cos().square() - 1 + u_N)
@@ -68,7 +68,7 @@ def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
 
 
 def shifted(t: Tensor, factor: Tensor) -> Tensor:
-    """Shift by s: t becomes s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23).
+    """The level t shifted by s: s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23).
 
     `factor` s is [N]; t is [N], one number for all samples, or [S, N] or [S, 1] for steps.
     """
@@ -79,7 +79,7 @@ def shift_factors(num_tokens: Sequence[int], *, shift: float, base_tokens: int |
     """Shift of each sample [N], float64: constant, or growing with the square root of its tokens.
 
     Noise averages out over more tokens, so the same t destroys less of a larger picture. A shift
-    proportional to sqrt(tokens) makes the destruction equal (arXiv:2403.03206, Sec. 5.3.2).
+    proportional to sqrt(tokens) compensates (arXiv:2403.03206, Sec. 5.3.2).
     """
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)
     growth_N = (tokens_N / base_tokens).sqrt() if base_tokens else torch.ones_like(tokens_N)
@@ -95,7 +95,7 @@ def shift_factors_of_mu(
 ) -> Tensor:
     """Shift of each sample [N], float64: exp(mu) or mu, where mu is linear in its tokens.
 
-    `base` and `most` are (tokens, mu) of two points of the line, which goes on beyond them. It is
+    `base` and `most` are two points (tokens, mu) of the line, which extends beyond them. It equals
     `calculate_shift` of Diffusers' FluxPipeline with `time_shift` of its
     FlowMatchEulerDiscreteScheduler.
     """
@@ -108,7 +108,7 @@ def shift_factors_of_mu(
 def empirical_shift_factors(num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
     """Shift of each sample [N], float64: exp(mu), where mu is linear in its tokens and the steps.
 
-    Above 4,300 tokens the line of 200 steps holds for any number of steps. It is
+    Above 4,300 tokens the line for 200 steps serves any number of steps. It equals
     `compute_empirical_mu` of Diffusers' Flux2Pipeline.
     """
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)

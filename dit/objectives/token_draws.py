@@ -1,4 +1,4 @@
-"""Draws of parts of the tokens of each sample: those of a token route, and those of two levels."""
+"""Draws of tokens of each sample: for a token route, and for two noise levels."""
 
 # T packed tokens, L text tokens, E text width
 
@@ -35,11 +35,11 @@ def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> P
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
-    """Order [T] of the tokens of a pack, on the CPU, that sorts each run by whether it is kept.
+    """Order [T] of the tokens of a pack, on the CPU, in which each run has its kept tokens first.
 
-    Of each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others.
-    A run that padding fills up keeps real tokens first. What is drawn for a sample depends on the
-    number of real tokens before it.
+    In each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others. In
+    a run that padding completes, real tokens come first. A sample's draw depends on the number of
+    real tokens before it.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     rows = []
@@ -55,13 +55,13 @@ def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor
 
 
 def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> PackedBatch:
-    """The pack with two samples in the place of each: the kept tokens of its runs, and the others.
+    """The pack with each sample divided into two: the kept tokens of its runs, and the others.
 
-    Tokens keep their positions, and both parts have all texts and vectors of the sample. As samples
-    of their own they get a level each, and see no token of the other. One of so few tokens that a
-    part would have no loss stays whole. `rng` is a CPU generator.
+    Tokens keep their positions, and both parts have all texts and vectors of the sample. As
+    separate samples they get a noise level each, and do not attend to each other. A sample so short
+    that a part would have no loss stays whole. `rng` is a CPU generator.
 
-    Source: dual-timestep scheduling of Self-Flow, with attention apart (arXiv:2607.02508).
+    Source: dual-timestep scheduling of Self-Flow, with separate attention (arXiv:2607.02508).
     """
     assert Pairs not in batch.methods and ConditionLevels not in batch.methods and not batch.others
     order_T, clean = _draw(batch, share, rng), batch.clean_tokens
@@ -82,9 +82,9 @@ def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> P
 def _of_parts(
     batch: PackedBatch, rows: Sequence[Tensor], sources: Sequence[int], counts: Sequence[list[int]]
 ) -> PackedBatch:
-    """The pack of parts that have `rows` of the samples `sources`.
+    """The pack of parts that consist of `rows` of the samples `sources`.
 
-    `counts` are of the given tokens in each, of those of the target, and of all real ones.
+    `counts` are each part's numbers of given tokens, of target tokens, and of real ones.
     """
     lengths, where = [len(part) for part in rows], batch.segment_T.device
     clean, targets, real = map(tuple, zip(*counts, strict=True))

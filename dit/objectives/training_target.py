@@ -1,7 +1,7 @@
-"""The regression problem of a pack, as training and validation make it.
+"""The regression problem of a pack, in training and in validation.
 
 1. training_problem     the draws of `pack_draws`, then the problem at drawn levels
-2. validation_problem   the same pack at one level, with the same noise at every validation
+2. validation_problem   a pack at one level, with the same noise at every validation
 3. problem_of           the problem with each sample at a level; clean tokens have no noise
 4. problem_of_streams   the same of all streams of a pack, with given levels and noise of each
 5. problem_of_velocity  the problem of flow matching with a given state and velocity
@@ -61,10 +61,10 @@ def training_problem(
     options: ObjectiveConfig,
     route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, Problem]:
-    """The pack as it is trained on at a step, after all of `TRAINING_DRAWS`, and its problem.
+    """The pack of a training step after all of `TRAINING_DRAWS`, and its problem.
 
     All random numbers follow from (seed, step, batch.pack_id). All but noise are drawn on the CPU,
-    so they are the same on every device; noise is drawn on the device of the batch.
+    so they are equal on every device; noise is drawn on the device of the batch.
     """
     told: Any = {"null": null, "options": options, "route": route}
     batch, context = drawn_pack(batch, seed=seed, step=step, **told)
@@ -99,10 +99,10 @@ def validation_pack(
     null: NullInputs | None = None,
     text_dropout: float = 0.0,
 ) -> PackedBatch:
-    """The pack with drawn numbers of given frames, and with `null` a part of it without captions.
+    """The pack with drawn given frames, and with `null` also with some captions dropped.
 
-    Both are the same at every validation, and so are drawn latents, which do not depend on what
-    shares the pack of a sample.
+    Both draws are the same at every validation, as are drawn latents, which do not depend on other
+    samples in the pack.
     """
     if latents is ValidationLatents.MEAN:
         batch = batch.without(LatentVariance)
@@ -127,7 +127,7 @@ def validation_pack(
 def validation_problem(
     objective: TrainingObjective, batch: PackedBatch, *, seed: int, quantile: float
 ) -> Problem:
-    """The problem of a validation pack, all samples at one quantile of the training levels.
+    """The problem of a validation pack, with all samples at one quantile of the training levels.
 
     The noise is the same at every step and quantile, and is never that of training.
     """
@@ -138,7 +138,7 @@ def validation_problem(
 def fixed_level_problem(
     objective: TrainingObjective, batch: PackedBatch, *, seed: int, levels: int
 ) -> Problem:
-    """The problem of a validation pack, each sample at its own noise level, k / `levels`.
+    """The problem of a validation pack, with each sample at its own noise level k / `levels`.
 
     The noise is that of `validation_problem`.
     """
@@ -209,7 +209,7 @@ def problem_of_velocity(
 ) -> Problem:
     """The problem of flow matching at a state [T, C] whose velocity [T, C] is the target.
 
-    It is that of the latent and the noise between which the state lies on a straight line.
+    It is the problem of the latent and noise on whose connecting line the state lies.
     """
     noise_T1 = per_token(noise_N, batch)
     latent_TC = state_TC - noise_T1 * velocity_TC
@@ -241,7 +241,7 @@ def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
 
 
 class _TellsLevels(Protocol):
-    """Both sides of an objective."""
+    """The method that both protocols of an objective share."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
@@ -256,15 +256,15 @@ def with_clean_level(level_N: Tensor, batch: TokenStream, objective: _TellsLevel
 
 
 def clean_network_level(objective: _TellsLevels, level: float) -> float:
-    """The number that tells a network of tokens without noise, whose noise level is `level`.
+    """The timestep that the network embeds for clean tokens, whose noise level is `level`.
 
     Raises:
-        ValueError: the objective has none, as ln 0 of EDM.
+        ValueError: the objective has none, such as ln 0 in EDM.
     """
     told = float(objective.network_level(torch.tensor(level, dtype=torch.float64)))
     if not math.isfinite(told):
         raise ValueError(
-            f"the samples have tokens without noise (level {level}), of which the objective would"
-            f" tell the network {told}; use objective.name=flow, or a family without such inputs"
+            f"the samples have tokens without noise (level {level}), for which the objective would"
+            f" give the network {told}; use objective.name=flow, or a family without such inputs"
         )
     return told

@@ -1,7 +1,7 @@
-"""Packs on their way from noise to latents, as distillation makes them in training.
+"""Noisy packs on their way from noise to latents, for distillation.
 
-A `NoisyPack` goes from level to level by steps of Euler's method or of LCM, as in `dit.sampling`,
-but each sample has a level of its own, and stays where a step ends at the level at which it begins.
+A `NoisyPack` moves from level to level by steps of Euler's method or of LCM, as in `dit.sampling`,
+but each sample has its own level, and does not move in a step that ends where it begins.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps
@@ -40,15 +40,15 @@ class NoisyPack:
         level_N: Tensor,
         noise_TC: Tensor,
     ) -> NoisyPack:
-        """Latents with as much of the noise [T, C] as the levels say."""
+        """Latents mixed with noise [T, C] as the levels say."""
         signal_T1, level_T1 = (per_token(one, batch) for one in (path.signal(level_N), level_N))
         state_TC = signal_T1 * latent_TC + level_T1 * noise_TC
         return cls(batch=batch, state_TC=state_TC, level_N=level_N)
 
     def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
-        """What the network is asked of this state; there is no target.
+        """The problem that asks the network about this state; it has no target.
 
-        `batch` is the pack with other texts, of the same latents.
+        `batch` is a pack with the same latents and other texts.
         """
         batch = self.batch if batch is None else batch
         noise_T1 = per_token(self.level_N, batch)
@@ -92,7 +92,7 @@ def mean_velocity(start: NoisyPack, end: NoisyPack) -> Tensor:
 
 
 def draw_steps(count: int, rng: torch.Generator, *, steps: int) -> Tensor:
-    """Numbers [count] of steps, each of 0 to `steps` - 1 as likely; `rng` is a CPU generator."""
+    """Uniform indices [count] of steps, 0 to `steps` - 1; `rng` is a CPU generator."""
     return (draw_quantiles(count, rng) * steps).long()
 
 
@@ -104,9 +104,9 @@ def levels_of_steps(level_SN: Tensor, step_N: Tensor) -> Tensor:
 def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC: Tensor) -> Problem:
     """The problem whose target is the latent of the raw output at `start`, moved by `move_TC`.
 
-    Its loss is half the squared distance of latents, so that its gradient by the latent, at that
-    output, is -`move_TC` for each number, over the divisor of the loss. No output is its own target
-    to the bit unless it moves by 0.
+    Its loss is half the squared distance of latents, so the gradient by the output's latent is
+    -`move_TC` divided by the loss's divisor. An output equals its target to the bit only if it
+    moves by 0.
     """
     level_N1 = start.level_N[:, None]
     ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
@@ -127,11 +127,11 @@ def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC:
 def distribution_gradient(
     batch: PackedBatch, latent_TC: Tensor, *, real_TC: Tensor, fake_TC: Tensor
 ) -> Tensor:
-    """DMD's gradient [T, C] by the latents that a student made; 0 on tokens without noise.
+    """DMD's gradient [T, C] by the latents of a student; 0 on clean tokens.
 
-    (fake - real) / mean |latent - real|, where both are the latents that critic and teacher predict
-    of the noisy latent, and the mean is over the numbers of a sample: arXiv:2311.18828, Eq. 7 and 8
-    in predictions of latents, whose factors of the level the mean takes out.
+    It is (fake - real) / mean |latent - real|, where critic and teacher predict the latents fake
+    and real from the noisy latent, and the mean is over the numbers of a sample: arXiv:2311.18828,
+    Eq. 7 and 8 in terms of latents, where the mean cancels factors of the level.
     """
     target_T1 = batch.is_target_T[:, None]
     away_T = (latent_TC - real_TC).abs().mean(-1).masked_fill(~batch.is_target_T, 0)

@@ -1,7 +1,7 @@
-"""The parts of a device's peak that software reaches: assumed ceilings, none of them measured here.
+"""The fractions of a device's peak that software reaches: assumptions that no run has measured.
 
-`make gpu` measures the first three on its device and writes what was expected beside each step, so
-that the first run shows which of them is off.
+`make gpu` measures the first three on its device and writes the expected value beside each step, so
+that the first run shows which assumption is wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dit.sizing.recomputation import USABLE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """Parts of a peak that software reaches."""
+    """The fractions of a peak that software reaches."""
 
     matrices: float = 0.62
     """Part of dense bfloat16 that linear layers reach. The best of all shapes reaches 0.77 to 0.79
@@ -39,7 +39,7 @@ class Efficiency:
     """Part of memory size: libraries' buffers and fragmentation take the rest."""
 
     def of(self, device: Device) -> str:
-        """The rates that are assumed for a device, in a line."""
+        """The assumed rates of a device, as a line of text."""
         return (
             f"{device.flops / 1e12:.0f} TFLOP/s of dense bfloat16, of which products reach"
             f" {self.matrices:.0%} (assumed) and attention {self.attention_forward:.0%} forward and"
@@ -67,12 +67,12 @@ _NEWER = (
 
 
 def efficiency_with(backend: AttentionBackend) -> Efficiency:
-    """Efficiency of a run with the attention kernel `backend`."""
+    """The efficiency of a run with the attention kernel `backend`."""
     return FUSED if backend in _NEWER else PLAIN
 
 
 def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
-    """Efficiency of a run, if only the packages are installed that `config` names."""
+    """The efficiency of a run, if only the packages that its configuration names are installed."""
     backend = model.attention_backend
     if backend is AttentionBackend.AUTO:
         engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
@@ -83,7 +83,7 @@ def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """MFU of a published run on H100s, in which a pack is one sample."""
+    """The MFU of a published run on H100s, with one sample in each pack."""
 
     layers: int
     hidden_size: int

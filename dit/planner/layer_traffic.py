@@ -1,12 +1,12 @@
-"""What a layer moves through the memory of one device, beside its products and attention kernels.
+"""Memory traffic of a layer on one device, besides its products and attention kernels.
 
 A unit is the latent tokens of the device x width x 2 bytes: one read or one write of the hidden
 state in bfloat16. `layer_units.json` has the units of each kind of layer, eager (operations of
 torch) or fused (loads and stores of the kernels of `dit/models/kernels`), as
 `benchmarks/count_traffic.py --table` counts them on one device; tests count them again.
 
-Left out are the modulation after the last layer, what has a row for each sample, and the sums of
-biases that several tensor ranks make apart from their products.
+The counts leave out the modulation after the last layer, tensors with a row for each sample, and
+sums of biases that several tensor ranks compute outside their products.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Units of the two passes."""
+    """Units of the forward and the backward pass."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -52,7 +52,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """What the memory traffic of a layer depends on beside the layer's sizes."""
+    """What a layer's memory traffic depends on besides the layer's sizes."""
 
     fused: bool
     text: float
@@ -124,29 +124,29 @@ def _feed_forward(layer: LayerSpec, *, last: bool = False) -> FeedForwardSpec | 
 
 
 def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
-    """Whether it multiplies two rows of hidden units, as SwiGLU does: more reads, and more kept."""
+    """Whether the feed-forward multiplies two hidden rows, as SwiGLU does."""
     one = feed_forward.expert if isinstance(feed_forward, ExpertsSpec) else feed_forward
     return one.activation.inputs > 1
 
 
 def _prepared_together(attention: AttentionSpec) -> bool:
-    """Whether one of the kernels normalises and rotates queries and keys."""
+    """Whether one kernel both normalises and rotates queries and keys."""
     alike = attention.key_heads == attention.heads and not attention.twisted
     return attention.norm is QkNorm.PER_HEAD and alike
 
 
 @cache
 def _table() -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Units by row, kernels, pass and what they are in proportion to."""
+    """Units of traffic, by table row, kernels, pass and the quantity they are proportional to."""
     return json.loads((Path(__file__).parent / "layer_units.json").read_text())
 
 
 def _exchange(load: LayerLoad) -> Moved:
     """Copies around the exchange of context ranks, of layers with one row of tokens.
 
-    By heads, one copy of queries, keys and values by rank (6), and one of the output (2); in the
-    order of the pack they are already. Else keys and values side by side (4), and those of all
-    ranks in order (4 each). Backward the same, but for the sides, and gradients side by side first.
+    By heads: queries, keys and values are arranged by rank (6 numbers), and the output (2). By
+    all-gather: keys and values are joined (4), and those of all ranks put in order (4 each). The
+    backward pass does the same, except for the join, and first joins the gradients.
     """
     if load.context == 1:
         return Moved()

@@ -25,7 +25,7 @@ _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelLayout:
-    """How a run is spread over the devices."""
+    """One way to distribute a run over devices."""
 
     tensor: int
     context: int
@@ -47,7 +47,7 @@ class ParallelLayout:
 
     @property
     def shared(self) -> str:
-        """What data ranks share out, with the number of ranks and copies of weights in shares."""
+        """What data ranks divide, with the numbers of ranks and of copies of weights in shares."""
         if self.sharding is Sharding.OPTIMIZER:
             return "optimizer"
         ranks = self.data * self.context // self.copies
@@ -72,13 +72,13 @@ class LayoutPlan:
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which stages wait for others."""
+        """The fraction of the step in which stages wait for others."""
         return self.times.bubble / self.times.step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A layout that does not work."""
+    """A layout that does not work, with the reason."""
 
     layout: ParallelLayout
     why: str
@@ -95,8 +95,8 @@ def plans(
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
     """The layouts that fit, the best first, and those that do not; `track` counts layouts.
 
-    The best is the fastest. Beside adapters, weights in shares come after all others: their base
-    is gathered in each pack for gradients that hardly move anything.
+    The best is the fastest. With adapters, weights in shares come last: their base is gathered for
+    each pack, although adapters have few gradients to sum.
     """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
@@ -119,7 +119,7 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """Line with the `ddp.sharding` of the best of `good`, and what the other would take."""
+    """A line with the `ddp.sharding` of the best of `good`, and what the alternative would take."""
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:
         best.setdefault(plan.layout.sharding, plan)
@@ -133,7 +133,7 @@ def recommended(good: list[LayoutPlan]) -> str:
 def break_even(
     config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> str:
-    """Line with the least tokens of a pack that hide the traffic of weights in shares, by link."""
+    """A line, for each link, with the shortest pack that hides the traffic of weights in shares."""
     links = {"inside of a server": (device.link, device.together)}
     if world_size > device.together:
         links["between servers"] = (device.network, world_size)
@@ -152,7 +152,7 @@ def break_even(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPlan:
-    """The fastest layout with so many packs in a step."""
+    """The fastest layout for a number of packs in a step."""
 
     packs: int
     best: LayoutPlan
@@ -167,7 +167,7 @@ def batch_plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> list[BatchPlan]:
-    """The batch of the run and `BATCHES` times as many packs, each where a layout fits."""
+    """Plans for the run's batch and for `BATCHES` times as many packs, where a layout fits."""
     found = list[BatchPlan]()
     for times_ in tracked(BATCHES, "planning batches", track):
         packs = times_ * config.train.global_batch_size
@@ -199,7 +199,7 @@ def _layouts(world_size: int, together: int) -> Iterator[ParallelLayout]:
 
 
 def _copies(ranks: int, near: int) -> list[int]:
-    """Copies of weights in shares: one over all ranks, or one on each server, of `near` ranks."""
+    """Numbers of copies to try for sharded weights: one, or one for each server of `near` ranks."""
     if ranks == 1:
         return []
     return [1, ranks // near] if near > 1 and ranks > near and ranks % near == 0 else [1]
@@ -246,7 +246,7 @@ def plan_of(
     device: Device,
     efficiency: Efficiency,
 ) -> LayoutPlan:
-    """What a run takes on a layout.
+    """The plan of a run on one layout.
 
     Raises:
         Problems: a rule of the configuration forbids the layout.

@@ -1,4 +1,4 @@
-"""Plans of layouts as tables on the terminal, and as JSON."""
+"""Plans of layouts, as tables for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ def print_tables(
 ) -> None:
     """Speed, kinds of cost, memory and traffic of the best layouts, then why others do not work.
 
-    Then what larger `batches` bring. `tokens` are those of the whole training. `why` gives each
-    refused layout its reason; otherwise only their number is printed.
+    A last table shows larger `batches`. `tokens` is the number of tokens of the whole training.
+    With `why` each refused layout is listed with its reason; otherwise only their number is
+    printed.
     """
     console = wide_console()
     console.print(title)
@@ -82,7 +83,7 @@ def wide_console() -> Console:
 
 
 def as_json(good: list[LayoutPlan], bad: list[Refusal], batches: list[BatchPlan]) -> dict[str, Any]:
-    """All numbers of all layouts, why the others do not work, and the best of each batch."""
+    """All numbers of all layouts, the reasons of refused ones, and the best of each batch."""
     return {
         "plans": [_numbers(plan) for plan in good],
         "refused": [asdict(refusal) for refusal in bad],
@@ -106,7 +107,7 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
 
 
 def milliseconds(times: Times) -> dict[str, str]:
-    """Milliseconds of each kind of cost, with its share of the step, and of the step."""
+    """Milliseconds of a step, and of each kind of cost with its fraction of the step."""
     cells = {
         kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
         for kind, seconds in times.by_kind.items()
@@ -162,7 +163,7 @@ def _name(plan: LayoutPlan) -> dict[str, str]:
 
 
 def table_of(title: str, rows: list[dict[str, str]]) -> Table:
-    """A row for each of `rows`, all with the same columns."""
+    """A table with a row for each of `rows`, which all have the same columns."""
     table = Table(title=title or None, title_justify="left")
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)

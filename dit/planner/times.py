@@ -1,4 +1,4 @@
-"""Seconds of a step, from operations and bytes: each term is a quantity over a rate."""
+"""Seconds of a step, from operations and bytes: each term is a quantity divided by a rate."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PackLoad:
 def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
     """The load of a pack of the samples in `dataset.mock_samples`, by their weights.
 
-    Packs get as full as the loader makes them, or as `fill` says.
+    Packs are as full as the loader packs them, or as `fill` says.
     """
     model, data, parts, lengths = config.model, config.dataset, [], dict[int, float]()
     joint = network_spec(model).attends_jointly
@@ -117,7 +117,7 @@ class Times:
 
     @property
     def by_kind(self) -> dict[str, float]:
-        """The step by kind of cost; the kernels of a profile fall under the first four."""
+        """The seconds of a step by kind of cost; a profile's kernels fall under the first four."""
         return {
             "matrix products": self.matrices,
             "attention": self.attention,
@@ -135,10 +135,11 @@ def times(
 ) -> Times:
     """The times of a step in which every rank has the same load.
 
-    Frozen weights have no gradients: the way back computes those of the inputs alone.
+    For frozen weights the backward pass computes only gradients of inputs.
 
     Raises:
-        Problems: the processes or the global batch do not divide.
+        Problems: the layout does not divide the processes, or replicas do not divide the global
+            batch.
     """
     model, replicas = config.model, config.data_parallel_size(world_size)
     packs = config.train.global_batch_size // replicas
@@ -181,18 +182,18 @@ def times(
 
 
 def _head_padding(model: ModelConfig) -> float:
-    """What attention kernels compute, over what is asked of them."""
+    """The head width that attention kernels compute, divided by the head width of the network."""
     width = model.hidden_size // model.num_attention_heads
     return next((one for one in HEAD_WIDTHS if one >= width), width) / width
 
 
 def _is_fused(model: ModelConfig) -> bool:
-    """What torch.compile makes of the same parts is taken to move as much as our kernels."""
+    """Whether kernels are fused; torch.compile is assumed to move as much memory as our kernels."""
     return model.fused_kernels or model.compile
 
 
 def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
-    """Bytes that one pack moves to and from the memory of one device, both passes."""
+    """Bytes that one pack moves to and from the memory of one device in both passes."""
     here = LayerLoad(
         fused=_is_fused(model),
         text=load.text / (load.tokens * seen_tokens(model)),
@@ -211,7 +212,7 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
 
 
 def _restored(model: ModelConfig, lora: LoraConfig, again: float) -> float:
-    """Bytes that matrices in 8 bits move to be whole in each product of one pack, and back."""
+    """Bytes that are moved to restore 8-bit matrices for each product of a pack."""
     if lora.base_dtype is None:
         return 0.0
     numbers, _ = inventory_of(model).layer_matrices()
@@ -226,10 +227,10 @@ def _in_shares(ddp: DdpConfig) -> bool:
 
 
 def _copied(config: RunConfig, packs: int) -> float:
-    """Bytes that gathers of one of `packs` move in the memory of a device, with weights in shares.
+    """Bytes that gathers of weights in shares move in the memory of a device, for `packs` packs.
 
-    Weights come in one piece, and are copied to where they are used, in each pass that gathers
-    them. Gradients are read for each sum, and written in one piece in the type of the sum.
+    Weights arrive in one piece and are copied to their places in each pass that gathers them.
+    Gradients are read for each sum, and written in one piece in the type of the sum.
     """
     if not _in_shares(config.ddp):
         return 0.0
@@ -246,11 +247,11 @@ def not_modelled(lora: LoraConfig) -> list[str]:
 
 
 def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
-    """Bytes of frozen blocks that one pack brings from the host, in both passes.
+    """Bytes of frozen blocks that one pack copies from the host, in both passes.
 
-    Two blocks more than `blocks_to_swap` wait there. A forward pass ends with two of them on the
-    device, with which the backward pass begins; so does the next forward pass with those of the
-    backward pass. Chunks of virtual stages share these places, so each pass brings all blocks.
+    Two blocks more than `blocks_to_swap` wait on the host. A forward pass ends with two of them on
+    the device, with which the backward pass begins; the backward pass leaves two for the next
+    forward pass. Chunks of virtual stages share these places, so there each pass copies all blocks.
     """
     again = 2 if model.virtual_stages > 1 else 0
     if not model.blocks_to_swap:
@@ -261,7 +262,6 @@ def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
 
 
 def _number(model: ModelConfig) -> int:
-    """Bytes of a number of tokens and weights."""
     return 4 if model.precision is Precision.FP32 else 2
 
 
@@ -294,10 +294,10 @@ def _communication(
 
 
 def _update(config: RunConfig, packs: int, replicas: int) -> float:
-    """Bytes of a step that weights, gradients and the states of the optimizer move.
+    """Bytes that weights, gradients and optimizer states move in a step.
 
-    Each pack adds its gradients to their sums, which are zeroed before and read for their norm. The
-    rank that updates a weight reads its gradient, the optimizer's states and the main weight,
+    Each pack adds its gradients to their sums, which are zeroed before and read for the norm. The
+    rank that updates a weight reads the gradient, the optimizer's states and the main weight,
     writes all but the first, reads the main weight again, and writes weight and average.
     """
     size = _number(config.model)
@@ -322,10 +322,10 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float) -> Times:
-    """Hides data-parallel traffic behind computation, and adds the pipeline bubble.
+    """The times with data-parallel traffic hidden behind computation, and with the pipeline bubble.
 
-    Blocks come from the host while others are computed: each pass takes the longer of the two.
-    `forward` is the part of the computation in the first of them.
+    Blocks are copied from the host during computation, so each pass takes the longer of the two.
+    `forward` is the fraction of the computation in the forward pass.
     """
     model = config.model
     one = (busy.matrices + busy.attention + busy.memory + busy.launches) / packs
@@ -341,18 +341,18 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
 
 
 def _backward_part(config: RunConfig, forward: float) -> float:
-    """Part of a pack's computation that is the backward pass, if a forward pass is `forward`.
+    """The backward pass as a fraction of a pack's work, if a forward pass is `forward`.
 
-    Passes without gradients, which come before it, count as forward passes.
+    Passes without gradients, such as a teacher's, count as forward passes.
     """
     return 1 - forward * (1 + passes_before(config))
 
 
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
-    """Seconds of data-parallel traffic that nothing is computed beside.
+    """Seconds of data-parallel traffic that no computation hides.
 
-    Of weights in shares, each pass has its own, beside what it computes. Else the last pack hides
-    it, which takes `one` second.
+    Weights in shares have traffic in each pass, which its computation hides. Otherwise it is hidden
+    by the last pack, which takes `one` second.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

@@ -1,4 +1,4 @@
-"""Bytes that one rank sends in a step, by kind of parallelism; those of a checkpoint."""
+"""Bytes that one rank sends in a step, by kind of parallelism; and bytes of a checkpoint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Bytes of one rank in a step of `accumulated` packs."""
+    """Bytes that one rank sends in a step of `accumulated` packs."""
 
     tensor: float
     """The step waits for its `exposed_part`."""
@@ -73,11 +73,11 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
 
 
 def exposed_part(config: RunConfig) -> float:
-    """Part of what tensor ranks exchange that nothing is computed beside.
+    """The fraction of the tensor ranks' exchange that no computation hides.
 
-    With sequence parallelism, the backward pass of a matrix that splits its outputs gathers its
-    input beside the product for the input's gradient, and scatters that beside the product for the
-    weight's (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
+    With sequence parallelism, the backward pass of a matrix with divided outputs gathers its input
+    during the product for the input's gradient, and scatters that during the product for the
+    weight's gradient (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
     """
     forward = _TENSOR_FORWARD * (1 + forward_again(config))
     beside = 2 if config.model.sequence_parallel else 0
@@ -85,14 +85,14 @@ def exposed_part(config: RunConfig) -> float:
 
 
 def forward_again(config: RunConfig) -> float:
-    """Forward passes beside the first: those without gradients, and the part that is recomputed."""
+    """Forward passes besides the first: those without gradients, and the recomputed fraction."""
     return passes_before(config) + _recomputed_part(config.model)
 
 
 def passes_before(config: RunConfig) -> float:
-    """Passes without gradients, as so many by the tokens that layers see in the one that learns.
+    """Passes without gradients, counted in passes of the size of the learning one.
 
-    That of `cfg_target` is by all tokens in all layers, the others by those of the route.
+    The pass of `cfg_target` has all tokens in all layers, the others those of the token route.
     """
     objective = config.objective
     by_all = objective.cfg_target is not None
@@ -100,7 +100,7 @@ def passes_before(config: RunConfig) -> float:
 
 
 def _recomputed_part(model: ModelConfig) -> float:
-    """Part of the layers that are recomputed as a whole."""
+    """The fraction of the layers that are recomputed completely."""
     if model.recompute_granularity is not Recompute.FULL:
         return 0.0
     if model.recompute_method is RecomputeMethod.UNIFORM:
@@ -110,7 +110,7 @@ def _recomputed_part(model: ModelConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
-    """Bytes to sum gradients, and to gather weights where ranks have, or update, parts of them."""
+    """Bytes to sum gradients, and to gather weights that ranks store or update in parts."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
     matrices = _matrices(config, size=size, replicas=replicas)
@@ -129,7 +129,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
-    """Bytes of matrices on their way to the ranks that orthogonalise them, and back."""
+    """Bytes that a rank sends so that Muon can orthogonalise its matrices, and receives back."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
     moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period
@@ -137,15 +137,14 @@ def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
 
 
 def _others(ranks: int) -> float:
-    """The part of evenly divided data that lies on other ranks."""
     return (ranks - 1) / ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointBytes:
-    """Bytes of a checkpoint, and what each rank does with it (`dit/train/checkpoint`).
+    """Bytes of a checkpoint, and those that each rank reads and writes (`dit/train/checkpoint`).
 
-    Those of a rank are means, and no rank has more than those of one weight beyond.
+    Numbers for a rank are means; no rank exceeds them by more than the bytes of one weight.
     """
 
     whole: int

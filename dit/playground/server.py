@@ -1,9 +1,9 @@
 """The page and its answers over HTTP.
 
 GET /          the page
-GET /about     what is open, and the usual options
-POST /make     a wish; the answer has a line of JSON for each step, and one for the picture; an
-               error that is found after a second is the last line
+GET /about     the open checkpoints, and the default options
+POST /make     a request for a picture; the answer has a line of JSON for each step, and one for the
+               picture; a later error is the last line
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """A server of the playground of one `Studio`; callers wait until it is there."""
+    """The server for one `Studio`; callers wait until that is open."""
 
     studio: Studio
 
@@ -83,7 +83,7 @@ class _Handler(LocalHandler):
 def _with_errors(
     first: dict[str, Any], others: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """All messages; an error in the middle is the last one."""
+    """All messages; an error while they are made becomes the last one."""
     yield first
     try:
         yield from others

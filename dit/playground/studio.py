@@ -1,7 +1,4 @@
-"""What the page asks for, as JSON of unknown origin, with open checkpoints -> pictures.
-
-And the way from noise to them.
-"""
+"""Requests of the page, as JSON of unknown origin -> pictures, and the steps from noise to them."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -49,7 +46,7 @@ _OWN: dict[str, tuple[type, ...]] = {"prompt": (str,), "seed": (int,), "variant"
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """A picture or video that the page asks for: prompt, seed, variant and options."""
+    """A request of the page for a picture or video: prompt, seed, variant and options."""
 
     prompt: str
     seed: int
@@ -59,11 +56,11 @@ class Wish:
 
 
 def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
-    """The wish in a request.
+    """The wish in the `body` of a request.
 
     Raises:
-        ValueError: it is no JSON object, or a value is missing, unknown, of a wrong type or out of
-            range; the message is for the person at the page.
+        ValueError: `body` is no JSON object, or a value is missing, unknown, of a wrong type or out
+            of range; the message is for the person at the page.
     """
     content = parse_json(body)
     if not isinstance(content, dict):
@@ -152,11 +149,11 @@ def example_prompts(checkpoint: Path) -> list[str]:
 
 
 class _LeftError(Exception):
-    """Nobody reads the messages any more."""
+    """The error that ends a generation whose messages nobody reads any more."""
 
 
 class Studio:
-    """Generates the requests of all visitors, one after the other."""
+    """Generates the pictures of all visitors, one after the other."""
 
     def __init__(self, variants: Sequence[Variant], *, weights: str):
         self.variants = variants
@@ -164,7 +161,7 @@ class Studio:
         self._one_at_a_time = Lock()
 
     def about(self) -> dict[str, Any]:
-        """Names and usual values that the page shows before anything is asked."""
+        """Names and default values that the page shows at its start."""
         first = self.variants[0].opened
         usual = options_of_prompt(
             options_of_network(_with_size(first), first), Prompt(text=""), first
@@ -179,8 +176,9 @@ class Studio:
     def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
         """Generates a picture; yields a message for each step, and at last the result.
 
-        Where nobody reads on (`close`), the wish ends before its next step. In between, a message
-        says whether it waits for another wish: sending it is how the server finds out who left.
+        If the reader leaves (`close`), generation stops before the next step. While it waits for
+        another wish it yields messages, because only by sending does the server notice that a
+        reader has left.
 
         Raises:
             ValueError: the network or its decoder does not take the options.
@@ -253,7 +251,7 @@ class Studio:
 
 
 def _with_size(opened: OpenCheckpoint) -> GenerationOptions:
-    """The usual options; 32 latent cells a side where the dataset card lists no sizes."""
+    """Default options; 32 latent cells a side if the dataset card lists no sizes."""
     if opened.card.get("sizes"):
         return GenerationOptions()
     _, height, width = opened.latent_stride.pixels((1, 32, 32))

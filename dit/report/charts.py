@@ -1,6 +1,6 @@
 """Curves -> inline SVG. Colours come from the style of the page, light or dark.
 
-Each curve carries its values for page.js, which shows those under the pointer in the legend.
+Each curve contains its values, from which page.js shows those under the pointer in the legend.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of an axis, and the relative position of values in it."""
+    """The range of an axis, and relative positions in it."""
 
     low: float
     high: float
@@ -88,10 +88,10 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """An axis with all means, and with extremes as long as the means keep half of the height.
+    """An axis that contains all means, and extremes while the means fill half of the height.
 
-    Where a metric has no trend to show, as a loss has, usual extremes count as much as means: what
-    differs from step to step would else be a band beyond both ends.
+    For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
+    variation from step to step would exceed both ends.
     """
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)
@@ -126,7 +126,7 @@ def grid(
 
 
 def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
-    """Ticks with the fewest digits that tell them apart."""
+    """`ticks` with labels of the fewest digits that tell them apart."""
     choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9, 17))
     labels = next(c for c in choices if len(set(c)) == len(ticks))
     return list(zip(ticks, labels, strict=True))
@@ -157,7 +157,7 @@ def _shape(buckets: Sequence[Bucket], at: Callable[[float, float], str]) -> Iter
 
 
 def _values(buckets: Sequence[Bucket]) -> str:
-    """Step and mean of each bucket, and its extremes where they differ."""
+    """Step and mean of each bucket as text, with minimum and maximum where they differ."""
     each = (
         [b.step, b.mean] if b.low == b.high else [b.step, b.mean, b.low, b.high] for b in buckets
     )
@@ -165,7 +165,7 @@ def _values(buckets: Sequence[Bucket]) -> str:
 
 
 def _names(line: Curve, title: str) -> str:
-    """By what page.js finds the curve of an entry, also after a refresh."""
+    """HTML attributes by which page.js finds a curve, also after a refresh."""
     return f'data-run="{escape(line.run)}" data-key="{escape(f"{title}/{line.label}")}"'
 
 

@@ -1,6 +1,6 @@
-"""Runs whose losses compare: those with one measure of error at one distribution of noise levels.
+"""Runs whose losses are comparable: equal measures of error at equal distributions of noise levels.
 
-Of two runs that draw other noise levels, the one with the lower loss may have learned less.
+Of two runs with different noise levels, the one with the lower loss may have learned less.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OTHERS |= {"guidance", "text_dropout", "image_dropout"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossGroup:
-    """Runs whose losses compare."""
+    """Runs whose losses are comparable."""
 
     runs: list[int]  # numbers of the runs
     label: str  # by which settings they differ from the other groups; empty of a single group
 
 
 def loss_settings(run: RunRecord) -> dict[str, Any]:
-    """The settings in effect that decide what a loss measures; empty where none are known."""
+    """The settings in effect that decide what a loss measures; empty if unknown."""
     # A run of an earlier version lacks later keys, whose defaults change nothing.
     settings = default_settings() | run.settings if run.settings else {}
     named = {key: _whole(key) for key in MEASURES}
@@ -60,7 +60,7 @@ def _whole(key: str) -> str:
 
 
 def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
-    """The runs in groups, in the order of their first runs."""
+    """The runs in groups of comparable losses, in the order of their first runs."""
     each = [loss_settings(run) for run in runs]
     distinct = [one for number, one in enumerate(each) if one not in each[:number]]
     if len(distinct) == 1:
@@ -82,7 +82,7 @@ def shown(value: Any) -> str:
 
 
 def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
-    """As few names as tell the settings apart, in their order."""
+    """The fewest names that tell the settings apart, in their order."""
     names = list[str]()
     for name in MEASURES:
         if _count(distinct, [*names, name]) > _count(distinct, names):

@@ -1,4 +1,4 @@
-"""Tables of the page: one column for each run."""
+"""Tables of the page, with one column for each run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(names: Sequence[str], columns: Columns) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A name with places for line breaks after dots and underscores, for narrow pages."""
+    """`name` with a possible line break after each dot and underscore."""
     return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 
@@ -138,7 +138,8 @@ def environment_table(run: RunRecord) -> dict[str, Any]:
 def settings(runs: Sequence[RunRecord]) -> tuple[str, list[dict[str, Any]]]:
     """Title and columns of the table of settings.
 
-    For several runs it shows the settings that differ, for one those that are not the default.
+    It shows the settings that differ between runs, or for a single run those that differ from the
+    defaults.
     """
     known = [run.settings for run in runs]
     compared = known if len(runs) > 1 else [known[0], default_settings()]

@@ -28,7 +28,7 @@ def findings(run: RunRecord) -> list[str]:
 
 
 def lost_pictures(undrawn: Sequence[NotShown]) -> Iterator[str]:
-    """Sentences on files that are no pictures and are left out; a long list is cut."""
+    """Sentences about files that are not pictures and are left out; a long list is cut."""
     yield from (
         f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )

@@ -1,4 +1,4 @@
-"""Lengths of the samples of a run: the histograms in its metrics, added up and drawn."""
+"""Lengths of the samples of a run: the histograms in its metrics, summed and drawn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bins_of(run: RunRecord) -> dict[int, int]:
 
 
 def _powers(bins: dict[int, int]) -> tuple[int, int]:
-    """Powers of two around all bins."""
+    """The exponents of the powers of two that enclose all bins."""
     return math.floor(math.log2(min(bins) / BIN)), math.ceil(math.log2(max(bins) * BIN))
 
 

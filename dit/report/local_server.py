@@ -1,6 +1,6 @@
-"""Pages of our own over HTTP, for this machine alone unless told otherwise.
+"""Local pages over HTTP, for this machine unless other hosts are allowed.
 
-The server is that of the standard library: one person, and nothing to install.
+It is the standard library's server: it serves one person, and needs no installation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POLICY = (
 
 
 class LocalServer(ThreadingHTTPServer):
-    """A server of pages on `host` and `port`; port 0 takes any that is free.
+    """A server of pages on `host` and `port`; port 0 takes any free one.
 
     Raises:
         ValueError: there is no such address, or the port is taken.
@@ -50,12 +50,12 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://{self.server_address[0]}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says what failed, unless somebody closed the page while it was sent."""
+        """Prints the error, unless a browser closed the page while it was sent."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def serve(self, what: str, *, risk: str) -> None:
-        """Serves until Ctrl-C; `risk` is said where other machines reach it."""
+        """Serves until Ctrl-C; prints `risk` if other machines can reach it."""
         console = Console()
         if not self.only_local:
             console.print(risk)
@@ -74,9 +74,9 @@ def _remedy(error: OSError | OverflowError) -> str:
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """A handler that answers calls which name this machine.
+    """A handler that answers only requests addressed to this machine.
 
-    Its policy lets a page load nothing.
+    Its security policy lets a page load nothing.
     """
 
     server: LocalServer  # type: ignore[assignment] # which the base class does not know
@@ -85,7 +85,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """A context in which an error of a request becomes its answer, if there is none yet."""
+        """A context in which an error becomes the answer, unless an answer has begun."""
         self.begun = False
         try:
             yield
@@ -96,9 +96,10 @@ class LocalHandler(BaseHTTPRequestHandler):
             self.refuse(400 if known else 500, str(error) if known else cause(error))
 
     def is_ours(self) -> bool:
-        """Whether the page was called by an address of this machine.
+        """Whether the request names an address of this machine.
 
-        Another site's name that points to this machine would let its page read the answers.
+        Otherwise the page of another site, whose name points to this machine, could read the
+        answers.
         """
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if self.server.only_local and name not in _LOCAL:
@@ -127,4 +128,4 @@ class LocalHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing, because prompts are nobody's business."""
+        """Logs nothing, because prompts are private."""

@@ -50,7 +50,7 @@ def page(
     notes: Sequence[str] = (),
     refresh_s: int = 0,
 ) -> str:
-    """The report on `runs` as HTML, with `notes` above all; with `refresh_s` it reloads itself.
+    """The report on `runs` as HTML, with `notes` at the top; with `refresh_s` it reloads itself.
 
     Raises:
         ReportError: a folder of samples cannot be read.
@@ -84,7 +84,7 @@ def _whole(title: str, body: str, *, refresh_s: int) -> str:
 
 
 def _legend(runs: Sequence[RunRecord]) -> str:
-    """Switches of runs for the whole page, in the colours of the charts that runs share."""
+    """Switches that show or hide each run on the whole page, in the colours of its curves."""
     entries = "".join(
         f'<button type=button aria-pressed=true data-run="{escape(run.name)}">'
         f'<i class="{style(colour)}"></i>{escape(run.name)}</button>'
@@ -121,7 +121,7 @@ def _sections(
 def _pictures(
     runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[NotShown]
 ) -> Iterator[Section]:
-    """Sections of pictures; files that are no pictures are added to `undrawn`."""
+    """Sections of pictures; files that are not pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
     yield "Samples over the steps", slider(runs, undrawn, most=most)
@@ -155,7 +155,7 @@ def _all_settings(run: RunRecord) -> str:
 
 
 def _charts(runs: Sequence[RunRecord]) -> list[Section]:
-    """The charts of all runs by section; losses that do not compare are drawn apart."""
+    """The charts of all runs by section, separate for losses that are not comparable."""
     found = [curves(run) for run in runs]
     places = sorted({(at.section, at.title) for of in found for at in of})
     sections, groups = [], loss_groups(runs)
@@ -171,7 +171,7 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _parts(title: str, groups: Sequence[LossGroup]) -> list[tuple[str, list[int]]]:
-    """Titles of the charts that are drawn apart, and the numbers of their runs."""
+    """Titles of a chart's parts, one for each group of losses, and the numbers of their runs."""
     if is_loss(title) and len(groups) > 1:
         return [(f"{title}, {group.label}", group.runs) for group in groups]
     return [(title, [number for group in groups for number in group.runs])]
@@ -184,7 +184,7 @@ Lines = tuple[int, list[tuple[str, Points]]]
 def _lines(
     found: Sequence[dict[ChartPlace, Points]], numbers: Sequence[int], title: str
 ) -> list[Lines]:
-    """The curves of each of these runs in a chart; runs without any are left out."""
+    """Curves of the chart `title`, for each of `numbers`; runs without any are left out."""
     each = [
         (number, [(at.label, of) for at, of in found[number].items() if at.title == title])
         for number in sorted(numbers)
@@ -193,9 +193,9 @@ def _lines(
 
 
 def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
-    """The charts of a title: of many runs one for each label, with a curve for each run.
+    """The charts of a title: for many runs one for each label, with a curve for each run.
 
-    Of two runs there is one chart if each has at most three curves in it, else one for each run.
+    Two runs share one chart if each has at most three curves in it, else each has its own.
     """
     if len(runs) > _FEW:
         labels = dict.fromkeys(label for _, of in lines for label, _ in of)
@@ -221,7 +221,6 @@ def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> 
 
 
 def _called(run: RunRecord, label: str, of: Sequence[tuple[str, Points]]) -> str:
-    """The name of a curve in a chart of several runs."""
     return f"{run.name} {label}" if len(of) > 1 else run.name
 
 

@@ -1,6 +1,6 @@
 """Pictures of the page: samples over the steps, and pictures with their prompts.
 
-Each prompt stands beneath its pictures, and as many of them side by side as the window is wide.
+Each prompt stands beneath its pictures, which fill the width of the window.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ _WITHOUT = "without_adapter"  # folder of the samples without the adapter, besid
 def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = STEPS) -> str:
     """HTML of the pictures of all runs with one slider; empty without pictures.
 
-    It moves over the steps of all of them, at most `most` of each run, and each run shows the
-    pictures of the newest of its steps until there. Files that are no pictures are added to
-    `undrawn`.
+    It covers the steps of all runs, at most `most` of each; a run shows the pictures of its latest
+    step up to the chosen one. Files that are no pictures are added to `undrawn`.
     """
     found = {run.name: _frames(run, undrawn, most=most) for run in runs}
     steps = sorted({step for frames in found.values() for step, _ in frames})
@@ -76,7 +75,7 @@ def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
 
 
 def _said(step: int, file: Path) -> str:
-    """What a picture of a step shows, for those who cannot see it."""
+    """Alternative text for a picture of a step."""
     said = f"samples at step {step:,}"
     if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
@@ -87,7 +86,7 @@ def _said(step: int, file: Path) -> str:
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
     """Steps and the files to show: grid.png, or the first pictures if there is no grid.
 
-    Where a sample was made without the adapter, too, that picture stands before the other one.
+    If a sample was also generated without the adapter, that picture comes first.
     """
     found = []
     for step in sorted(folder.glob("step_*")):
@@ -101,14 +100,13 @@ def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
 
 
 def _spread(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of the items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
-    """The pictures of a grid above their prompts; the whole of one that does not name them."""
+    """A grid's pictures above their prompts, or the whole file if it has no list of prompts."""
     if file.name == "grid.png":
         with watching(str(file), []):  # what is wrong with the file is said below
             return _of_grid(file)
@@ -120,7 +118,10 @@ Cell = tuple[str, str, int]
 
 
 def _of_grid(file: Path) -> str:
-    """Raises an error of any type where the file names no pictures, or places outside of it."""
+    """HTML of a grid's pictures.
+
+    Raises an error of any type if the file's list of pictures is wrong.
+    """
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError
     with Image.open(file) as image:
@@ -137,7 +138,7 @@ def _of_grid(file: Path) -> str:
 
 
 def _embedded(image: Any) -> str:
-    """A data URI: PNG, or WebP where that is much smaller."""
+    """The picture as a data URI: PNG, or WebP if that is much smaller."""
     content, kind = io.BytesIO(), "png"
     image.save(content, kind)
     if content.tell() > _SMALL:
@@ -147,7 +148,7 @@ def _embedded(image: Any) -> str:
 
 
 def _prompts(cells: Sequence[Cell]) -> str:
-    """Pictures above their prompts; neighbours of one prompt stand together."""
+    """Pictures above their prompts; adjacent pictures with one prompt are grouped."""
     figures = []
     for prompt, group in groupby(cells, key=lambda cell: cell[0]):
         images, widths = zip(*((image, width) for _, image, width in group), strict=True)
@@ -228,7 +229,7 @@ def generated(folder: Path, undrawn: list[NotShown]) -> str:
     listing = folder / "samples.json"
     if not listing.is_file():
         raise ReportError(
-            f"{listing} does not exist; --samples_dir wants generate_dit's output_dir"
+            f"{listing} does not exist; give --samples_dir the --output_dir of generate_dit.py"
         )
     try:
         samples = _samples(parse_json(listing.read_bytes()))

@@ -28,12 +28,12 @@ _LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
-    """An error of a folder without anything to report; its message names the remedy."""
+    """An error of a folder without anything to report; its message names a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The files of a run, as far as they can be read."""
+    """The files of a run that can be read."""
 
     name: str  # the shortest end of its path that differs from the other runs
     folder: Path
@@ -75,7 +75,7 @@ def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
 
 
 def finite(value: Any) -> float | None:
-    """A metric as a float that can be drawn and added; None for NaN, booleans, other types."""
+    """A metric as a float for charts and sums; None for NaN, booleans and other types."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not -_MOST <= value <= _MOST:  # NaN comes here, too
@@ -114,7 +114,7 @@ def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportErr
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The shortest ends of the paths that differ from each other.
+    """The shortest ends of the paths by which they differ.
 
     Raises:
         ReportError: two paths are the same folder.
@@ -140,7 +140,7 @@ def _read(folder: Path, name: str) -> RunRecord:
     if not any(line["step"] > 0 for line in lines):
         why = f": {'; '.join(damaged)}" if damaged else ""
         raise ReportError(
-            f"{metrics} has no finished step{why}; let the run go on, or name another"
+            f"{metrics} has no finished step{why}; let the run continue, or name another"
         )
     starts, more = _json_lines(folder / "environment.jsonl")
     settings, config, wrong = _settings(folder / "config.yaml")

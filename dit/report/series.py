@@ -1,4 +1,4 @@
-"""Metrics by name -> the curves of a run, and the chart of each."""
+"""Metrics by name -> the curves of a run, and the chart of each curve."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ChartPlace:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Mean and range of neighbouring points of a curve."""
+    """Mean and range of adjacent points of a curve."""
 
     step: float
     mean: float
@@ -71,7 +71,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """Section, chart and label of a metric; one without a rule has a chart of its own."""
+    """Section, chart and label of a metric; one without a rule gets its own chart."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -79,7 +79,7 @@ def chart_place(name: str) -> ChartPlace:
 
 
 def is_loss(title: str) -> bool:
-    """Whether a chart has losses, which compare only between some runs."""
+    """Whether a chart shows losses, which are comparable only between some runs."""
     return "loss" in title or title == _OTHER_SETS
 
 

@@ -1,6 +1,6 @@
-"""The report of runs that go on, over HTTP: made again when their files change.
+"""The report of runs in progress, over HTTP: made again when their files change.
 
-GET /    the page; 304 where it is the one that the browser has
+GET /    the page; 304 if the browser has this version
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_gen
 
 
 class ReportServer(LocalServer):
-    """A server of the report on run folders, which is made when somebody asks for it."""
+    """A server of the report on run folders, which is made on request."""
 
     def __init__(self, host: str, port: int, runs: Sequence[Path], samples: Sequence[Path] = ()):
         super().__init__(host, port, _ReportHandler)
@@ -33,7 +33,7 @@ class ReportServer(LocalServer):
         self._content, self._files, self._again_at = b"", "", 0.0
 
     def content(self) -> bytes:
-        """The report as HTML; the last one while files have not changed."""
+        """The report as HTML; the last one if files have not changed."""
         with self._one_at_a_time:
             files = self._state()
             start = time.monotonic()
@@ -56,7 +56,6 @@ class ReportServer(LocalServer):
         return text.encode("utf-8", errors="replace")
 
     def _state(self) -> str:
-        """Sizes and times of the files that a run writes to."""
         files = [folder / name for folder in self._runs for name in _WRITTEN]
         files += [folder / "samples.json" for folder in self._samples]
         found = [file.stat() if file.exists() else None for file in files]

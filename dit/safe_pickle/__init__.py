@@ -1,12 +1,12 @@
-"""Unpickling that runs no code of the file, whatever its bytes are.
+"""Unpickling that never runs code from a file, whatever its bytes.
 
 Shards, caches and checkpoints are exchanged among people who do not know each other, and plain
-unpickling runs the code in them. Here a name in a pickle is looked up in a table and never
-imported, each value is built by a function of ours that checks its arguments, and memory and time
-stay in proportion to the size of the file.
+unpickling runs the code in them. This package looks names up in a table and never imports them,
+builds each value by a function of ours that checks its arguments, and keeps memory and time in
+proportion to the size of the file.
 
 unpickler  the opcodes of a pickle, and both archives of `torch.save`
-values     the names that a pickle may hold, the values they make, and limits on both
+values     the names that a pickle may contain, the values they build, and limits on both
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def loads(
 ) -> Any:
     """The object that pickle or `torch.save` wrote as `data`.
 
-    It consists of tensors, NumPy arrays and scalars of numeric types, plain values, plain
+    The object consists of tensors, NumPy arrays and scalars of numeric types, plain values, plain
     containers, and instances of `classes`, whose contents the caller has to check. `former_names`
     maps dotted names that older files use to the classes of today.
 
     Raises:
-        pickle.UnpicklingError: it holds anything else, or is damaged.
+        pickle.UnpicklingError: the data hold anything else, or are damaged.
     """
     # Most runs read no pickle; the modules are imported when the first one comes.
     from dit.safe_pickle.unpickler import DAMAGE, read

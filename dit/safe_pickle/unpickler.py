@@ -60,7 +60,10 @@ _WORDS = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
 class _Handlers(dict[int, Any]):
-    """Opcode -> its method. Look-ups are counted, so that a file cannot keep us busy for ever."""
+    """Opcode -> its method.
+
+    Look-ups are counted, so that a file cannot keep the program busy for ever.
+    """
 
     def __init__(self, handlers: dict[int, Any]):
         super().__init__(handlers)
@@ -80,7 +83,7 @@ class _Handlers(dict[int, Any]):
 # Python's unpickler in Python: the one in C allocates a memo as large as the number in a PUT, looks
 # extensions up in a cache of the process, hashes any key, and sets attributes of any object.
 class SafeUnpickler(pickle._Unpickler):
-    """Reads one pickle into plain values and what `names` make, within `limits`."""
+    """Reads one pickle into plain values and the values of `names`, within `limits`."""
 
     # Members of the base that its type stub leaves out.
     stack: list[Any]
@@ -197,7 +200,7 @@ class SafeUnpickler(pickle._Unpickler):
         return items
 
     def _byte_array(self) -> None:
-        """The base allocates the size that the file claims before it reads anything."""
+        """Reads a byte array; pickle's own method allocates the claimed size before it reads."""
         (size,) = struct.unpack("<Q", self.read(8))
         self._limits.spend(size)
         content = bytearray(self.read(size))
@@ -271,7 +274,7 @@ def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
 
 
 def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
-    """Type, key and bytes of the storage that a persistent id names."""
+    """Type, key and size in bytes of the storage that a persistent id names."""
     if type(pid) is not tuple or len(pid) != parts or pid[0] != "storage":
         raise pickle.UnpicklingError("the pickle refers to something that is no storage")
     _, dtype, key, _device, numbers, *view = pid
@@ -283,7 +286,7 @@ def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
 
 
 def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
-    """What stands behind the magic number of a legacy archive."""
+    """The object of a legacy archive, whose magic number has been read."""
     found = dict[str, tuple[Storage, bytearray]]()
 
     def storage(pid: Any) -> Storage:
@@ -316,7 +319,7 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
 
 
 def _storage_of(limits: Limits, data: Any) -> Storage:
-    """The storage of a tensor in a plain pickle: a legacy archive inside of it."""
+    """The storage of a tensor in a plain pickle, which is a nested legacy archive."""
     if type(data) is not bytes:
         raise pickle.UnpicklingError("the pickle has a storage of no known form")
     limits.spend(len(data))

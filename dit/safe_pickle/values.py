@@ -1,4 +1,4 @@
-"""The names that a pickle may hold, the values that they make, and limits on both.
+"""The names that a pickle may contain, the values that they build, and limits on both.
 
 No name stands for the function that it names: such functions trust their arguments, and some
 import, allocate or call whatever a file asks for. Each name stands for a function of this module.
@@ -42,13 +42,13 @@ class Limits:
         self._expanded = size + _EXPANDED
 
     def spend(self, size: int) -> None:
-        """Raises if `size` more bytes are too many; called before they are copied or allocated."""
+        """Raises an error if `size` more bytes are too many; called before they are allocated."""
         self._bytes -= size
         if size < 0 or self._bytes < 0:
             raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
 
     def check_size(self, size: int) -> None:
-        """Raises if an expanded tensor of `size` bytes is too large.
+        """Raises an error if an expanded tensor of `size` bytes is too large.
 
         Strides may repeat numbers, and a copy needs the full size.
         """
@@ -56,7 +56,7 @@ class Limits:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
 
     def check_key(self, key: Any) -> None:
-        """Raises if dicts and sets have too many keys.
+        """Raises an error if dicts and sets have too many keys.
 
         Many keys with equal hashes would take very long.
         """
@@ -74,13 +74,13 @@ class Limits:
 
 
 def check_plain(value: Any, classes: frozenset[type]) -> None:
-    """Makes sure that a program may walk, print or store the value.
+    """Checks that a program can safely walk, print or store `value`.
 
-    A container that holds itself has no end; one that holds another twice, which holds another
-    twice and so on, has exponentially many items.
+    A container that holds itself has no end. One that holds another twice, which again holds
+    another twice, and so on, has exponentially many items.
 
     Raises:
-        pickle.UnpicklingError: it is no plain value, too large or nested too deeply.
+        pickle.UnpicklingError: `value` is no plain value, too large or nested too deeply.
     """
     left, count = [(value, 0)], 0
     while left:
@@ -113,12 +113,12 @@ def _inside(item: Any, classes: frozenset[type]) -> list[Any] | tuple[Any, ...]:
 
 
 def type_in_words(item: Any) -> str:
-    """The word of messages for `item`: the text of a `Name`, else its type."""
+    """A word for `item` in messages: the text of a `Name`, else its type."""
     return getattr(item, "text", None) or f"a {type(item).__name__}"
 
 
 def short(what: object) -> str:
-    """A message on one line that can be printed, for it may quote bytes of the file."""
+    """A message on one printable line, because it may quote bytes of the file."""
     text = str(what)[: 2 * _MESSAGE]
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
@@ -126,7 +126,7 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """A function or class while a pickle is read, which cannot change it."""
+    """The stand-in for a function or class while a pickle is read, which cannot change it."""
 
     text: str
     make: Callable[..., Any]
@@ -167,7 +167,7 @@ class NumpyType:
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """Fills an array that `_reconstruct` has made, as `ndarray.__setstate__` does."""
+    """Fills an array from `_reconstruct`, as `ndarray.__setstate__` does."""
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")
@@ -190,7 +190,6 @@ def _check_array(shape: Any, dtype: Any, content: Any) -> None:
 
 
 def _check_numbers(numbers: Any) -> None:
-    """Checks a shape, strides, or an order of axes."""
     if type(numbers) is not tuple or len(numbers) > MOST_AXES:
         raise pickle.UnpicklingError("the pickle has a shape of no known form")
     if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
@@ -230,7 +229,7 @@ def _numpy_type(_: Limits, kind: Any, *_flags: Any) -> NumpyType:
 def _tensor(
     limits: Limits, storage: Any, offset: Any, size: Any, stride: Any, dtype: torch.dtype
 ) -> Tensor:
-    """A view of its storage, as `torch.Tensor.set_` makes it."""
+    """A view of a storage, as `torch.Tensor.set_` would make it."""
     _check_numbers(size)
     _check_numbers(stride)
     _check_numbers((offset,))
@@ -273,7 +272,7 @@ def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
-    """Bytes, as protocols 0 to 2 write them."""
+    """The bytes that pickles of protocol 0 to 2 write as text."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(len(text))

@@ -1,7 +1,7 @@
-"""Dataset cards: the decoder and the text encoder of one, and one that stands for a pipeline.
+"""Dataset cards: the decoder and text encoder that one names, and a card for a pipeline.
 
-An imported checkpoint was trained on no dataset of ours, so that nothing beside it names its text
-encoder and its VAE: the card of a pipeline of Diffusers does.
+No dataset of ours belongs to an imported checkpoint, so nothing but the card of a Diffusers
+pipeline names its text encoder and VAE.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of p
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder that a dataset card names, on the GPU where there is one.
+    """The decoder that a dataset card names, on the GPU if there is one.
 
-    Prints a notice for each option that it does not use.
+    It prints a notice for each option that the decoder does not use.
 
     Raises:
         ValueError: it cannot be opened.
@@ -40,7 +40,7 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 
 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
-    """The text encoder that a dataset card names, on the GPU where there is one."""
+    """The text encoder that a dataset card names, on the GPU if there is one."""
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
         say_notice(sentence)
@@ -52,8 +52,8 @@ def card_of_pipeline(
 ) -> dict[str, Any]:
     """A dataset card for the text encoder and VAE in the folder of a pipeline.
 
-    Of several processors with both, it is that of the name `processor`, else the first one. With
-    `stored_padding` texts have what the encoder makes of padding, too.
+    If several processors match, the card names `processor`, else the first of them. With
+    `stored_padding` texts include the encoder's states of padding.
 
     Raises:
         CodecError: the folder has none of the two, there is no codec with both, or its text encoder
@@ -99,7 +99,7 @@ def card_of_pipeline(
 
 
 def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folder: Path) -> None:
-    """Raises CodecError if only one of the encoders, this or `processor`'s, sees first frames."""
+    """Raises CodecError if only one of `encoder` and `processor`'s encoder sees first frames."""
     if processor is None or processor not in vae.CODECS:
         return
     wanted = text.TEXT_ENCODERS[vae.CODECS[processor].text_encoder]
@@ -112,7 +112,7 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
-    """Whether a pipeline has the network of an encoder: where there are two, of the main text."""
+    """Whether the pipeline `folder` has the network of `encoder`, or of the first of its parts."""
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
     return exists and _architecture(folder, part) == getattr(encoder, "network", None)

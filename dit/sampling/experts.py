@@ -1,4 +1,4 @@
-"""Two networks of one sample.
+"""Two networks for one sample.
 
 TwoExperts   that of high noise levels, and that of low ones (Wan 2.2)
 GuidedPair   that of captions, and that which guidance leads away from
@@ -29,7 +29,7 @@ _LEVELS = (
 
 
 class TwoNetworks(nn.Module):
-    """Two networks as one; with `offload` the one that was not called last is in host memory."""
+    """Two networks as one; with `offload` the one that is not in use is in host memory."""
 
     def __init__(self, first: FullForward, second: FullForward, *, offload: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TwoNetworks(nn.Module):
 
 
 class GuidedPair(TwoNetworks):
-    """A network, and beside it the one that guidance leads away from, which sees no captions."""
+    """A network, and the captionless one that guidance leads away from."""
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
@@ -54,7 +54,7 @@ class GuidedPair(TwoNetworks):
 
     @torch.no_grad()
     def away(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """Output [T, C] of the second one."""
+        """The output [T, C] of the second network."""
         return self._called(self.second)(input_TC, level_M, batch)
 
 
@@ -82,7 +82,7 @@ class TwoExperts(TwoNetworks):
 
 
 def boundary_of(high: RunConfig, low: RunConfig) -> float:
-    """The timestep at which the level ranges of two experts meet.
+    """The timestep at which the noise levels of two experts meet.
 
     Raises:
         Problems: the ranges do not meet or leave out levels, or the runs do not fit together.
@@ -111,7 +111,7 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
 
 
 def check_pair(config: RunConfig, away: RunConfig) -> None:
-    """Checks that guidance can lead the network of a run away from that of another one.
+    """Checks that guidance can lead the network of one run away from that of another.
 
     Raises:
         Problems: they read other latents or inputs.

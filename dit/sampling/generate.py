@@ -1,7 +1,7 @@
 """Prompts -> latents, many at once through packing.
 
 1. group    requests -> packs that fit
-2. sample   noise of each request's own seed -> latents, with guidance
+2. sample   noise from each request's own seed -> latents, with guidance
 """
 
 # C latent channels; F H W frames, rows, columns of a latent; L text tokens, E text width
@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """How the sampler goes from noise to latents."""
+    """How the sampler gets from noise to latents."""
 
     num_steps: int = 35
     guidance: float = 1.0
@@ -97,7 +97,7 @@ class SamplingSettings:
     """Guiders of a Diffusers pipeline (`guiders.open_guiders`), instead of all guidance above."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
-        """Guidance for `model`, whose interval is in timesteps instead of sigma or t."""
+        """The guidance for `model`, with its interval in timesteps instead of sigma or t."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
@@ -128,9 +128,9 @@ def generate_latents(
     `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
     Raises:
-        ValueError: a request lacks an input that the network needs, or does not divide into
-            patches, or was distilled to other steps than those of the sampler, or has conditions
-            that the network or the sampler does not take.
+        ValueError: a request lacks an input that the network needs, or patches do not divide its
+            size; or the network was distilled to other steps than the sampler's, or the network or
+            sampler takes no conditions.
     """
     _check_sampler(config.model, config.objective, settings)
     _check_conditions(requests, config.model, settings)
@@ -179,7 +179,7 @@ def _check_sampler(
     if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
-            " flow), which euler takes; choose it"
+            " flow); use the sampler euler"
         )
     unguided = model.unguided_by
     scale = settings.guidance_after if settings.guidance == 1 else settings.guidance
@@ -207,8 +207,8 @@ def _check_conditions(
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
-            f"sampler {settings.sampler}: pictures at frames of a video are held at levels of"
-            " their own, which euler does; choose it"
+            f"sampler {settings.sampler}: it cannot keep given pictures of a video at their own"
+            " noise levels; use the sampler euler"
         )
     if settings.guiders is not None:
         raise ValueError("a guider has no place for pictures at frames of a video; leave it out")
@@ -235,7 +235,7 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
     """`inputs` that depend on the caption, rows [L, E] and vectors [E], by name.
 
-    Those of kind `NullInput.KEPT` are left out: a sample keeps them whatever its caption is.
+    Inputs of kind `NullInput.KEPT` are left out, because a sample keeps them with every caption.
     """
     kept = [one.name for one in layout.inputs if one.null is NullInput.KEPT]
     return {name: value for name, value in inputs.items() if name not in kept}
@@ -270,7 +270,7 @@ def _blank(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pack:
-    """Samples of one pack, the same with negative prompts, and what their conditions give."""
+    """The samples of one pack, with prompts and with negative prompts, and their conditions."""
 
     own: PackedBatch
     negative: PackedBatch
@@ -291,7 +291,8 @@ def _sample_pack(
 ) -> list[Tensor]:
     """Latents [C, F, H, W] of one pack.
 
-    `after_step` gets a function that makes those that are predicted at a step, if it calls it.
+    `after_step` gets a function that returns the latents predicted at a step; it may call it or
+    not.
     """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(pack.own, device), pack_to(pack.negative, device)
@@ -357,7 +358,7 @@ def _guided(
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """All predictions, combined; a second one is of references and the negative prompt."""
+    """All predictions combined; a second one is with references and the negative prompt."""
     conditional, *others = predictions
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
@@ -380,6 +381,6 @@ def _guided(
 def _conditioned(
     network: Network, given: ConditionedSteps, input_TC: Tensor, level_N: Tensor
 ) -> Tensor:
-    """The network, whose tokens of conditions stay as long as their levels say."""
+    """The network's prediction, with conditions applied only while the level is in their range."""
     step = given.steps.number(level_N)
     return given.stepped(network(given.seen(input_TC, step), level_N), step)

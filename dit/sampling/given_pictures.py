@@ -1,8 +1,8 @@
-"""Pictures that are given with a prompt -> what network and text encoder read of them.
+"""Pictures that are given with a prompt -> inputs of network and text encoder.
 
 1. The first and the last frame, resized to the size that is generated, as in Diffusers' pipelines;
-   an image encoder sees the resized one, as in the packing of data, a text encoder the whole one.
-2. References: pictures that the prompt changes, of the sizes that data_prep gives them, or videos.
+   an image encoder sees the resized one, as when data are packed, a text encoder the whole one.
+2. References: pictures that the prompt changes, scaled as by data_prep, or videos.
 """
 
 # N C H W one picture, its colours, rows and columns
@@ -31,7 +31,7 @@ from dit.system_errors import reason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureOptions:
-    """Names of the options for pictures, which error messages use."""
+    """Names of the options for pictures, for error messages."""
 
     first: str
     last: str
@@ -43,7 +43,7 @@ class PictureOptions:
     place: str = ""  # of the prompt in its file, before each error
 
     def of(self, prompt: Prompt) -> PictureOptions:
-        """These names for one prompt, whose place in its file messages name."""
+        """The names for one prompt; messages add the prompt's place in its file."""
         return replace(self, place=f"{prompt.place}: " if prompt.place else "")
 
 
@@ -86,7 +86,7 @@ class GivenPictures:
     options: PictureOptions = OF_COMMAND_LINE
 
     def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
-        """Raises if the network, whose `inputs` these are, takes other pictures.
+        """Raises an error if the network, which has the inputs `inputs`, takes other pictures.
 
         Raises:
             ValueError: names the option.
@@ -102,11 +102,9 @@ class GivenPictures:
             )
 
     def _option(self, name: str) -> str:
-        """What an option of `PictureOptions` is called, after the place of the prompt."""
         return f"{self.options.place}{getattr(self.options, name)}"
 
     def _named(self, reference: str) -> str:
-        """A reference with its option."""
         option = "reference_video" if is_video(reference) else "reference"
         return f"{self._option(option)} {reference}"
 
@@ -142,9 +140,10 @@ class GivenPictures:
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The network's inputs made of the pictures, by name.
+        """The network's inputs made from the pictures, by name.
 
-        `size` is that of the whole latent, in pixels, `multiple` the pixels along a token's side.
+        `size` is the size of the whole latent in pixels, `multiple` the pixels along a token's
+        side.
 
         Raises:
             ValueError: a file is no picture, or the codec of the data is not here or does not make
@@ -178,13 +177,13 @@ class GivenPictures:
         """The first frame as a tensor [1, 3, H, W] in [-1, 1], by `read_picture`.
 
         Raises:
-            ValueError: as there.
+            ValueError: as `read_picture`.
         """
         assert self.first is not None
         return read_picture(self.first, height, width, option=self._option("first"))
 
     def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Raises if the encoder needs pictures or the first frame beside a text, and none is given.
+        """Raises an error if the encoder needs pictures or a first frame and none is given.
 
         Raises:
             ValueError: names the remedy.
@@ -208,13 +207,13 @@ class GivenPictures:
         *,
         alone: Callable[[str, bool], Mapping[str, Tensor]],
     ) -> PromptTexts:
-        """The text encoder's tensors of a prompt and its negative prompt, beside the pictures.
+        """The text encoder's tensors of a prompt and its negative prompt, with the pictures.
 
         `alone` encodes a text without a picture, and whether it is a negative prompt: rows [L, E]
         and vectors [E], by name.
 
         Raises:
-            ValueError: it sees pictures, and there is none, or a file is none.
+            ValueError: the encoder needs a picture and none is given, or a file is no picture.
         """
         self.check_seen_by(encoder)
         prompt, negative = words
@@ -241,11 +240,14 @@ class GivenPictures:
     def _references(
         self, decoder: Any, wanted: Sequence[SampleInput], target: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """`target` are frames, height and width of what is made."""
+        """Inputs from the references, by name.
+
+        `target` is the frames, height and width to generate.
+        """
         if self.references and decoder is None:
             raise ValueError(
                 f"{self._named(self.references[0])}: the VAE of the data is not"
-                f" here; {self.options.encoders} where one is"
+                f" on this machine; {self.options.encoders} where one is"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
@@ -263,7 +265,7 @@ class GivenPictures:
     ) -> Tensor:
         """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1].
 
-        With `clear` a picture is [1, 4, H, W], with its transparency.
+        With `clear` a picture is [1, 4, H, W], because it keeps its transparency.
         """
         if is_video(file):
             width, height = place.size
@@ -278,7 +280,7 @@ class GivenPictures:
         return _upright(file, option=self._option("reference"), clear=clear)
 
     def _placement(self, file: str, decoder: Any, target: Size, multiple: int) -> Placement:
-        """Where a reference lies in what is encoded, as when data are packed."""
+        """Scaling and crop of a reference before it is encoded, as when data are packed."""
         width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.TARGET:
             return _covering((width, height), target[1:])
@@ -298,7 +300,7 @@ class GivenPictures:
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """References side by side, or the first frame, as uint8 [H, W, 3] for the grid of samples.
 
-        None where none is given.
+        None if none is given.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))
@@ -310,13 +312,12 @@ class GivenPictures:
 
 
 def _covering(size: tuple[int, int], sides: tuple[int, int]) -> Placement:
-    """Placement of a picture of `size` (width, height), cropped to `sides` (height, width)."""
+    """The resize and crop that make a picture (width, height) cover `sides` (height, width)."""
     height, width = sides
     return Placement(cover(*size, (width, height)), (width, height))
 
 
 def _uint8(colours_13HW: Tensor) -> np.ndarray:
-    """uint8 [H, W, 3] of a picture in [-1, 1]."""
     return ((colours_13HW[0] + 1) * 127.5).round().byte().permute(1, 2, 0).numpy()
 
 
@@ -324,13 +325,13 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
     """A picture [1, 3, H, W] in [-1, 1], resized as Diffusers' `VaeImageProcessor` does.
 
     Raises:
-        ValueError: the file is not there or no picture.
+        ValueError: the file is missing, or is no picture.
     """
     return _colours(_upright(file, option=option).resize((width, height), Image.Resampling.LANCZOS))
 
 
 def _colours(picture: Image.Image) -> Tensor:
-    """[1, 3, H, W] in [-1, 1] of an RGB picture; [1, 4, H, W] of an RGBA one."""
+    """An RGB picture as [1, 3, H, W] in [-1, 1], an RGBA one as [1, 4, H, W]."""
     colours_HWC = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
 

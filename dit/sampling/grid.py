@@ -1,8 +1,8 @@
-"""All pictures in one overview, those of a prompt side by side with the prompt beneath them.
+"""All pictures in one overview, grouped by prompt, with the prompt beneath them.
 
-They wrap into as many columns as a page is wide. Labels are plain text, drawn in fonts that have
-their characters. The file says where each picture stands (`CELLS`), so that a report can arrange
-them anew for a narrow window.
+They are arranged in as many columns as fit on a page. Labels are plain text, in fonts that have
+their characters. The file lists the place of each picture (`CELLS`), so that a report can rearrange
+them for a narrow window.
 """
 
 # H W 3 rows, columns, colours of a picture; all places are in pixels
@@ -50,16 +50,16 @@ _INK = "#7a8087"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fonts:
-    """Font families in order of preference, and the characters that none of them has."""
+    """Font families in order of preference, and the characters that no family has."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """`pictures` [H, W, 3] from left to right as one picture; None is left out.
+    """The `pictures` [H, W, 3] from left to right as one picture; None is skipped.
 
-    Those that are given stand on the left of the sample that begins with them.
+    Given pictures stand to the left of the sample that begins with them.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -74,9 +74,9 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
 ) -> list[NotShown]:
-    """Writes the grid; returns notices of samples and characters that it does not show.
+    """Writes the grid; returns notices of samples and characters that are missing in it.
 
-    `title` is a line of ours above the pictures.
+    `title` is a line above the pictures.
     """
     of_prompt: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
@@ -114,7 +114,7 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """The pictures of one prompt and the label below them, each with its box on the page."""
+    """The pictures of one prompt and their label, each with its box on the page."""
 
     prompt: str
     pictures: list[tuple[Box, Image.Image]]
@@ -123,7 +123,7 @@ class Block:
 
 
 def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) -> list[Block]:
-    """Blocks from left to right, and rows of them downwards from `top`."""
+    """Blocks from left to right, in rows downwards from `top`."""
     height, width = _cell(list(shown.values()))
     # A label has room beneath the narrowest block.
     width = max(width, math.ceil(_LABEL / min(map(len, shown.values()))))
@@ -153,7 +153,6 @@ def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) 
 
 
 def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, int]]:
-    """Left and top of so many cells, row by row."""
     width, height = cell
     return [(i % columns * (width + _GAP), i // columns * (height + _GAP)) for i in range(count)]
 
@@ -161,14 +160,14 @@ def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, i
 def _placed(
     picture_HW3: np.ndarray, corner: tuple[int, int], cell: tuple[int, int]
 ) -> tuple[Box, Image.Image]:
-    """The picture at the left of the middle of its cell."""
+    """Box and image of a picture that fits into its cell, at the left and vertically centred."""
     image = _fitted(Image.fromarray(picture_HW3), width=cell[0], height=cell[1])
     left, top = corner[0], corner[1] + (cell[1] - image.height) // 2
     return (left, top, left + image.width, top + image.height), image
 
 
 def _drawn(blocks: Sequence[Block], fonts: Fonts, title: str) -> bytes:
-    """A PNG with a transparent background, which names its pictures (`CELLS`)."""
+    """A PNG with a transparent background that lists its pictures (`CELLS`)."""
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox, IdentityTransform
 
@@ -215,7 +214,7 @@ def _named(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
-    """All pictures on a transparent canvas with room for labels, `least` pixels wide or more."""
+    """All pictures on a transparent canvas at least `least` pixels wide, with room for labels."""
     rights, ends = zip(*(block.label_box[2:] for block in blocks), strict=True)
     canvas = Image.new("RGBA", (max(least, *rights), max(ends)))
     for block in blocks:
@@ -225,7 +224,7 @@ def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
 
 
 def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """Height and width of the largest picture, as it is drawn."""
+    """Height and width of a cell, chosen for the largest picture and the whole page."""
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
     cell = min(max(_CELL[0], *(height for height, _, _ in shapes)), _CELL[1], _PAGE / aspect)
@@ -234,7 +233,7 @@ def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
 
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
-    """The image scaled to fit; an enlarged pixel stays a square."""
+    """`image` scaled to fit; enlarged pixels stay square."""
     scale = min(width / image.width, height / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
@@ -263,12 +262,11 @@ def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
 
 
 def _width(text: str) -> int:
-    """Characters that fit into one line: half as many if some have double width."""
+    """Characters in a line: half as many if some of `text` have double width."""
     return _LINE // 2 if any(east_asian_width(one) in "WF" for one in text) else _LINE
 
 
 def _each_spelled(text: str, characters: Collection[str]) -> str:
-    """The text with these characters replaced by their code points, as words."""
     spelled = (f" U+{ord(one):04X} " if one in characters else one for one in text)
     return " ".join("".join(spelled).split())
 
@@ -278,7 +276,7 @@ def _selects(character: str) -> bool:
 
 
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
-    """The usual font, and as few installed fonts as possible for the characters that it lacks.
+    """The default font, and as few installed fonts as possible for the characters it lacks.
 
     `installed` are font files; None asks the system.
     """
@@ -300,7 +298,7 @@ def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None
 
 
 def _coverage(characters: set[str], files: Sequence[str]) -> dict[str, set[str]]:
-    """Font file -> which of the characters it has."""
+    """Font file -> those of the characters that it has."""
     from matplotlib.font_manager import get_font
 
     found = {}

@@ -1,8 +1,8 @@
-"""Guidance by a guider of Diffusers, the object itself, as some of its pipelines hold one.
+"""Guidance by an object of Diffusers, a guider, as in some of its pipelines.
 
-HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings lie in guider/guider_config.json
-of its folder. HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and in ocr_guider/ another
-one for prompts with words in quotation marks.
+HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings are in guider/guider_config.json.
+HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and another one in ocr_guider/ for prompts
+with words in quotation marks.
 """
 
 # C patch features, T packed tokens, N samples
@@ -40,10 +40,10 @@ layers of Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """The guider in `folder`, or in the pipeline there; `scale` replaces its own.
+    """The guider in `folder`, or in the pipeline in it; `scale` replaces its own.
 
     Raises:
-        ValueError: there is none, or one that needs more than two predictions.
+        ValueError: there is no guider, or one that needs more than two predictions.
     """
     from diffusers import guiders
 
@@ -72,12 +72,15 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
     try:
         return getattr(guiders, name).from_config(content, **told)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"--guider {folder}: {file} describes no {name}: {error}") from error
+        raise ValueError(
+            f"--guider {folder}: {file} describes no {name}: {error}; give another folder, or"
+            " use --guidance"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guiders:
-    """The guiders of a pipeline: the usual one, and one for prompts with quoted words."""
+    """The guiders of a pipeline: the default one, and one for prompts with quoted words."""
 
     usual: Any
     of_quoted: Any
@@ -114,9 +117,9 @@ def guided_by(
     batch: PackedBatch,
     at: StepLevels,
 ) -> Network:
-    """A network that combines both predictions by guiders, for each sample of the pack by itself.
+    """A network that combines two predictions by guiders, for each sample separately.
 
-    They get the number of the step, and decide whether `unconditional` is called.
+    Guiders get the index of the step, and decide whether `unconditional` is called.
     """
     each = guiders.of(batch)
     networks = (conditional, unconditional)
@@ -144,7 +147,7 @@ def _combined(
     predicted: Callable[[int], Tensor],
     batch: PackedBatch,
 ) -> Tensor:
-    """Predictions [T, C] of all samples; zero where a token is no target."""
+    """The combined predictions [T, C] of all samples; zero for tokens that are no target."""
     made_TC = torch.zeros_like(predicted(0))
     for index, (guider, of_sample) in enumerate(zip(guiders, states, strict=True)):
         first = batch.starts[index]

@@ -1,4 +1,4 @@
-"""Sizes in pixels -> sizes in latent cells, rounded up to what decoder and model accept."""
+"""Sizes in pixels -> sizes in latent cells, rounded up to sizes that decoder and model accept."""
 
 # F H W 3 frames, rows, columns, colours
 
@@ -20,7 +20,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """Pixels and frames of one latent cell, and latent cells that sizes are multiples of."""
+    """Pixels and frames of one latent cell, and the multiples that sizes in cells must be."""
 
     stride: int
     temporal_stride: int
@@ -55,7 +55,7 @@ class LatentStride:
 
 
 def rounding(asked: Size, made: Size) -> str:
-    """A notice that more is generated than was asked for; empty if sizes are equal."""
+    """A notice that a larger size is generated than requested; empty if they are equal."""
     names = ("frames", "rows", "columns")
     more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
     if not more:

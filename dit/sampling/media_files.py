@@ -54,11 +54,11 @@ class Picture:
 
 
 def make_folder(folder: Path, *, count: int) -> None:
-    """Makes the folder for `count` pictures; what stops them is noticed before the sampling.
+    """Creates the folder for `count` pictures, so that problems are found before sampling.
 
     Raises:
-        ValueError: the folder cannot be written, or has a file of a name that a picture, the list
-            or the grid would have, which is not of an earlier generation.
+        ValueError: the folder cannot be written, or has a file under a name of a picture, the list
+            or the grid that no earlier generation wrote.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def make_folder(folder: Path, *, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The files that could be written for a list of pictures, and those that could not."""
+    """The files written for a list of pictures, and notices of those that were not."""
 
     grid: Path | None  # None where it could not be drawn
     lost: tuple[NotShown, ...]  # pictures that could not be written
@@ -93,7 +93,7 @@ class Written:
 def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
     """Writes every picture (PNG) or video (MP4), samples.json and the grid.
 
-    A picture that cannot be written is not listed, and the others are written all the same.
+    A picture that cannot be written is not listed; the others are written.
 
     Raises:
         OSError: samples.json cannot be written.
@@ -130,7 +130,7 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
     """Writes one picture and returns its entry for samples.json.
 
-    A PNG carries prompt and settings in its metadata.
+    A PNG has prompt and settings in its metadata.
     """
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
@@ -161,8 +161,8 @@ def write_listing(
 ) -> tuple[Path | None, list[NotShown]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
-    A first frame that is None is left out of the grid. `title` stands above the others. Files that
-    only the previous samples.json names are removed.
+    First frames that are None are left out of the grid, whose top line is `title`. Files that only
+    the previous samples.json lists are removed.
 
     Raises:
         OSError: the list cannot be written.
@@ -194,7 +194,7 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def _names(listing: Path) -> set[str]:
-    """File names in samples.json that have the form which this module writes."""
+    """File names in samples.json that this module could have written."""
     each = _entries(listing) or []
     said = [one.get(key) for one in each if isinstance(one, dict) for key in _WRITTEN]
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
@@ -208,7 +208,7 @@ def _lists_samples(listing: Path) -> bool:
 
 
 def _entries(listing: Path) -> list[Any] | None:
-    """What samples.json lists; None where it is not there, or no list."""
+    """The entries of samples.json; None if the file is missing or holds no list."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):
@@ -217,7 +217,7 @@ def _entries(listing: Path) -> list[Any] | None:
 
 
 def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[NotShown]:
-    """Removes files that only the previous list names; reports files that no list names."""
+    """Removes files that only the previous list has; reports files that no list has."""
     stale = sorted(name for name in before - now if (folder / name).is_file())
     for name in stale:
         (folder / name).unlink()
@@ -313,7 +313,7 @@ def _write_latents(path: Path, latents: Mapping[str, Tensor | None]) -> None:
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
     """The first three channels of a latent as red, green and blue, uint8 [F, H, W, 3].
 
-    The scale is fixed, so that steps of a run can be compared: black is -2.5 standard deviations,
+    The scale is fixed, so that steps of a run are comparable: black is -2.5 standard deviations,
     white is 2.5.
     """
     import torch

@@ -1,8 +1,8 @@
 """Samplers: solvers of the ODE along a `SamplingPath`, from noise to latents.
 
 1. Euler and Heun.
-2. Multistep solvers (DPM-Solver++ and UniPC): second order with one network call a step, because
-   they reuse the prediction of the step before.
+2. Multistep solvers (DPM-Solver++ and UniPC): second order with one network call in each step,
+   because they reuse the previous prediction.
 3. LCM, for distilled networks: no solver, but new noise at each level.
 
 Both multistep solvers integrate the part of the ODE that is linear in the state exactly, over the
@@ -11,8 +11,8 @@ half log-SNR lambda = ln(signal / noise):
     state' = (s' / s) state + a' (1 - e^-h) latent,    h = lambda' - lambda
 
 where a and s are the factors of latent and noise in the state, and ' marks the end of the step.
-Flow matching begins at a = 0, where lambda is minus infinity. There h is infinite, e^-h is 0, and
-terms divided by h vanish, which is the correct limit.
+Flow matching begins at a = 0, where lambda is minus infinity. In that step h is infinite, e^-h is
+0, and terms divided by h vanish, which is the correct limit.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps
@@ -90,7 +90,7 @@ class StepLevels:
         return len(self.level_SN) - 1
 
     def number(self, level_N: Tensor) -> int:
-        """Number of the step that begins at the levels `level_N`."""
+        """The index of the step that begins at the levels `level_N`."""
         # One sample tells the step of all. The nearest level, as a device may round another way.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
@@ -106,7 +106,7 @@ def initial_noise(batch: PackedBatch, seeds: Sequence[int]) -> Tensor:
     nor on the device.
 
     Raises:
-        ValueError: not one seed for each sample.
+        ValueError: the number of seeds is not that of samples.
     """
     if len(seeds) != batch.num_samples:
         raise ValueError(f"{len(seeds)} seeds for a pack of {batch.num_samples} samples")
@@ -124,7 +124,7 @@ def guided(
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
     It acts on raw network outputs. At a given state, latent and velocity are affine in the raw
-    output, so this equals guidance on either. `unconditional` is not called where no sample of the
+    output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
     """
     if guidance.scale == 1:
@@ -151,7 +151,7 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """`mixed_TC` with its standard deviation moved towards that of `cond_TC`."""
+    """The combined prediction with its standard deviation moved towards that of `cond_TC`."""
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
@@ -164,8 +164,8 @@ def guided_at_first(
 ) -> Network:
     """A network that calls `first` in the first part of the steps, and `after` in the others.
 
-    It is of one sampling: calls are counted, for Heun's second one of a step has the level of the
-    first one of the next, and a step is guided as a whole.
+    It serves a single sampling and counts its calls, because levels are ambiguous: Heun's second
+    call of a step has the level of the next step's first, and a step is guided as a whole.
     """
     guided_steps = sum((i + 1) / num_steps <= part for i in range(num_steps))
     calls, guided_calls = count(), guided_steps * sampler.calls_a_step
@@ -177,7 +177,7 @@ def guided_at_first(
 
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
-    """The norm that guidance keeps: [T, 1] of tokens, or [T, C] of the picture's rows."""
+    """The norm that guidance preserves: [T, 1] for tokens, or [T, C] for the rows of pictures."""
     if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
@@ -192,7 +192,7 @@ def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Ten
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
     """Standard deviation [N] of each sample's latent, over all its tokens and features, float32.
 
-    Given frames are among them, as in Diffusers' pipelines, and conditions, but no references.
+    Given frames and conditions are included, as in Diffusers' pipelines, but not references.
     """
     counts = torch.tensor([batch.starts[:-1], batch.latent_tokens])
     start_T, own_T = to_device(counts, values_TC.device)[:, batch.segment_T]
@@ -225,13 +225,13 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
 ) -> Tensor:
     """Latents [T, C], whitened, float32, zero on padding, from standard normal `noise_TC`.
 
-    `step_noise` makes standard normal noise [T, C] for the end of a step, from 0; LCM needs it.
-    `each_step` is called once a step, with the clean latents [T, C] that the network predicts at
-    its start. `batch` gives the geometry; its latents are not read. The last step, to level 0, is
-    of first order, because the network is not defined at level 0.
+    `step_noise` returns standard normal noise [T, C] for the end of a step, counted from 0; LCM
+    needs it. `each_step` is called once a step, with the clean latents [T, C] that the network
+    predicts at its start. `batch` gives the geometry; its latents are not read. The last step, to
+    level 0, is of first order, because the network is not defined at level 0.
 
     Raises:
-        ValueError: no steps.
+        ValueError: there are no steps.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps={num_steps} must be at least 1")
@@ -266,9 +266,9 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
 def euler_or_heun(
     predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, heun: bool
 ) -> Tensor:
-    """The state at the end, by steps along the velocity.
+    """The state at the last level, after steps along the velocity.
 
-    Euler's method takes the velocity at the start of a step, Heun's the mean of both ends.
+    Euler's method uses the velocity at the start of a step, Heun's the mean of both ends.
     """
     steps = len(level_SN) - 1
     for i in range(steps):
@@ -314,9 +314,10 @@ class LevelSchedule:
 def consistency(
     predict: Predict, state_TC: Tensor, levels: LevelSchedule, step_noise: Callable[[int], Tensor]
 ) -> Tensor:
-    """Multistep sampling of arXiv:2310.04378, Sec. 4.1: latents of each step get noise of the next.
+    """The latents of multistep consistency sampling (arXiv:2310.04378, Sec. 4.1).
 
-    As `FlowMatchLCMScheduler` of Diffusers; the last level is without noise.
+    Each step's predicted latents get new noise of the next level; the last level is without noise.
+    It equals `FlowMatchLCMScheduler` of Diffusers.
     """
     for i in range(levels.steps):
         latent_TC = predict(state_TC, levels.noise_SN[i]).latent_TC
@@ -329,7 +330,7 @@ def consistency(
 
 
 def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
-    """DPM-Solver++(2M): arXiv:2211.01095, Algorithm 2; the last step is of first order."""
+    """Latents of DPM-Solver++(2M): arXiv:2211.01095, Algorithm 2; its last step is first order."""
     before_TC = None
     for i in range(levels.steps):
         now_TC = predict(state_TC, levels.noise_SN[i]).latent_TC
@@ -343,7 +344,7 @@ def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Ten
 
 
 def unipc(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
-    """UniPC-2 with B(h) = e^h - 1: arXiv:2302.04867, Algorithms 5 and 7 (prediction of data)."""
+    """The latents of UniPC-2 with B(h) = e^h - 1: arXiv:2302.04867, Algorithms 5 and 7 (data)."""
     known: list[Tensor] = []  # predicted latents of the two newest steps
     start_TC = state_TC  # state at the start of the step before
     for i in range(levels.steps):
@@ -360,16 +361,16 @@ def unipc(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
 
 
 def _step_ratio(levels: LevelSchedule, i: int) -> Tensor:
-    """-h(i - 1) / h(i), [N]: the ratio r of the paper, which is negative."""
+    """The paper's negative ratio r = -h(i - 1) / h(i), [N]."""
     return -levels.log_snr_step(i - 1) / levels.log_snr_step(i)
 
 
 def _corrected(
     levels: LevelSchedule, i: int, start_TC: Tensor, known: list[Tensor], end_TC: Tensor
 ) -> Tensor:
-    """State after step i, corrected by the latent that was predicted at the end of the step.
+    """The state after step i, corrected by the latent predicted at the end of the step.
 
-    `known` are the latents [T, C] that were predicted at its start and, if any, a step before.
+    `known` are the latents [T, C] predicted at its start and, if any, one step before.
     """
     moved_TC = levels.step(i, start_TC, known[-1])
     ahead_TC = end_TC - known[-1]

@@ -44,7 +44,7 @@ _Expert = tuple[Path, RunConfig]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A checkpoint that is loaded to generate: network, text encoder, decoder."""
+    """A checkpoint loaded for generation: network, text encoder, decoder."""
 
     path: Path
     config: RunConfig
@@ -64,7 +64,7 @@ def open_checkpoint(
     options: LoadOptions | None = None,
     needs_decoder: bool = True,
 ) -> OpenCheckpoint:
-    """Loads the model, and the text encoder and decoder that its dataset was made with.
+    """Loads the model, with the text encoder and decoder that made its dataset.
 
     Raises:
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
@@ -105,9 +105,9 @@ def open_checkpoint(
 
 
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
-    """Null inputs that the checkpoint keeps of its data, else the encoder's of "".
+    """The checkpoint's null inputs, else the encoder's outputs for "".
 
-    Empty for an encoder that needs pictures: each sample has its own.
+    It is empty for an encoder that needs pictures, where each sample has its own.
     """
     if not encoder.reads_alone:
         return {}
@@ -119,16 +119,16 @@ def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullIn
 
 
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
-    """The second checkpoint, and the lowest timestep that the first one gets.
+    """The second checkpoint, and the lowest timestep of the first one.
 
     Raises:
-        ValueError: one expert stands alone, or two do not fit together.
+        ValueError: an expert is given alone, or the two do not fit together.
     """
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
             paired = name == "offload_experts" and options.checkpoint_path_away is not None
             if getattr(options, name) and not paired:
-                raise ValueError(f"--{name} is of two experts: give --checkpoint_path_low, too")
+                raise ValueError(f"--{name} needs both experts: give --checkpoint_path_low, too")
         check_covers_all_levels(config.objective)
         return None, 0.0
     place = options.checkpoint_path_low
@@ -138,7 +138,7 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
 
 
 def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
-    """The checkpoint that guidance leads away from, if there is one.
+    """The checkpoint that guidance leads away from, or None.
 
     Raises:
         ValueError: the two do not fit together.
@@ -180,7 +180,7 @@ def _load_experts(
 
 
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
-    """For a checkpoint without a card; None where `--t5_cache_dir` is no folder of a pipeline."""
+    """A card from the pipeline in `--t5_cache_dir`, for a checkpoint without a card, or None."""
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     stored = model.text_pad_to is TextPadding.STORED
@@ -189,10 +189,10 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
-    """The configuration of a run, changed to the layout on which `options` want to sample.
+    """The configuration of a run, with the parallelism that `options` ask for.
 
     Raises:
-        ValueError: the processes or the sizes of the model do not divide.
+        ValueError: the parallelism does not divide the processes or the model.
     """
     model = replace(
         config.model.on_one_rank(),
@@ -226,8 +226,7 @@ def open_decoder(
     Without a decoder the sizes come from the dataset card.
 
     Raises:
-        ValueError: the decoder cannot be opened, and it is needed or the card does not tell the
-            sizes.
+        ValueError: the decoder cannot be opened, and it is needed or the card lacks the sizes.
     """
     latent = card.get("latent", {})
     try:

@@ -39,7 +39,7 @@ class Prompt:
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
 
     def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
-        """Frames, rows and columns: its own, else those `asked` for, else the `usual` ones."""
+        """Frames, rows and columns: the prompt's own, else those `asked` for, else `usual` ones."""
         names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
         return {
             name: getattr(self, name) or getattr(asked, name) or usual.get(known)
@@ -48,7 +48,7 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of keys in a file of prompts that nothing reads; empty if there are none."""
+    """A notice of keys in a file of prompts that nothing reads; empty without such keys."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
@@ -64,18 +64,18 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
 
 
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
-    """The prompts of a file, in order; errors call it by `option`.
+    """The prompts of a file, in order; errors name it by `option`.
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
     another key. `image_path` and `last_image_path` are files of the first and the last frame, and
     `reference_path` (or `control_path`) is the picture that the prompt changes, or a list of them:
-    all seen from the folder of the prompts or from the current one. .jsonl has one such entry on
+    all relative to the folder of the prompts or to the current one. .jsonl has one such entry on
     each line. Any other file has a prompt on each line.
 
     Raises:
         ValueError: there is no such file, it is a table or not UTF-8, an entry is wrong, a picture
-            is not there, or there is no prompt.
+            is missing, or there is no prompt.
     """
     where = f"{option} {file}"
     text = _text(file, where)
@@ -103,7 +103,7 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
 
 def _with_places(prompt: Prompt, folder: Path) -> Prompt:
-    """With the paths of its pictures as they are seen from the current folder."""
+    """The prompt with the paths of its pictures, relative to the current folder."""
     given = {name: getattr(prompt, name) for name in _PICTURES.values()}
     found: dict[str, Any] = {
         name: _found(file, prompt, folder) for name, file in given.items() if file is not None
@@ -163,7 +163,7 @@ def _parsed(text: str, where: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or an object has the same key twice.
+        ValueError: `text` is not JSON, or an object has the same key twice.
     """
     try:
         parse_json(text)
@@ -212,7 +212,7 @@ def _prompt(item: Any, where: str) -> Prompt:
 
 
 def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) -> tuple[str, ...]:
-    """The files that a key of an entry names: one, a list where there may be several, or none.
+    """The files that a key of an entry names: none, one, or a list if several are allowed.
 
     Raises:
         ValueError: the value is something else.

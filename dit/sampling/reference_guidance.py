@@ -1,12 +1,12 @@
-"""Guidance away from samples without their references (OmniGen2).
+"""Guidance away from samples without references (OmniGen2).
 
 Such a network is guided by two scales, s of the text and i of the references:
 
     none + i (references - none) + s (both - references)
 
 of its predictions with neither, with the references and the negative prompt, and with the
-references and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which leaves
-out the second prediction where i is at most 1: none + s (both - none).
+references and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which omits the
+second prediction if i is at most 1: none + s (both - none).
 """
 
 # T packed tokens, C patch features, N samples
@@ -53,11 +53,10 @@ def _targets(batch: PackedBatch) -> Tensor:
 def guided_by_references(
     both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """A network that combines three predictions: with both, references alone, and none.
+    """A network that combines three predictions: with both, with references only, and with none.
 
-    `references` is not called where the scale i is at most 1.
-
-    As with other guidance, `Guidance.rescale` leads back to the deviation of `both`.
+    `references` is not called if the scale i is at most 1. As with other guidance,
+    `Guidance.rescale` restores the deviation of `both`.
     """
     if guidance.scale == 1:
         return both

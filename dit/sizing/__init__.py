@@ -1,4 +1,4 @@
-"""What a run takes: the network is asked for it, built on torch's meta device.
+"""The size of a run: parameters, operations and memory, from the network on torch's meta device.
 
 cuda_kernels    operations that a GPU has a kernel for, of tensors without values
 meta_network    one stage of a network, and packs for it, of tensors without values

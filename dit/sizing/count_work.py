@@ -1,10 +1,9 @@
 """Multiplications of a network, counted in passes over packs of several sizes on the meta device.
 
-Rows of each linear, and queries and keys of each attention, are straight lines in the tokens and
-the text of a sample. Packs of equal samples say which: one of them, and ones with more tokens, more
-text and more samples. References, glyphs and given frames, which a sample need not have, are not
-there. Counted is what the formula needs: of the head, which may run over text as well, the latent
-tokens alone.
+Rows of each linear, and queries and keys of each attention, are linear functions of a sample's
+tokens and text. Packs of equal samples determine them: one pack, and others with more tokens, more
+text and more samples. Optional inputs (references, glyphs, given frames) are absent. Only necessary
+work counts: for the head, which may run over text as well, only latent tokens.
 """
 
 # n latent tokens, m text tokens of a sample
@@ -41,10 +40,10 @@ _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
 def count_work(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
-    """Work outside of the layers of a network on one rank, of each layer, and of a conditioner.
+    """Work of a network on one rank: outside the layers, in each layer, and in a conditioner.
 
-    It is asked in as many pipeline stages as it has layers, of which the first and the last of each
-    stack are built: every layer between them is like the first.
+    The network is built with as many pipeline stages as layers, but only the first and the last of
+    each stack: layers between them equal the first.
     """
     if model.text_zeros_to is not None:
         model = replace(model, text_pad_to=None)  # captions of any length stay as they are
@@ -72,7 +71,7 @@ class _Attended:
 
 @dataclass(slots=True)
 class _Pass:
-    """What a pass over a pack computes."""
+    """The linears and attentions of a pass over a pack."""
 
     rows: Counter[str] = field(default_factory=Counter)
     """Rows of each linear, by its name."""
@@ -91,7 +90,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StageWork:
-    """The passes of a stage over the packs, and how long their samples are."""
+    """The passes of a stage over the packs, and the lengths of their samples."""
 
     network: Any
     passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples
@@ -123,7 +122,7 @@ class _StageWork:
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
     def _line(self, base: int, wide: int, long: int) -> _Line:
-        """The line through numbers of a sample of each of `_PACKS`."""
+        """The line through the work of one sample of each of `_PACKS`."""
         n = _slope(wide - base, self.tokens[1] - self.tokens[0])
         m = _slope(long - base, self.texts[2] - self.texts[0])
         return _Line(sample=base - n * self.tokens[0] - m * self.texts[0], n=n, m=m)
@@ -139,7 +138,7 @@ class _StageWork:
         return one.times(self.network.get_submodule(name).weight.numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
-        """Queries with keys, and weights with values: twice the width for each pair."""
+        """The multiplications of queries with keys, and of weights with values."""
         q, k = self._line(*(a.queries for a in group)), self._line(*(a.keys for a in group))
         of_pairs = Multiplications(
             sample=q.sample * k.sample,

@@ -1,6 +1,6 @@
-"""What `--dry-run` prints.
+"""The output of `--dry-run`: the configuration as YAML, and facts about the run as comments.
 
-The tree is YAML and all else is comments, so the whole output is a configuration file again.
+So the whole output is a configuration file again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """An estimate, said to be one."""
+    """The estimated memory of one device, by content."""
     need = memory(config, world_size=world_size)
     sharded = "sharded" if config.ddp.use_distributed_optimizer else "whole on every rank"
     sharded += ", as weights and gradients" * (config.ddp.sharding is Sharding.WEIGHTS)
@@ -91,7 +91,7 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """What each pack moves where data ranks share weights out, and how long a pack hides it."""
+    """The traffic of each pack with weights in shares, and the packs that hide it."""
     if config.ddp.sharding is not Sharding.WEIGHTS:
         return []
     shards = config.optimizer_ranks(config.data_parallel_size(world_size))
@@ -122,7 +122,7 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """What the iterations of Muon cost beside full packs."""
+    """The cost of Muon's iterations, compared with full packs."""
     if config.optimizer.kind is not OptimizerKind.MUON:
         return []
     work = orthogonalisation(config.model, config.optimizer)
@@ -140,7 +140,7 @@ def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """What `auto` chooses on devices of the sizes that there are."""
+    """The choice of `auto` for devices of common sizes."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return []
     rows = [("recomputation", "auto: none on a CPU, and by the memory of a GPU:")]

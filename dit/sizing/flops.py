@@ -1,4 +1,4 @@
-"""Operations of a network, asked of the network itself (count_work.py)."""
+"""Operations of a network, determined from the network itself (count_work.py)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[i
 
 
 def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
-    """Operations among `forward_flops` that attention takes."""
+    """The part of `forward_flops` that attention takes."""
     return pass_work(model).attention_flops(tokens, text)
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of one forward pass, from the true geometry of the pack.
+    """Operations of one forward pass, from the true sizes of the pack's samples.
 
-    All layers see all tokens of a pack without a drawn route.
+    Without a drawn route all layers see all tokens.
     """
     if not batch.is_routed and model.token_route is not None:
         model = model.with_all_tokens()
@@ -41,7 +41,7 @@ def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
 
 def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None:
-    """Operations of a pass, by which the loader of `config` weighs packs; None: it weighs none."""
+    """Operations of a pass, for the loader to weigh packs; None if it does not weigh them."""
     if dataset.balance is Balance.NONE:
         return None
     # A route may begin or end at a resume, and a share of attention follows the step.
@@ -50,7 +50,7 @@ def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None
 
 @lru_cache(maxsize=64)  # it is asked for at every pack
 def pass_work(model: ModelConfig) -> PassWork:
-    """What a forward pass of `model` multiplies, whatever its layout."""
+    """Multiplications of a forward pass of `model`, for any parallelism."""
     outside, layers, conditioner = _counted(alone(model))
     route = model.token_route
     inside = [route is not None and route.first <= at <= route.last for at in range(len(layers))]

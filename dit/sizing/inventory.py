@@ -1,4 +1,4 @@
-"""The weights of a network, asked of the network itself: before, in and after its layers."""
+"""The weights of a network before, in and after its layers, from the network itself."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A layer, or all that comes before or after the layers."""
+    """A layer, or everything before or after the layers."""
 
     parameters: int
     linears: tuple[Linear, ...]
 
     @property
     def matrix_numbers(self) -> int:
-        """Part of `parameters` that is in matrices of linears."""
+        """The number of `parameters` that are in matrices of linears."""
         return sum(one.inputs * one.outputs for one in self.linears)
 
     @property
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """The parts of a network, as one tensor rank has them."""
+    """The parts of a network, on one tensor rank."""
 
     before: Part
     stacks: tuple[tuple[int, Part], ...]
@@ -56,34 +56,36 @@ class Inventory:
     after: Part
 
     def ends(self, *, pipeline: int = 1) -> int:
-        """Number of weights outside of the layers on the fullest of so many stages.
+        """Number of weights outside the layers on the fullest of `pipeline` stages.
 
-        The first stage has what comes before the layers, the last one what comes after them.
+        The first stage has the parts before the layers, the last one the parts after them.
         """
         both = [self.before.parameters, self.after.parameters]
         return sum(both) if pipeline == 1 else max(both)
 
     def parameters(self, *, pipeline: int = 1) -> int:
-        """Number of weights on the fullest of so many stages.
+        """Number of weights on the fullest of `pipeline` stages.
 
-        Each has as many layers; where they are of several kinds, its kinds are the largest.
+        Each stage has equally many layers; if there are several kinds, those of the fullest are the
+        largest.
         """
         runs = [(count, layer.parameters) for count, layer in self.stacks]
         held = -(-sum(count for count, _ in runs) // pipeline)
         return self.ends(pipeline=pipeline) + _fullest(runs, held)
 
     def layer_matrices(self) -> tuple[int, int]:
-        """Numbers, and rows, of the matrices of a layer, on average over the layers."""
+        """Numbers, and rows, of the matrices of a layer, averaged over the layers."""
         layers = sum(count for count, _ in self.stacks)
         numbers = sum(count * layer.matrix_numbers for count, layer in self.stacks)
         rows = sum(count * layer.matrix_rows for count, layer in self.stacks)
         return numbers // layers, rows // layers
 
     def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Numbers of adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
+        """Numbers in adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
 
-        All linears of layers that tensor ranks share have one: an A and a B for each part, of which
-        a tensor rank has one whole and its share of the other. This network is on one tensor rank.
+        All linears of layers that tensor ranks divide have one: an A and a B for each part, of
+        which a tensor rank has one whole and its part of the other. This network itself is on one
+        tensor rank.
         """
         total = 0
         for count, layer in self.stacks:
@@ -94,23 +96,23 @@ class Inventory:
 
 
 def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
-    """The largest sum of `held` neighbours, cut from the first on, in runs of equal numbers."""
+    """The largest sum of `held` consecutive layers, of runs of equal layers (count, number)."""
     each = [number for count, number in runs for _ in range(count)]
     return max(sum(each[at : at + held]) for at in range(0, len(each), held))
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def alone(model: ModelConfig) -> ModelConfig:
-    """The network of `model` on one rank, in bfloat16, with nothing computed again."""
+    """The network of `model` on one rank, in bfloat16, without recomputation."""
     one = {"name": CUSTOM_SIZE, "precision": Precision.BF16}
     return replace(model.on_one_rank(), **one, recompute_granularity=Recompute.NONE)
 
 
 @lru_cache(maxsize=256)
 def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
-    """The parts of a network on one of `tensor` ranks; `model` is on one rank (`alone`).
+    """The parts of a network on one of `tensor` ranks; `model` is on one rank (see `alone`).
 
-    It is asked in as many pipeline stages as it has layers, of which one of each kind is built.
+    The network is built with as many pipeline stages as layers, but only one of each kind.
     """
     from dit.sizing.meta_network import stage_on_meta  # Megatron-Core takes 4 s to import
 
@@ -133,13 +135,13 @@ def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
 
 
 def _outside(network: Any) -> list[str]:
-    """Names of the weights outside of the layers."""
+    """Names of the weights outside the layers."""
     inside = tuple(f"{name}." for name in network.stacks)
     return [name for name, _ in network.named_parameters() if not name.startswith(inside)]
 
 
 def _part(module: Any, names: Iterable[str], tensor: int) -> Part:
-    """Part of `module`: its weights with these `names`."""
+    """The weights of `module` with these `names`, as a `Part`."""
     from dit.models.layers.adaptable import Adaptable
 
     names = [*names]

@@ -1,4 +1,4 @@
-"""Parameters of a run, those that it trains, and the memory that it needs of one device."""
+"""Parameters of a run, trained parameters, and the memory of one device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_BYTES = 2**44
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The parts of a network, as one tensor rank of `model` has them."""
+    """The parts of a network, on one tensor rank of `model`."""
     return inventory(alone(model), tensor=model.tensor_model_parallel_size)
 
 
@@ -50,7 +50,7 @@ def parameters_here(model: ModelConfig) -> int:
 
 
 def trained_count(config: RunConfig) -> int:
-    """Numbers that are trained, over all ranks; of adapters it takes the default targets."""
+    """Numbers that are trained, over all ranks; for adapters it assumes the default targets."""
     if config.lora.enabled:
         return inventory(alone(config.model)).adapter_numbers(adapter_rank(config))
     return parameter_count(config.model) - frozen_count(config)
@@ -70,9 +70,9 @@ def frozen_count(config: RunConfig) -> int:
 
 
 def trained_here(config: RunConfig) -> int:
-    """Numbers that are trained on the fullest rank: parameters, or adapters in their place.
+    """Numbers that are trained on the fullest rank: parameters, or adapters instead.
 
-    Frozen groups count as if they were spread over the ranks as all parameters are.
+    Frozen groups count as if they were distributed over the ranks like all parameters.
     """
     model = config.model
     if not config.lora.enabled:
@@ -81,7 +81,7 @@ def trained_here(config: RunConfig) -> int:
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
-    """Numbers of adapters of the default targets on the fullest rank."""
+    """Weights of adapters with the default targets on the rank that has most of them."""
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
@@ -98,7 +98,7 @@ def adapter_rank(config: RunConfig) -> int:
 
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
-    """That with which adapters of the default targets have as many numbers as the file's."""
+    """The adapter rank at which the default targets have as many weights as the adapter `file`."""
     numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
@@ -107,9 +107,9 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 
 @lru_cache(maxsize=8)  # a plan asks for each of its layouts
 def _numbers_of_file(place: str) -> int | None:
-    """Numbers of all factors of a LoRA file, or of a folder's first one, by its header alone.
+    """Numbers in all factors of a LoRA file, or a folder's first one, from its header.
 
-    None where there is no such file: an estimate can be made where the file is not.
+    None if there is no such file: an estimate can be made on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -145,10 +145,11 @@ class Memory:
 
 
 def memory(config: RunConfig, *, world_size: int) -> Memory:
-    """Rough need of one device: buffers of libraries and fragmentation come on top.
+    """A rough estimate for one device, without buffers of libraries and fragmentation.
 
     Raises:
-        Problems: the processes or the global batch do not divide.
+        Problems: the layout does not divide the processes, or replicas do not divide the global
+            batch.
     """
     model = config.model
     replicas = config.data_parallel_size(world_size)
@@ -187,7 +188,7 @@ def _averages(config: RunConfig) -> int:
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of weights and adapters on the fullest rank, as its passes read them."""
+    """Bytes of weights and adapters on the fullest rank, in the type that passes read."""
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -207,7 +208,7 @@ def weight_bytes(config: RunConfig) -> int:
 
 
 def teacher_bytes(config: RunConfig) -> int:
-    """Bytes of a teacher's weights on the fullest rank; none where it is the base of adapters."""
+    """Bytes of a teacher's weights on the fullest rank; 0 if it is the base of adapters."""
     c, model = config.distill, config.model
     return parameters_here(model) * number_bytes(model) if c.method is not None and c.teacher else 0
 
@@ -224,11 +225,10 @@ def critic_bytes(config: RunConfig) -> int:
 
 
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
-    """Bytes beside the shares at the peak of a backward pass, with `ddp.sharding=weights`.
+    """Bytes besides the shares at the peak of a backward pass, with `ddp.sharding=weights`.
 
-    What lies before and after the layers stays gathered; of the layers, all, or one and those that
-    are fetched ahead. Gradients of two wait for their sums: as they were computed, and in the type
-    of the sum. Of both there is the part that this rank sends and keeps.
+    Weights outside the layers stay gathered; of the layers all, or one and those that are
+    prefetched. Gradients of two layers wait for their sums, as computed and in the type of the sum.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers
@@ -257,7 +257,7 @@ def _layer_bytes(config: RunConfig, layer: Part) -> int:
 
 
 def summed_size(config: RunConfig) -> int:
-    """Bytes of a number of gradients while they are summed over ranks."""
+    """Bytes of a gradient's number while gradients are summed over ranks."""
     wide = config.model.precision is Precision.FP32
     return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
 
@@ -266,7 +266,8 @@ def check_memory(config: RunConfig, *, world_size: int) -> None:
     """Refuses a run that no device could hold, before any process tries.
 
     Raises:
-        Problems: names the sizes that ask for it, or processes and packs that do not divide.
+        Problems: names the sizes that need it, or numbers of processes and packs that do not
+            divide.
     """
     model, data = config.model, config.dataset
     need = memory(config, world_size=world_size)

@@ -1,6 +1,6 @@
-"""A network on torch's meta device, of tensors without values, and packs for it.
+"""A network on torch's meta device, whose tensors have no values, and packs for it.
 
-Nothing is sent: the process groups are stand-ins, which know their sizes alone.
+Nothing is sent: the process groups are stand-ins, which know only their sizes.
 """
 
 # T tokens of a rank, W of all ranks, X any width
@@ -34,7 +34,7 @@ from dit.token_ids import as_digits
 
 @dataclass(frozen=True, slots=True)
 class StandInGroup:
-    """A process group that knows its size and this process's number alone."""
+    """A process group that knows only its size and this process's rank."""
 
     ranks: int = 1
     number: int = 0
@@ -47,7 +47,7 @@ class StandInGroup:
 
 
 def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any:
-    """A pipeline stage of a network, as the first tensor rank of `model` has it, without values."""
+    """A pipeline stage of a network without values, on the first tensor rank of `model`."""
     run_megatron_on_cpu()
     model = replace(model, pipeline_model_parallel_size=stages)  # layers are numbered by it
     one = StandInGroup()
@@ -95,7 +95,7 @@ def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:
 
 @contextmanager
 def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Inside, these attributes of modules, by name, have these values."""
+    """A context in which these attributes of modules have these values."""
     own = [(module, name, getattr(module, name)) for module, name, _ in attributes]
     for module, name, value in attributes:
         setattr(module, name, value)

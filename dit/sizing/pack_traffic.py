@@ -1,4 +1,4 @@
-"""What data ranks with weights in shares send each other in every pack (`ddp.sharding=weights`)."""
+"""Traffic of data ranks with weights in shares in every pack (`ddp.sharding=weights`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PackTraffic:
 
 
 def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
-    """The traffic of a pack whose weights, frozen ones too, lie in so many shares."""
+    """The traffic of a pack whose weights, including frozen ones, are in `shards` shares."""
     others = (shards - 1) / shards
     weights = others * weight_bytes(config)
     gradients = others * trained_here(config) * summed_size(config)
@@ -43,9 +43,8 @@ def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
 def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
     """Tokens of a pack whose products take as long as the traffic of its weights.
 
-    Products are counted as two operations of each weight and token in the forward pass, two for
-    gradients of inputs, and two for those of trained weights: `flops` a second. Nothing is computed
-    again.
+    Products count two operations for each weight and token in the forward pass, two for gradients
+    of inputs, and two for those of trained weights, at `flops` a second, without recomputation.
     """
     model = config.model
     trained = trained_count(config) / parameter_count(model)

@@ -1,12 +1,12 @@
-"""How many packs a pass through the data makes, before the first step.
+"""The number of packs in a pass over the data, before the first step.
 
-1. forecast_packs    lengths of samples, read from the heads of some, and how full packs of them get
+1. forecast_packs    lengths of samples, from the heads of some, and how full packs become
    length_shares     the lengths alone
 2. passes_line       how often the run will see each sample
-   fill_line         packs that stay empty in part, and which settings fill them
-   route_lines       what a token route leaves out, and where it has been seen to harm
+   fill_line         packs that stay partly empty, and settings that fill them
+   route_lines       what a token route saves, and where it is known to harm
 3. steps_of_epochs   `train.epochs` -> `train.train_iters`
-4. data_lines        what a dry run says of the data
+4. data_lines        the lines of a dry run about the data
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FEW_SAMPLES = 32_000
 
 
 class Length(NamedTuple):
-    """What a sample takes of a pack, or both samples of a pair, in tokens."""
+    """The tokens that a sample, or both samples of a pair, take in a pack."""
 
     padded: int
     real: int
@@ -66,7 +66,7 @@ class Lengths:
 
     @property
     def real_part(self) -> float:
-        """Tokens that are no padding, over all."""
+        """The fraction of tokens that are not padding."""
         real = sum(n.real * count for n, count in self.counts.items())
         return real / self.counts.total() / self.mean
 
@@ -94,10 +94,10 @@ class PackForecast:
 
 
 def forecast_packs(config: RunConfig) -> PackForecast | None:
-    """None for mock data, a blend, or shards elsewhere whose card lists no sizes.
+    """The forecast for a run; None for mock data, blends, or remote shards without a list of sizes.
 
     Raises:
-        DataError: none of the samples that were looked at can be used.
+        DataError: none of the examined samples can be used.
     """
     leaves = train_leaves(config.dataset)
     if len(leaves) != 1 or (lengths := _lengths(leaves[0], config)) is None:
@@ -130,9 +130,9 @@ def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForec
 
 
 def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
-    """Lengths of the training samples of `leaf`; None if neither shards nor card tell them.
+    """Lengths of the training samples of `leaf`; None if neither shards nor card have them.
 
-    The card lists the most frequent sizes alone, and says nothing of texts and references.
+    The card lists only the most frequent sizes, without texts and references.
     """
     if all(shard.path.is_local() for shard in shards_of(leaf)):
         return _read_lengths(leaf, Expected.of_training(config))
@@ -143,7 +143,7 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
 
 
 def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
-    """From the heads of samples in random order."""
+    """Lengths from the heads of samples in random order; None if that is not possible."""
     total = count_samples(leaf)
     order = np.random.default_rng(0).choice(total, min(total, _MOST), replace=False)
     found, refused, looked = list[Length](), list[SampleRefused](), 0
@@ -208,7 +208,7 @@ def _sizes_in_shard(
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
-    """By the sizes in a card; texts and references that take room in packs are not counted."""
+    """Lengths from the sizes in a card, without texts and references."""
     layout, latent = expected.layout, card["latent"]
     counts, lost = Counter[Length](), 0
     for one in card["sizes"]:
@@ -228,11 +228,10 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 
 
 def length_shares(config: RunConfig) -> dict[int, float]:
-    """Tokens of a sample -> their part of the samples of a dataset; all datasets count alike.
+    """Tokens of a sample -> the fraction of such samples; all datasets have equal weight.
 
-    The two of a pair are samples of their own.
-    Text counts where it takes room in packs. The result is empty for mock data, and for shards
-    elsewhere whose cards list no sizes.
+    The two samples of a pair count separately. Text counts if it takes room in packs. The result is
+    empty for mock data, and for remote shards whose cards list no sizes.
     """
     shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
     for leaf in dict.fromkeys(train_leaves(config.dataset)):
@@ -244,9 +243,9 @@ def length_shares(config: RunConfig) -> dict[int, float]:
 
 
 def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
-    """How often each sample is seen, in words; empty where that is not known.
+    """How often each sample is seen, in words; empty if that is unknown.
 
-    Mock data are seen instead of a dataset, whose path is named then.
+    If mock data replace a dataset, the dataset's path is named.
     """
     if config.dataset.mock and config.dataset.path:
         return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
@@ -265,7 +264,7 @@ def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
-    """A warning where packs stay empty in part, and what would fill them; else empty."""
+    """A warning if packs stay partly empty, and settings that fill them; else empty."""
     if forecast is None or forecast.fill >= LEAST_FILL:
         return ""
     better = []
@@ -283,7 +282,7 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
-    """Lines about the token route of `config`: FLOPs that it spares, and where it may harm."""
+    """Lines about the token route of `config`: FLOPs that it saves, and where it may harm."""
     model, mixture = config.model, config.dataset.mock_samples
     route = model.token_route
     if route is None:
@@ -330,10 +329,10 @@ def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str
 
 
 def steps_of_epochs(config: RunConfig) -> RunConfig:
-    """The configuration with the `train_iters` that `train.epochs` asks for, where it is set.
+    """The configuration with the `train_iters` that follow from `train.epochs`, if it is set.
 
     Raises:
-        Problems: nothing tells how many samples share a pack, or the other keys do not fit that
+        Problems: the number of samples in a pack is unknown, or the other keys do not fit that
             number of steps.
         DataError: as `check_data`.
     """
@@ -359,7 +358,7 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
 
 
 def absent_data(config: RunConfig) -> str:
-    """The first of them that is not on this machine; empty where all are."""
+    """The first dataset that is not on this machine; empty if all are."""
     paths = map(EPath, data_paths(config.dataset))
     return next((str(path) for path in paths if not (path.is_dir() or path.is_file())), "")
 
@@ -367,7 +366,7 @@ def absent_data(config: RunConfig) -> str:
 def data_lines(config: RunConfig) -> str:
     """The lines of a dry run about data and a token route, as comments; empty without either.
 
-    A missing folder is no fault here, because often another machine trains.
+    A missing folder is no fault, because another machine may train.
 
     Raises:
         DataError: as `check_data`.

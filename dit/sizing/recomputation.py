@@ -1,8 +1,8 @@
-"""Which layers a device computes again in the backward pass, for what it keeps to fit.
+"""The layers that a device recomputes in the backward pass to save memory.
 
-With `model.recompute_granularity=auto` a device of so much memory computes whole layers again, as
-few as fit (`block`). Recomputing attention alone frees nothing where a fused kernel computes it:
-queries, keys and values are kept for it, and its output for the linear that follows.
+With `model.recompute_granularity=auto` a device recomputes as few whole layers as its memory
+requires (`block`). Recomputing only attention saves nothing with a fused kernel, which keeps
+queries, keys and values, and its output for the next linear.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USABLE = 0.90
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recomputation:
-    """What `auto` has chosen."""
+    """The choice of `auto`."""
 
     config: RunConfig
     """The run with the keys of the choice."""

@@ -1,4 +1,4 @@
-"""Training: the loop over steps, and all that a run measures, validates and saves.
+"""Training: the loop over steps, and what a run measures, validates and saves.
 
 opening                a run is opened in five steps: machine, data, start, model, restore
 trainer                the run: read, step, average, validate, log, save
@@ -7,16 +7,16 @@ model_and_optimizer    configuration -> model, optimizer and average of the weig
 step                   packs -> loss and gradients -> updated weights
 loss                   error of a prediction, weighted as the objective says; the loss of pairs
 reference_passes       passes without gradients before the one that learns
-references             what these predict, and what it makes of the problems of a step
-distill                few steps: a student, its teacher, and the problems that they make
+references             their predictions, and how these change the problems of a step
+distill                distillation to few steps: a student, its teacher, and their problems
 timers                 the seconds of the parts of a step
-attention_choice       the kernel of attention: kept, or the fastest on the first rank
-optimizer              which one trains which weights, one clipped update, what it keeps
+attention_choice       the attention kernel: the checkpoint's, or the fastest on the first rank
+optimizer              the optimizer of each weight, one clipped update, optimizer states
 validation             held-out packs -> loss; samples of the averaged model
-memory                 what a full device held, and the keys that need less; Python's garbage,
-                       collected at fixed steps
-metrics                what is measured, and where it is written
-checkpoint             the run on disk, and how it continues from there
+memory                 contents of a full device, and keys that save memory; Python's garbage
+                       collection at fixed steps
+metrics                measured values, and the places where they are written
+checkpoint             the run on disk, and how it resumes
 
 Schedules, data parallelism, the distributed optimizer and sharded checkpoints are Megatron-Core's.
 """

@@ -1,11 +1,11 @@
-"""`model.attention_backend` of a training: one kernel of attention for all ranks.
+"""`model.attention_backend` of a training: one attention kernel for all ranks.
 
 1. A named kernel that does not fit, or does not work, on any rank ends the run with the reason.
-2. For `auto`, a run that goes on keeps the kernel of its checkpoint while it works on all ranks.
-3. Else the first rank times those that do, unless kernels must be deterministic. The choice stands
-   in the configuration that checkpoints store.
+2. With `auto`, a resumed run keeps the kernel of its checkpoint if it works on all ranks.
+3. Else the first rank times those that work, unless kernels must be deterministic. The choice is
+   stored in the configuration of checkpoints.
 
-Kernels round differently, so that ranks that share a layer, and a run that goes on, need one.
+Kernels round differently, so ranks that share a layer, and a resumed run, must use the same.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ it on Hopper, makes a graph for each, and a pack of many sizes is a call for eac
 def with_attention(
     config: RunConfig, *, timed: bool, continued: Path | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The run with its kernel of attention, and lines about it; all ranks call it.
+    """The configuration with its attention kernel, and lines about it; all ranks call it.
 
-    Unless `timed`, `auto` is the likely fastest. `continued` is the checkpoint that the run goes on
-    from.
+    Unless `timed`, `auto` becomes the kernel that is probably fastest. `continued` is the
+    checkpoint from which the run resumes.
 
     Raises:
-        ValueError: the named kernel cannot be used here.
+        ValueError: the named kernel cannot be used on this machine.
     """
     heartbeat("choice of the attention kernel")
     samples = from_first_rank(lambda: usual_pack(config) if _capability() else [])
@@ -74,10 +74,10 @@ def with_attention(
 
 
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
-    """(tokens, rows of text) of the samples of a pack, or of as much of it as is timed.
+    """(tokens, rows of text) of the samples of a pack, or of the part of it that is timed.
 
-    Data that do not tell their sizes count as `dataset.mock_samples`, which also has the texts.
-    Where texts take room in packs, the sizes of data count them, and the tokens here do not.
+    Data whose sizes are unknown count as `dataset.mock_samples`, which also determine the texts. If
+    texts take room in packs, the sizes of the data include them, and the tokens returned do not.
     """
     mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
@@ -99,11 +99,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA computes such packs in few calls, whatever texts the samples have.
-
-    Samples are (tokens, rows of text). Data do not tell how long their texts are, so that it is out
-    of the question where its calls depend on that.
-    """
+    """Whether SDPA computes the packs in few calls, whatever texts the samples have."""
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])
@@ -123,7 +119,7 @@ def _capability() -> tuple[int, int] | None:
 
 
 def check_named(config: RunConfig) -> None:
-    """Checks that `model.attention_backend` can be used on this machine, whatever the samples.
+    """Checks that `model.attention_backend` can be used on this machine with any samples.
 
     Raises:
         ValueError: it names a kernel that does not fit or does not work.
@@ -145,7 +141,7 @@ def _refuse(model: ModelConfig, reason: str) -> None:
 
 
 def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
-    """Why a kernel that fits does not work on this rank."""
+    """Why `backend` does not work on this rank; empty if it does."""
     if backend is AttentionBackend.SDPA:
         return ""
     return fault(backend, case.head_width, device())
@@ -154,7 +150,7 @@ def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
 def _without(
     ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
 ) -> Iterator[str]:
-    """Log lines: kernels that some ranks have, but that do not work on every rank."""
+    """Log lines about kernels that only some ranks can use."""
     some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
     for one in some:
         if one is not AttentionBackend.SDPA:
@@ -163,7 +159,7 @@ def _without(
 
 
 def _before(continued: Path | None) -> AttentionBackend:
-    """The kernel of the checkpoint that the run goes on from."""
+    """The attention kernel of the checkpoint that the run continues."""
     if continued is None:
         return AttentionBackend.AUTO
     return saved_config(continued).model.attention_backend
@@ -172,7 +168,7 @@ def _before(continued: Path | None) -> AttentionBackend:
 def _fastest(
     model: ModelConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
 ) -> tuple[AttentionBackend, str]:
-    """The fastest kernel, and the times of all."""
+    """The fastest kernel, and the times of all, in words."""
     calls = attention_calls(model, samples, device=device())
     budget, times, failed = BUDGET_S / len(backends), {}, ""
     for one in backends:

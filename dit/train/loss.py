@@ -10,8 +10,8 @@ for flow matching) of a pair w, l with one noise and one level:
 
     loss = -ln sigmoid(margin),  margin = -beta / 2 ((e_w - r_w) - (e_l - r_l))
 
-e is the mean error over a sample's target tokens, and r that of the network without its adapters.
-Other code has sums over a sample, with which beta would go by its size.
+e is the mean error over a sample's target tokens, and r the mean error of the network without its
+adapters. Other code uses sums over a sample, so its beta depends on the sample's size.
 """
 
 # T packed tokens, N samples, P = N / 2 pairs, C patch features
@@ -35,7 +35,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Sum of the errors over this rank's tokens, and its part of the divisor of the mean."""
+    """The sum of errors over this rank's tokens, and its part of the divisor of the mean."""
 
     total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
@@ -63,11 +63,11 @@ def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
 
 
 def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
-    """sqrt(e² + c²) - c of each number: arXiv:2310.14189, Sec. 3.3, as diffusion-pipe applies it.
+    """The pseudo-Huber error sqrt(e² + c²) - c of each number: arXiv:2310.14189, Sec. 3.3.
 
-    Written as a quotient, because the difference loses its digits in float32 where e is below
-    c / 1000. Diffusers' examples have 2 c times this, which AdamW's steps do not see but the bound
-    of the gradient's norm does.
+    It is scaled as in diffusion-pipe, and written as a quotient, because the difference loses its
+    digits in float32 if e is below c / 1000. Diffusers' examples multiply it by 2 c, which does not
+    change AdamW's steps but does change the bound of the gradient's norm.
     """
     square_TC = error_TC.square()
     return square_TC / ((square_TC + c * c).sqrt() + c)
@@ -181,7 +181,7 @@ def made_latents(
 def _parts_of_means(
     error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
-    """What each token adds to the mean error of its sample, or of the one of `read` it is of."""
+    """Each token's part of the mean error of its sample, or of its entry of `read`."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)
@@ -211,10 +211,10 @@ def preference_loss(
     beta: float,
     context: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """Flow-DPO; `reference_N` are the `mean_errors` of the network without its adapters.
+    """The loss of Flow-DPO; `reference_N` are `mean_errors` of the network without adapters.
 
-    The sigmoid is of a sample's tokens on all context ranks. So its slope is a number here, which
-    multiplies the errors of the tokens at hand: the gradient is exact.
+    The sigmoid needs a sample's tokens on all context ranks. Its slope is therefore computed first,
+    as a number that multiplies the errors of this rank's tokens: the gradient is exact.
     """
     part_T = _parts_of_means(error_T, batch)
     # Of the first context rank alone, since each has all pairs.

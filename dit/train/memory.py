@@ -1,9 +1,9 @@
-"""Memory: what a device's held when it ran out, the keys that need less of it; Python's garbage.
+"""Memory: what a device held when it was full, keys that save memory; Python's garbage collection.
 
-Garbage is collected at fixed steps, which are the same on all ranks. Left to itself, Python looks
-for unreachable cycles when enough objects were made: on each rank at another time, while all others
-wait for it in the next collective. A step leaves no tensor in such a cycle, so that memory does not
-wait for a collection.
+Garbage is collected at fixed steps, equal on all ranks. By itself Python looks for unreachable
+cycles when enough objects were created: on each rank at another time, while all others wait for it
+in the next collective. A step leaves no tensor in such a cycle, so no memory waits for a
+collection.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Held:
-    """What is known to be in memory; the model, once it is built."""
+    """The known contents of memory, such as the model once it is built."""
 
     model: ModelAndOptimizer | None = None
 
 
 @contextmanager
 def memory_explained(config: RunConfig) -> Iterator[Held]:
-    """Context in which an error of a full device ends with a list of what its memory held."""
+    """A context in which an error of a full device lists what its memory held."""
     held = Held()
     try:
         yield held
@@ -66,7 +66,7 @@ def _report(config: RunConfig, model: ModelAndOptimizer | None) -> Iterator[str]
 
 
 def bytes_held(model: ModelAndOptimizer) -> dict[str, int]:
-    """Bytes of the device by what they hold; storage that several share counts for the first."""
+    """Bytes of device memory by content; storage shared by several counts for the first."""
     states = chain.from_iterable(
         state.values()
         for inner in chained_optimizers(model.optimizer)
@@ -94,7 +94,7 @@ def _sizes(tensors: Iterable[Any], seen: set[int]) -> Iterator[int]:
 
 
 def _remedies(config: RunConfig) -> Iterator[str]:
-    """Keys that need less memory, those of activations first."""
+    """Keys that save memory, those for activations first."""
     model, optimizer = config.model, config.optimizer
     if model.recompute_granularity is not Recompute.FULL:
         yield "model.recompute_granularity=full"
@@ -121,10 +121,10 @@ def _gb(size: int) -> str:
 
 @contextmanager
 def manual_gc(config: TrainConfig) -> Iterator[None]:
-    """Context without automatic garbage collection, if `config.manual_gc`.
+    """A context without automatic garbage collection, if `config.manual_gc`.
 
-    Objects that exist at its start, mostly modules, live as long as the run: no later collection
-    looks at them again.
+    Objects that exist at its start, mostly modules, live as long as the run, so later collections
+    skip them.
     """
     if not config.manual_gc:
         yield
@@ -140,6 +140,6 @@ def manual_gc(config: TrainConfig) -> Iterator[None]:
 
 
 def collect_after(step: int, config: TrainConfig) -> None:
-    """Collects after every `train.manual_gc_interval`-th step."""
+    """Collects garbage after every `train.manual_gc_interval`-th step."""
     if config.manual_gc and config.manual_gc_interval and step % config.manual_gc_interval == 0:
         gc.collect()

@@ -2,7 +2,7 @@
 
 1. build       model, optimizer and average; all of them are one `ModelAndOptimizer`
 2. initialise  initial values that depend on the seed and on a weight's name, never on the layout
-3. Ema         the average of the weights, in float32, sharded as the optimizer's parameters
+3. Ema         the average of the weights, in float32, sharded like the optimizer's parameters
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAndOptimizer:
-    """Everything that a step changes, and the groups of processes that share it."""
+    """The parts that a step changes, and the process groups that share them."""
 
     chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
     optimizer: MegatronOptimizer
@@ -73,7 +73,7 @@ class ModelAndOptimizer:
         return [chunk.module for chunk in self.chunks]
 
     def at_step(self, step: int) -> None:
-        """Passes compute as at a training step, counted from 1."""
+        """Sets the training step, counted from 1, as which passes compute."""
         for module in self.modules:
             module.at_step(step)
 
@@ -90,8 +90,8 @@ def build_model_and_optimizer(
 ) -> ModelAndOptimizer:
     """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
 
-    With `adapters`, these alone are trained, beside weights and `frozen` adapters of `load_base`,
-    or beside the weights of `base`, the parts of another network, which then are in both.
+    With `adapters`, only these are trained; the frozen weights and `frozen` adapters come from
+    `load_base`, or are those of `base`, the parts of another network, with which they are shared.
     """
     check_moments(config.optimizer)
     fill = fill or partial(initialise_weights, config=config)
@@ -111,9 +111,9 @@ def build_model_and_optimizer(
 
 
 def initialise_weights(model: Any, config: RunConfig) -> None:
-    """Fills in the weights that training starts from; all data ranks call it.
+    """Sets the weights from which training starts; all data ranks call it.
 
-    A run of adapters calls it where their frozen weights are in no file; no matrix is zero then.
+    A run with adapters calls it if their frozen weights are in no file; then no matrix is zero.
     """
     rules = family_of(config.model).weights
     initialise(
@@ -129,7 +129,7 @@ def initialise_weights(model: Any, config: RunConfig) -> None:
 
 
 def leave_to_checkpoint(_: MegatronModule) -> None:
-    """Draws nothing: a checkpoint replaces all weights before they are used."""
+    """Draws nothing, because a checkpoint replaces all weights before they are used."""
 
 
 def build_model(
@@ -176,7 +176,7 @@ def _network(
     *,
     placed: bool = True,
 ) -> Any:
-    """A part of the network, with its adapters; not filled yet."""
+    """A part of the network, with its adapters, without values."""
     model = family_of(config.model).network()(config.model, groups, stage)
     # The device may have no place for the whole of it.
     waits = not placed or config.lora.base_dtype is not None or config.model.blocks_to_swap
@@ -201,7 +201,7 @@ def _wrapped(
 ) -> list[ModelChunk]:
     """The parts on the device, wrapped, with their frozen weights frozen.
 
-    Those that are `shared` with another network are so already.
+    Parts that are `shared` with another network are frozen already.
     """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
@@ -231,9 +231,8 @@ def draw_weights(
     """Gives each `chosen` weight its part of `draw(name, whole shape, generator)`.
 
     The generator is seeded by (seed, name, layer), and the whole tensor is drawn in float32 before
-    this rank takes its shard, so that every layout starts from the same numbers. One of the ranks
-    `copies`, which hold the same shards, draws a tensor and sends the others theirs; all of them
-    draw at the same time, about as much each.
+    this rank takes its shard, so every layout starts from the same numbers. The ranks `copies` hold
+    the same shards; they divide the drawing about equally, and send each other the results.
     """
     shards = [shard for shard in weight_shards(model) if chosen(shard.key)]
     fill_shards(shards, lambda shard: _drawn(shard, draw, seed=seed), copies)
@@ -242,7 +241,7 @@ def draw_weights(
 def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
     """This rank's part of each weight of `model`, in a fixed order.
 
-    A weight in shares (`ddp.sharding=weights`) is the rows that this rank keeps.
+    For a weight in shares (`ddp.sharding=weights`) it is the rows that this rank keeps.
     """
     found = nested_values(dict(enumerate(stored_by(model))))
     return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
@@ -254,10 +253,10 @@ def fill_shards(
     value_of: Callable[[ShardedTensor], Tensor],
     copies: dist.ProcessGroup | None,
 ) -> None:
-    """Gives this rank's part of each weight its value, which one of the ranks `copies` makes.
+    """Sets this rank's part of each weight to its value, which one of the ranks `copies` computes.
 
-    These hold the same parts, or rows of them. They make their values at the same time, about as
-    much each, one at a time, and send each to the others before they make the next.
+    These ranks hold the same parts, or rows of them. They compute their values at the same time,
+    about as much each, one at a time, and send each to the others before the next.
     """
     owned: list[list[ShardedTensor]] = [[] for _ in range(_size(copies))]
     for shard, rank in zip(shards, _owners(shards, copies), strict=True):
@@ -274,7 +273,7 @@ def fill_shards(
 def _send(
     shard: ShardedTensor, value: Tensor | None, copies: dist.ProcessGroup | None, *, source: int
 ) -> None:
-    """Puts the value of rank `source` into the parts of all ranks."""
+    """Copies the value of rank `source` into the parts of all ranks."""
     part = shard.data
     assert part is not None
     whole = torch.empty(shard.local_shape, dtype=shard.dtype, device=part.device)
@@ -291,7 +290,7 @@ def _size(copies: dist.ProcessGroup | None) -> int:
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
-    """The rank that makes the value of each shard, so that all of them have about as much to do."""
+    """The rank that draws the values of each shard, chosen so that all draw about as many."""
     return _shared_out([math.prod(one.local_shape) for one in shards], _size(copies))
 
 
@@ -306,7 +305,7 @@ def _drawn(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> Tensor:
 
 
 def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """A rank for each size, the largest first, always the rank with the least so far."""
+    """A rank for each size: the largest first, always to the rank with the smallest sum."""
     totals, owners = [0] * ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[index] = totals.index(min(totals))
@@ -328,15 +327,15 @@ def initialise(
     copies: dist.ProcessGroup | None = None,
     chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """The values that training starts from.
+    """Sets the weights from which training starts.
 
-    Norms are 1, and 0 where they are stored less 1; biases are 0, and so are the matrices that
-    `zero` names by their key in a checkpoint; other matrices are normal with `std`, or
-    1 / sqrt(inputs) where it is None. By xavier, only those that embed the noise level and pooled
-    text are; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, AISTATS
-    2010, Eq. 16), where the queries, keys and values of a layer are one matrix. Ranks that hold the
-    same shards (`copies`) share the work. The first matrix of an adapter is uniform in
-    +-1 / sqrt(inputs), the second is 0, as in PEFT.
+    Norms are 1, or 0 if they are stored less 1. Biases are 0, and so are the matrices whose keys in
+    a checkpoint `zero` accepts. Other matrices are normal with deviation `std`, or 1 / sqrt(inputs)
+    if that is None. By xavier only those that embed the noise level and pooled text are normal; the
+    others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, AISTATS 2010, Eq. 16),
+    where queries, keys and values of a layer count as one matrix. Ranks with the same shards
+    (`copies`) divide the work. The first matrix of an adapter is uniform in +-1 / sqrt(inputs), the
+    second is 0, as in PEFT.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -359,7 +358,7 @@ def initialise(
 def randomise(
     model: MegatronModule, *, seed: int, chosen: Callable[[str], bool] = lambda _: True
 ) -> None:
-    """Random values for every `chosen` weight, norms included: what tests of equality start from.
+    """Sets every `chosen` weight, norms included, to random values, for tests of equality.
 
     With the zeros of `initialise`, most weights have no gradient and broken code passes.
     """
@@ -376,7 +375,7 @@ def randomise(
 
 
 def power_exponent(sigma_rel: float) -> float:
-    """Exponent gamma of the power profile of relative width `sigma_rel`.
+    """The exponent gamma of the power profile of relative width `sigma_rel`.
 
     Source: arXiv:2312.02696, Eq. 126.
     """
@@ -386,7 +385,7 @@ def power_exponent(sigma_rel: float) -> float:
 
 
 def decay_at(config: EmaConfig, step: int) -> float:
-    """Weight of the old average at update `step`, counted from 1.
+    """The weight of the old average at update `step`, counted from 1.
 
     power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
     weights are forgotten.
@@ -423,10 +422,10 @@ class Ema:
 
     @contextmanager
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """Context in which the weights of `chunks` and the averages are swapped.
+        """A context in which the weights of `chunks` and the averages are exchanged.
 
-        They are not swapped back after an error: one rank alone has it, and all ranks would have to
-        gather the weights together.
+        They are not exchanged back after an error, which one rank has alone: all ranks would have
+        to gather the weights together.
         """
         self._swap(chunks)
         yield
@@ -434,7 +433,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self, chunks: list[ModelChunk]) -> None:
-        """Exchanges averages and main parameters, and with them the model's weights everywhere."""
+        """Exchanges averages and main parameters, and updates the model's weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
             own = shard.value.clone()  # one at a time: there may be no place for all of them twice
             shard.value.copy_(average)

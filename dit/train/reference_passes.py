@@ -1,7 +1,7 @@
-"""Passes without gradients before the one that learns: what the loss of a step compares with.
+"""Passes without gradients before the one that learns, with whose predictions the loss compares.
 
-The packs of a step run once more, with null captions or without adapters. What they predict stays
-on the last pipeline stage, where the loss is computed; `references` says what it is used for.
+The packs of a step run once more, with null captions or without adapters. The predictions stay on
+the last pipeline stage, where the loss is computed; `references` describes their use.
 """
 
 # C patch features, T packed tokens of this context rank, N samples
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkTurn:
-    """A network that learns in a step, and what it learns."""
+    """A network that learns in a step, and the problems that it learns."""
 
     model: ModelAndOptimizer
     config: RunConfig  # of this network
@@ -49,14 +49,14 @@ class NetworkTurn:
 
     @property
     def prefix(self) -> str:
-        """Begins the names of what is logged of a network that the run is not named after."""
+        """The prefix of logged names, for a network other than the run's main one."""
         return "critic_" if self.critic else ""
 
 
 def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterator[NetworkTurn]:
     """The networks that learn in a step, one after the other; all ranks call it.
 
-    The problems of one are made when those before it have learned.
+    The problems of each are made after the networks before it have learned.
     """
     number = run.progress.updates + 1
     own: Any = {"model": run.model, "config": run.config, "number": number, "averaged": number}
@@ -81,7 +81,10 @@ def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterat
 def training_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References | None]:
-    """The problems of the packs of a step, and what their loss compares with; all ranks call it."""
+    """The problems of the packs of a step, and the predictions that their loss compares with.
+
+    All ranks call it.
+    """
     c = run.config
     if c.distill.method is not None:
         from dit.train.distill.average_velocity import average_velocity
@@ -100,8 +103,8 @@ def reference_passes(
 ) -> References | None:
     """Predictions that the loss of a step compares with, or None; all ranks call it.
 
-    `packs` are as they were read, `items` as they are trained on. A sample whose caption is dropped
-    keeps its target, since both predictions of it are one. Adapters drop nothing in these passes.
+    `packs` are as read, `items` as trained on. A sample with a dropped caption keeps its target,
+    because its two predictions are the same. Adapters have no dropout in these passes.
     """
     options, seed, chunks = run.config.objective, run.config.rng.seed, run.model.chunks
     if options.passes_without_gradient == 0:
@@ -148,7 +151,7 @@ def reference_passes(
 
 
 def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveConfig) -> Tensor:
-    """W of each sample, [N]: 1 where its caption is dropped, so that its target stays."""
+    """The factor w of each sample, [N]: 1 if its caption is dropped, so that its target stays."""
     assert options.cfg_target is not None
     more_N = torch.full_like(noise_N, options.cfg_target - 1)
     if options.cfg_target_schedule is TargetSchedule.LEVEL:
@@ -157,7 +160,7 @@ def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveC
 
 
 def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Tensor]:
-    """What the network says of each pack, [T, C] in float32, on the last stage."""
+    """Predictions of the network for each pack, [T, C] in float32, on the last stage."""
     if not items:
         return []
     module: Any = chunks[0].module
@@ -175,7 +178,7 @@ def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Ten
 def _errors(
     chunks: Sequence[nn.Module], items: Sequence[Item], options: ObjectiveConfig
 ) -> list[Tensor]:
-    """Mean error of each sample of each pack, float64 [N], on the last stage."""
+    """The mean error of each sample of each pack, float64 [N], on the last stage."""
     module: Any = chunks[0].module
 
     def forward(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, Any]:

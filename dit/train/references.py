@@ -1,9 +1,9 @@
-"""What passes without gradients predict, and what it makes of the problems of a step.
+"""Predictions of passes without gradients, and how they change the problems of a step.
 
 cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
-prediction with caption of the network before, and u the one without. Trained on plain targets it
-loses w. Here the target is u + w (target - u), with the network's own u of the same noisy state.
-The loss ((f + (w - 1) u) / w - target)² of other trainers is this one divided by w².
+original network's prediction with caption, and u the one without. Trained on plain targets it would
+lose w. So the target is u + w (target - u), with the network's own u for the same noisy state. The
+loss ((f + (w - 1) u) / w - target)² of other trainers is ours divided by w².
 """
 
 # C patch features, T packed tokens of this context rank, N samples
@@ -23,7 +23,7 @@ from dit.batch import PackedBatch, Problem
 class References:
     """Predictions of passes without gradients, one entry for each pack of a step, in their order.
 
-    Only the last pipeline stage has them: the lists of the others are empty.
+    Only the last pipeline stage has them; other stages have empty lists.
     """
 
     factor_N: Sequence[Tensor]
@@ -39,7 +39,7 @@ class References:
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
-    """The problem of this context rank's part of a pack, as the loss compares it."""
+    """The problem of this context rank's part of a pack, with the target that the loss uses."""
     unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]

@@ -44,7 +44,7 @@ PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLoss:
-    """This rank's terms of the sums of a step over all ranks of the run."""
+    """This rank's terms of a step's sums over all ranks of the run."""
 
     sums: Tensor  # float64 [2] on the device: error and its divisor
     packs: tuple[PackLoss, ...]
@@ -58,12 +58,12 @@ class RankLoss:
 
     @property
     def total(self) -> float:
-        """The error. Waits for the device, as all below do."""
+        """The summed error; it waits for the device, as the members below do."""
         return self.sums[0].item()
 
     @property
     def count(self) -> float:
-        """The divisor of the error."""
+        """The divisor of the summed error."""
         return self.sums[1].item()
 
     @property
@@ -86,7 +86,7 @@ def forward_backward(
     objective: ObjectiveConfig,
     references: References | None = None,
 ) -> RankLoss:
-    """First half of a step: this replica's packs in, gradients of the global batch out."""
+    """The first half of a step: this replica's packs -> gradients of the global batch."""
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
@@ -95,7 +95,7 @@ def forward_backward(
 
 
 def prepare_update(model: ModelAndOptimizer) -> Tensor:
-    """The squared norm [1] of the gradient; nobody waits for it."""
+    """The squared norm [1] of the gradient, without waiting for the device."""
     heartbeat("update")
     with timed(OPTIMIZER):
         return squared_norm(model.optimizer)
@@ -110,12 +110,11 @@ def optimizer_step(
     grad_norm: float | None = None,
     averaged: int | None = None,
 ) -> Update:
-    """Second half of a step: gradients -> updated weights and average.
+    """The second half of a step: gradients -> updated weights and average.
 
-    `number` counts updates from 1, and `averaged` those of the average, where they are others;
-    `loss` is that of the global batch; `grad_norm` is the root of
-    what `prepare_update` has returned, if it was called. Where the loss or the gradient is not
-    finite, nothing changes on any rank.
+    `number` counts updates from 1, and `averaged` those of the average, if they differ; `loss` is
+    the global batch's; `grad_norm` is the root of `prepare_update`'s result, if that was called. If
+    the loss or the gradient is not finite, nothing changes on any rank.
     """
     heartbeat("update")
     c = config.optimizer
@@ -140,8 +139,8 @@ def run_schedule(
 ) -> list[PackLoss]:
     """Runs this replica's packs through the model, one micro-batch each.
 
-    Returns the losses on the rank that counts them, nothing elsewhere. Gradients, unless
-    `forward_only`, are those of the mean over the global batch.
+    Returns the losses on the rank that counts them, and an empty list on others. Gradients, unless
+    `forward_only`, are of the mean over the global batch.
     """
     module: Any = chunks[0].module
     mine = [rank_part(module, item) for item in items]

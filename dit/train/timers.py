@@ -1,8 +1,8 @@
 """The seconds of the parts of a step.
 
 A part inside another is subtracted from the outer one, so that no second counts twice. On a GPU the
-host runs ahead of the device. Seconds are then measured only after `synchronize_timers`, which
-waits for the device at both ends of each part; a run that is no benchmark should not do that.
+host runs ahead of the device, so seconds are measured only after `synchronize_timers`, which makes
+each part wait for the device at both ends; only benchmarks should do that.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def synchronize_timers() -> None:
 
 @contextmanager
 def timed(part: str) -> Iterator[None]:
-    """Inside, seconds belong to `part`; it is a decorator, too.
+    """A context, or decorator, whose seconds count for `part`.
 
-    Not after an error: what the device has begun with a rank that has left never ends.
+    After an error it does not wait: work that the device began with a rank that has left never
+    ends.
     """
     began = _now()
     _inner.append(0.0)
@@ -42,7 +43,7 @@ def timed(part: str) -> Iterator[None]:
 
 
 def elapsed() -> dict[str, float]:
-    """Seconds of each part since the last call; empty where they would not be true."""
+    """Seconds of each part since the last call; empty if they would be wrong."""
     seconds = dict(_seconds)
     _seconds.update(dict.fromkeys(TIMED_PARTS, 0.0))
     return seconds if _synchronized or not torch.cuda.is_available() else {}

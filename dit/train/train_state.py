@@ -1,4 +1,4 @@
-"""A run in memory: all its parts, and how far it has come."""
+"""A run in memory: all its parts, and its progress."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
 
 
 class InitialWeights(Protocol):
-    """Weights of another tool that a new run starts from."""
+    """The interface of another tool's weights from which a new run starts."""
 
     def fill(self, model: MegatronModule) -> None:
         """Fills a part of the model on this rank; all ranks call it."""
         ...
 
     def origin(self) -> Origin:
-        """The files that the weights are read from; all ranks call it."""
+        """The files from which the weights are read; all ranks call it."""
         ...
 
     @property
@@ -93,7 +93,7 @@ class TrainState:
     notes: list[str] = field(default_factory=list)  # lines for the start of the log
 
     def at_step(self, step: int) -> None:
-        """Passes of all networks that learn compute as at a training step, counted from 1."""
+        """Sets the training step, counted from 1, for passes of all networks that learn."""
         for model in (self.model, self.critic):
             if model is not None:
                 model.at_step(step)

@@ -57,7 +57,7 @@ Values = dict[str, Any]
 
 
 class ExitCode(IntEnum):
-    """How a run ended, for the program that started it."""
+    """How a run ended, as the exit code of its program."""
 
     DONE = 0
     ERROR = 1
@@ -72,14 +72,14 @@ def pretrain(
     start: InitialWeights | None = None,
     read_folder: ReadFolder | None = None,
 ) -> ExitCode:
-    """Trains as configured, from the newest checkpoint where there is one.
+    """Trains as configured, from the newest checkpoint if there is one.
 
-    `export` is called with each new checkpoint; `open_samples` returns what writes the samples of
-    each validation; a new run has its weights from `start`, and frozen weights in a Diffusers
-    folder are opened by `read_folder`. The process group is initialised (`start_processes`).
+    `export` is called with each new checkpoint; `open_samples` returns the writer of each
+    validation's samples; `start` holds the weights of a new run, and `read_folder` opens frozen
+    weights in a Diffusers folder. The process group must be initialised (`start_processes`).
 
     Raises:
-        ValueError: checkpoint.load_hf is given, and no `start`.
+        ValueError: checkpoint.load_hf is set without `start`.
         FloatingPointError: too many steps in a row were skipped, or all of them.
     """
     explained = memory_explained(config)
@@ -115,7 +115,7 @@ def measure_steps(
     Nothing is saved or validated, and Ctrl-C ends the process at once.
 
     Raises:
-        FloatingPointError: every one of them was skipped, which takes less time than an update.
+        FloatingPointError: every step was skipped, which takes less time than an update.
     """
     explained = memory_explained(config)
     with ExitStack() as ends, shown_at_once(), deaths_in_words(), explained as memory:
@@ -198,7 +198,7 @@ def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointE
 
 
 def _check_updates(run: TrainState, *, since: int) -> None:
-    """Raises FloatingPointError where every step after `since`, or of the run, was skipped."""
+    """Raises FloatingPointError if every step after `since`, or of the run, was skipped."""
     steps = run.progress.step - since or run.progress.step
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(
@@ -252,7 +252,7 @@ def _step(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """What became of the turn of a network."""
+    """The result of a network's turn to learn."""
 
     turn: NetworkTurn
     sums: StepMetrics
@@ -261,7 +261,7 @@ class Learned:
 
     @property
     def values(self) -> Values:
-        """What is logged of it."""
+        """The values to log."""
         rate = learning_rate(self.turn.config, self.turn.number)
         found = {"loss": self.sums.loss, "grad_norm": self.update.grad_norm, "lr": rate}
         if (ratio := self.turn.config.lora.plus_ratio) is not None:
@@ -300,7 +300,7 @@ def _learn(
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step; begins to read those of the step after it."""
+    """This replica's packs of the next step; starts to read those of the step after it."""
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
     if run.replica.pending is None:

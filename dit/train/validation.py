@@ -1,24 +1,24 @@
 """Validation: held-out losses of the weights and their average, then samples.
 
 Every validation takes the same packs with the same noise at the same noise levels, so that two of
-them differ by the weights alone. A pack is evaluated at each of `validation.quantiles` quantiles of
+them differ only by the weights. A pack is evaluated at each of `validation.quantiles` quantiles of
 the noise levels that training draws, and the losses are reported separately:
 
     val_loss                mean over all quantiles: an estimate of the training loss
     val_loss_q10            at the quantile 0.1, which has little noise; q90 has much
-    val_loss_image_32       over samples of one kind: images, or videos of up to so many latent
-    val_loss_video8_32      frames (a power of two), and the side of the latent, sqrt(rows columns),
+    val_loss_image_32       over samples of one kind: images, or videos of up to 8 latent frames
+    val_loss_video8_32      (a power of two), and with a latent of side sqrt(rows columns) = 32,
                             rounded to a power of two
 
-With `validation.fixed_levels` each sample is evaluated once, at a noise level of its own, and a
-loss is the mean over samples of the mean over the tokens of each:
+With `validation.fixed_levels` each sample is evaluated once, at its own noise level, and a loss is
+the mean over samples of the mean over a sample's tokens:
 
     val_loss                over all samples
-    val_loss_k3             over those at the level 3 / 8
+    val_loss_k3             over samples at the level 3 / 8
 
 With an average of the weights there are also val_loss_ema, val_loss_ema_q10, ...; and for each of
-`validation.sets` there are val_NAME_loss, ... A first validation at or below
-`validation.target` ends the run, and logs with its losses
+`validation.sets` there are val_NAME_loss, ... A first validation at or below `validation.target`
+ends the run, and logs with its losses
 
     target_samples          samples that the run has seen until then
     target_s                seconds of its steps and validations, over all its starts
@@ -76,8 +76,8 @@ def read_validation_packs(
 ) -> dict[str, ValidationPacks]:
     """The packs of a data-parallel rank of each validation set, by the name of its loss.
 
-    All ranks call it. Which samples share a pack follows from all samples before them: the first
-    rank finds it out from the headers of the tar files, and each replica reads its own packs.
+    All ranks call it. The samples of a pack depend on all samples before them: the first rank
+    determines them from the headers of the tar files, and each replica reads its own packs.
     """
     indices = range(rank, config.train.eval_iters, world_size)
     sets = validation_sets(config).items()
@@ -141,11 +141,11 @@ def validate(
     name: str = "val_loss",
     null: NullInputs | None = None,
 ) -> dict[str, float]:
-    """The losses over all ranks' packs, whose names begin with `name`.
+    """The losses over the packs of all ranks, with names that begin with `name`.
 
-    The noise, drawn numbers of given frames and captions that `null` replaces follow from the seed
-    and the pack, drawn latents (`validation.latents`) from the seed and the sample; images are
-    never dropped. Nothing that training reads is changed.
+    Noise, numbers of given frames and captions that `null` replaces depend on the seed and the
+    pack, drawn latents (`validation.latents`) on the seed and the sample; images are never dropped.
+    The state of training does not change.
     """
     with gathered_weights(model.chunks):
         problems = partial(_problems, packs, objective, config, null)
@@ -203,7 +203,7 @@ def _problems(
     null: NullInputs | None,
     quantile: float | None,
 ) -> Iterator[list[Item]]:
-    """Problems of all samples at one quantile of levels, or of each at its own fixed level."""
+    """Problems of all samples at one quantile of the levels, or of each at its own fixed level."""
     c = config.validation
     told = {"options": config.objective, "latents": c.latents}
     told |= {"null": null, "text_dropout": c.text_dropout}
@@ -219,7 +219,7 @@ def _problems(
 
 
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
-    """Image or video, with rounded frames and side: a part of a metric's name."""
+    """Image or video, with rounded frames and side, as a part of a metric's name."""
     frames = grid[0] * model.patch_temporal
     side = math.sqrt(grid[1] * grid[2]) * model.patch_spatial
     medium = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
@@ -240,10 +240,10 @@ def _mean_over_ranks(mine: Sums) -> dict[str, float]:
 
 
 def draw_samples(run: TrainState) -> DrawnSamples | None:
-    """Calls `run.samples` with the model; its weights are the average where there is one.
+    """Calls `run.samples` with the model, whose weights are the average if there is one.
 
-    Weights, random numbers and device memory are restored afterwards, so that training is not
-    affected. The first rank gets the result.
+    Weights, random numbers and device memory are restored afterwards, so training is not affected.
+    The first rank gets the result.
     """
     if run.samples is None:
         return None

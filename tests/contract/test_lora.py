@@ -246,7 +246,7 @@ def test_commands(made, capsys) -> None:
     assert "checkpoint.finetune=true" in capsys.readouterr().out
     assert main(["export", *place, str(folder / "b"), "--merged", "--no-scheduler"]) == 0
     assert main(["export", *place, str(folder / "c")]) == 1
-    assert "holds adapters alone" in capsys.readouterr().err
+    assert "holds only adapters" in capsys.readouterr().err
     place[1] = str(folder / "base")
     assert main(["export-lora", *place, str(folder / "c")]) == 1
     assert "no adapters" in capsys.readouterr().err

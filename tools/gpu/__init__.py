@@ -1,4 +1,4 @@
-"""The first run on a GPU: `make gpu` measures row after row of a plan and writes what it finds.
+"""Measurements on a GPU: `make gpu` runs the rows of a plan and writes their results.
 
 plan        rows in their order of worth, with their seconds and configurations
 worker      the process in which rows run; it is started again where one has crashed
@@ -7,18 +7,18 @@ steps       what rows measure: bounds, steps of a shape, their kernels, a padded
 page        results -> Markdown
 wheelhouse  wheels that a machine without internet lacks: `make wheelhouse`, and their installation
 
-**Wheels.** pip resolves them under the Python version of the other machine, in an environment
-whose metadata claim the packages of PRESENT, what `pip list --format=freeze` prints there. What is
-there stays if its version satisfies everything; torch, Triton and CUDA are never fetched, and a
-list that would need them is an error. No wheel needs a newer C library than glibc 2.28.
+**Wheels.** pip resolves them under the Python version of the other machine, in an environment whose
+metadata claim the packages of PRESENT, which `pip list --format=freeze` prints on it. A package of
+that machine stays if its version satisfies everything; torch, Triton and CUDA are never fetched,
+and a list that would need them is an error. No wheel needs a newer C library than glibc 2.28.
 nvidia-cudnn-frontend comes without the compilers that it declares, and S3 packages that no run
 imports do not come. More than 45 MB are refused (`--limit-mb`), since copying to such machines is
 often limited: for the list in benchmarks/machines 36 come, 36.3 MB. `PIP_FLAGS="--also flash-attn-4
---limit-mb 150"` adds FlashAttention 4 with what compiles its kernels, 102 MB; other PIP_FLAGS are
+--limit-mb 150"` adds FlashAttention 4 and the compilers of its kernels, 102 MB; other PIP_FLAGS are
 pip's own. On the GPU machine they lie in runs/gpu/site, which only the processes of a run see.
 
 **Limits.** A row begins where the seconds that it is expected to take are left of LIMIT, and is
-ended after three times as many and a minute. What it had found by then stays: lines of a table,
+ended after three times as many and a minute. Its results until then are kept: lines of a table,
 tests. Nothing runs after a smoke test that fails. PARTS names rows, `missing` those without a
 result. KEYS sets keys of all configurations; all rows of a shape take as many quarters of its pack
 as the neediest one has memory for. OUTPUT is the folder of the results, such as one that comes back

@@ -1,7 +1,7 @@
 """One command on a GPU: installs wheels, tests, measures, writes a page and a JSON file.
 
 1. install   wheels of a wheelhouse, without the network; torch stays the machine's
-2. imports   everything that the rows need, and what this machine is; beside it the smoke test
+2. imports   the modules that the rows need, and a description of the machine; also the smoke test
 3. rows      of the plan; after each of them OUTPUT/<device>.json and the page OUTPUT/<device>.md
 
 This program itself imports nothing but the standard library.
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(options: argparse.Namespace) -> list[Worker]:
-    """The process that measures, and the one of tests, which neither see nor leave what it has."""
+    """Starts the process that measures and the one that runs tests."""
     if find_spec("torch") is None:
         raise ValueError(f"{sys.executable} has no torch; name one that has: make gpu PYTHON=")
     if options.wheelhouse:
@@ -117,7 +117,7 @@ class Results:
         self.content = {"about": known.get("about", {}) | about, "rows": self.rows}
 
     def put(self, row: str, outcome: Outcome) -> None:
-        """Keeps the outcome; what was done before is not lost to a row that did not begin."""
+        """Keeps the outcome; a row that did not begin does not replace an earlier result."""
         if outcome["state"] == State.NOT_BEGUN and row in self.rows:
             return
         self.rows[row] = outcome
@@ -156,7 +156,7 @@ def run_rows(
 
 
 def _show(row: Row, outcome: Outcome) -> None:
-    """One line for a row; with an error the end of what it printed."""
+    """Prints one line for a row; with an error also the end of its output."""
     took, note, found = outcome.get("took_s", 0), outcome.get("why", ""), outcome.get("found", {})
     if "mfu" in found:
         mfu = ", ".join(f"{value:.1%} ({kind})" for kind, value in found["mfu"].items())

@@ -1,4 +1,4 @@
-"""Whether all that a run on this machine imports is there, which versions, and what tests say."""
+"""Whether the rows' modules can be imported, the versions of packages, and the results of tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VERSIONS += ("numpy", "diffusers")
 
 
 def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) -> str:
-    """Reports what this machine is; returns what cannot be imported."""
+    """Reports the machine's packages and device; returns the modules that cannot be imported."""
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
     failed = []
     for module in (*MODULES, *tests):
@@ -38,7 +38,7 @@ def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) 
 
 
 def _about() -> dict[str, Any]:
-    """What is measured, and on which device; the commit is None where there is no repository."""
+    """The measured commit and the device; the commit is None where there is no repository."""
     import torch
 
     cuda, versions = torch.cuda.is_available(), {}
@@ -62,7 +62,7 @@ def _about() -> dict[str, Any]:
 
 
 class _Reports:
-    """A plugin of pytest that hands on how each test ended, as soon as it has."""
+    """A plugin of pytest that reports each test's result as soon as the test ends."""
 
     def __init__(self, report: Callable[[Any], None]):
         self.report, self.failed = report, list[str]()
@@ -80,7 +80,7 @@ class _Reports:
 
 
 def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> str:
-    """Reports how each test ended, by its name; returns which ones failed."""
+    """Reports the result of each test by its name; returns the names of those that failed."""
     import pytest
 
     plugin = _Reports(report)

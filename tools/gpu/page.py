@@ -1,4 +1,4 @@
-"""Results of a run -> a page in Markdown."""
+"""Writes the results of a run as a page in Markdown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = ("matrix products", "attention", "communication")
 
 
 def page(content: dict[str, Any]) -> str:
-    """The page of the JSON file's content."""
+    """The page, from the JSON file's content."""
     about, rows = content["about"], content["rows"]
     lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
     lines += _steps(_found(rows, "steps:steps"))
@@ -40,7 +40,7 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Rows of cells by their columns; nothing without rows."""
+    """Lines of a Markdown table with the columns of the first row; none without rows."""
     if shown := list(rows):
         yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
         yield from (f"| {' | '.join(row.values())} |" for row in shown)
@@ -48,7 +48,7 @@ def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _found(rows: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What was found, by row of a kind; of one that was ended, what it had found by then."""
+    """Results of the rows of `kind`, by row; an interrupted row has its values so far."""
     named = {row.name: rows.get(row.name, {}) for row in PLAN if row.kind == kind}
     return {name: one["found"] for name, one in named.items() if one.get("found")}
 
@@ -114,7 +114,7 @@ def _kernel(title: str, whole_s: float, name: str, seconds: float, calls: float)
 
 
 def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
-    """Kernels of no other kind move what layers and optimizer move."""
+    """Lines that compare the kernels of layers and optimizer with the expected traffic."""
     measured, expected = found["by_kind_s"], planned["by_kind_s"]
     rows = {name: (expected[name], measured.get(name, 0.0)) for name in _NAMED}
     rows["all other kernels: memory traffic of layers and optimizer"] = (
@@ -150,7 +150,6 @@ def _tests(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    """The first line, not too long."""
     return (text.strip().splitlines() or [""])[0][:300]
 
 

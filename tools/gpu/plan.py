@@ -1,4 +1,4 @@
-"""What is measured on a GPU: rows in the order of their worth, each with its seconds."""
+"""The rows that `make gpu` measures, the most useful first, each with its seconds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Row:
         return "-".join(word for word in self.name.split("-") if word not in _FULL)
 
     def keys(self, size: str) -> list[str]:
-        """The overrides of its shape's configuration, for a GPU or in tiny sizes."""
+        """Overrides of the configuration of the row's shape, for a GPU or in tiny sizes."""
         words = _TINY if size == "tiny" else _FULL
         return [key for word in self.name.split("-") for key in words.get(word, "").split()]
 
@@ -121,12 +121,12 @@ NAMES = tuple(row.name for row in PLAN)
 
 
 def chosen(asked: str, *, done: Sequence[str]) -> list[Row]:
-    """The rows of a list of names, in the order of their worth; all without any name.
+    """The rows named in a list, the most useful first; all rows without a name.
 
-    `missing`, in the place of names, are those that are not done.
+    The name `missing` stands for all rows that are not in `done`.
 
     Raises:
-        ValueError: a name that no row has.
+        ValueError: no row has that name.
     """
     wanted = {*re.findall(r"[^\s,]+", asked)} or {*NAMES}
     if unknown := wanted - {*NAMES, "missing"}:

@@ -1,4 +1,4 @@
-"""Rows that measure: bounds, steps of a shape, their kernels, and a padded loop beside ours."""
+"""Rows that measure: bounds, steps of a shape, their kernels, and a padded loop for comparison."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _PADDED = {
 
 
 def table(row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> None:
-    """Reports the bounds of a table."""
+    """Reports the measured bounds of the table that the row names."""
     bounds(row.name, size=size, report=report)
 
 
 def padded_loop(_row: Row, *, size: str, report: Callable[[Any], None], **_: Any) -> None:
-    """Reports what compare_padded.py finds, by the mixture of samples."""
+    """Reports the figures of compare_padded.py, by the mixture of samples."""
     report({one["samples"]: one for one in compare_padded.compare(_PADDED[size].split())})
 
 
 def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
-    """Reports medians and shares of steps, as benchmark.py writes them, and what was expected."""
+    """Reports medians and parts of a step's time, as benchmark.py has them, and expected values."""
     found = _measured(row, size, keys, count=_STEPS[size][1], around=nullcontext())
     on_gpu, tflops = torch.cuda.is_available(), found["model_tflops"]["median"]
     found["reserved_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9 if on_gpu else 0.0
@@ -56,7 +56,7 @@ def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], N
 
 
 def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
-    """Reports the longest kernels of some steps, the time of all by kind, and what was expected."""
+    """Reports the longest kernels of some steps, the time by kind, and expected values."""
     trace = torch.profiler.profile()
     found = _measured(row, size, keys, count=_PROFILED, around=trace)
     step_s = found["step_time_s"]["median"]
@@ -67,7 +67,7 @@ def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any],
 def _measured(
     row: Row, size: str, keys: Sequence[str], *, count: int, around: AbstractContextManager[Any]
 ) -> dict[str, Any]:
-    """What benchmark.py finds, the losses, the kernel that ran, the pack and what was expected."""
+    """Figures of benchmark.py, the losses, the attention kernel, the pack and expected values."""
     torch.compiler.reset()
     config, pack = fitting_config(row, size, keys)
     with watched_processes(config):  # the kernel that the run takes, for the planner, too
@@ -81,11 +81,11 @@ def _measured(
 
 
 def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunConfig, str]:
-    """The configuration of a row, and a word about its packs where they are smaller than asked.
+    """The configuration of a row, and a note where its packs are smaller than asked.
 
-    All rows of a shape take as many quarters of its packs as fit the device in the one that needs
-    most memory, so that they can be compared; a quarter is the least. Packs that the user asks for
-    in `more` stay.
+    All rows of a shape take as many quarters of its packs as fit the device in the row that needs
+    most memory, so that they can be compared; a quarter is the least. Packs that the user sets in
+    `more` stay.
     """
 
     def need(quarters: int) -> int:
@@ -106,7 +106,7 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
 
 @cache
 def _config(row: Row, size: str, quarters: int, *more: str) -> RunConfig:
-    """With so many quarters of the packs, which still hold a sample."""
+    """The configuration with so many quarters of the packs, which still hold a sample."""
     overrides = [*shape_keys(row.shape, size), *more, *row.keys(size)]
     config = benchmark.only_steps(load_config(default_config(), overrides=overrides))
     packs = config.dataset

@@ -82,7 +82,7 @@ def read_present(file: Path) -> dict[str, str]:
     """Package -> version, from lines `name==version`.
 
     Raises:
-        ValueError: another kind of line, or no torch.
+        ValueError: a line has another form, or torch is missing.
     """
     found = {}
     for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -100,14 +100,13 @@ def read_present(file: Path) -> dict[str, str]:
 
 
 def _normalised(name: str) -> str:
-    """The one spelling of a package's name."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
-    """What the project needs to train, and of its optional dependencies EXTRAS and `also`.
+    """Requirements of training, and of the optional dependencies EXTRAS and `also`.
 
-    Megatron-Core has the version that the image has, so that both measure one program.
+    Megatron-Core gets the image's version, so that both measure one program.
 
     Raises:
         ValueError: one of `also` is no optional dependency.
@@ -123,10 +122,10 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 
 class StandIn:
-    """An environment that says of itself that it has the packages `present`, for pip to judge by.
+    """An environment whose metadata claim the packages `present`, so that pip resolves for it.
 
     Raises:
-        ValueError: from each of its methods, with what pip says.
+        ValueError: pip fails; every method raises it, with pip's output.
     """
 
     def __init__(self, present: dict[str, str], folder: Path, pip_flags: Sequence[str] = ()):
@@ -146,8 +145,8 @@ class StandIn:
     def resolve(self, *needed: str) -> dict[str, str]:
         """Package -> version: what pip would add.
 
-        pip keeps what is there wherever that satisfies everything. A package of the machine that
-        does not is in the result with another version; torch, Triton and CUDA never are.
+        pip keeps a package of the machine if it satisfies every requirement. One that does not is
+        in the result with another version; torch, Triton and CUDA never are.
         """
         report = self.folder / "report"
         self.pip("install", "--dry-run", f"--report={report}", *self.flags, *needed)
@@ -155,7 +154,7 @@ class StandIn:
         return {_normalised(one["name"]): one["version"] for one in found}
 
     def fetch(self, versions: dict[str, str]) -> list[Path]:
-        """The wheels, in a folder of their own; those that are built here are pure Python."""
+        """Fetches wheels into a folder of their own; those that are built here are pure Python."""
         if versions:
             exact = (f"{name}=={version}" for name, version in versions.items())
             place = f"--wheel-dir={self.folder / 'wheels'}"
@@ -175,13 +174,14 @@ def _pip(*arguments: str) -> None:
         _, why, details = done.stdout.partition("The conflict is caused by:")
         said = "\n".join(filter(None, ((why + details).strip(), done.stderr.strip())))
         raise ValueError(
-            f"pip found no way:\n{said}\nIf torch, Triton or CUDA of the machine is in the way, the"
+            f"pip found no solution:\n{said}\nIf torch, Triton or CUDA of the machine is in"
+            " the way, the"
             " project does not run there as it is"
         )
 
 
 def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
-    """Says the size of each wheel, the largest first, and refuses too much."""
+    """Prints the size of each wheel, the largest first, and refuses a sum above the limit."""
     sizes = {" ".join(one.name.split("-")[:2]): one.stat().st_size / 1e6 for one in wheels}
     total = sum(sizes.values())
     rows = sorted(sizes.items(), key=lambda row: -row[1])
@@ -195,7 +195,7 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
 
 
 def install(wheelhouse: Path, site: Path) -> int:
-    """Unpacks the wheels into `site`, unless these very wheels are there; their number.
+    """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
 
     Raises:
         ValueError: there are none, pip fails, or one would replace the machine's torch.
@@ -211,7 +211,10 @@ def install(wheelhouse: Path, site: Path) -> int:
     flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
     _pip("install", *flags, "--target", str(site), *map(str, wheels))
     if found := [name for name in ("torch", "triton") if (site / name).exists()]:
-        raise ValueError(f"the wheels bring {' and '.join(found)}, which must be the machine's")
+        raise ValueError(
+            f"the wheels bring {' and '.join(found)}, which must be the machine's; remove them"
+            " from the folder"
+        )
     # This project is run from its checkout, and asks for its own version.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     write_metadata(site, project["name"], project["version"])
@@ -220,7 +223,7 @@ def install(wheelhouse: Path, site: Path) -> int:
 
 
 def write_metadata(site: Path, name: str, number: str) -> None:
-    """What says to pip, and to `importlib.metadata`, that a package of this version is there."""
+    """Writes metadata by which pip and `importlib.metadata` take a package as installed."""
     folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")

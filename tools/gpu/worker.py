@@ -3,8 +3,8 @@
 A line on its standard input is the name of a row. Lines of JSON on its standard output are what the
 row finds, bit by bit; the last one, with a `state`, is how it ended, and whether the process can be
 used `again`. What the row prints goes to the standard error. A row that ends the process, or leaves
-the device unusable, costs its own result alone, from what it had found on: the next one gets a new
-process, as after tests, whose modules and settings would stay.
+the device unusable, loses only its own later results: the next row gets a new process. So does the
+row after tests, because their modules and settings would stay.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _HEADING = "--- {}\n"
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """For processes of this run: the checkout first, then the wheels, then the machine's.
+    """Environment variables for a row: the checkout is first on the path, then the wheels.
 
-    A run sets the allocator before CUDA starts; in one process for many runs it has started.
+    The allocator is set by them, because CUDA reads it once, at the start of a process.
     """
     places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(str(place) for place in places if place)
@@ -46,7 +46,10 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 class Worker:
-    """The process that asks; a new `log` gets what rows print, and each of them the `settings`."""
+    """A process that runs rows, seen from outside; `log` gets their output.
+
+    Each row gets the `settings`.
+    """
 
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
@@ -55,7 +58,7 @@ class Worker:
         log.unlink(missing_ok=True)
 
     def begin(self, row: Row) -> None:
-        """Lets the process begin with a row before its `outcome` is asked for."""
+        """Starts a row; `outcome` waits for its result."""
         if self.process is None:
             with self.log.open("a") as log:
                 self.process = subprocess.Popen(
@@ -73,7 +76,7 @@ class Worker:
         self.begun = row
 
     def outcome(self, row: Row, seconds: float) -> Outcome:
-        """What the row has found and how it ended; after `seconds` the process is killed."""
+        """Results of the row and how it ended; after `seconds` the process is killed."""
         if self.begun != row:
             self.begin(row)
         assert self.process is not None and self.process.stdout is not None
@@ -98,7 +101,7 @@ class Worker:
         return said | {"found": found}
 
     def close(self) -> int | None:
-        """Ends the process and all that it has started; its exit code."""
+        """Ends the process and its children; returns its exit code."""
         if (process := self.process) is None:
             return None
         with suppress(ProcessLookupError):
@@ -108,7 +111,7 @@ class Worker:
 
 
 def main() -> int:
-    """The process itself: answers until its standard input ends."""
+    """Runs rows in this process until its standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     _, size, *keys = sys.argv
@@ -126,7 +129,7 @@ def main() -> int:
 
 
 def _end(row: Row, **settings: Any) -> Outcome:
-    """How a row ended, whose function returns what is wrong, or nothing."""
+    """Runs a row; returns how it ended. The row's function returns an error's text, or nothing."""
     try:
         why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result
@@ -136,7 +139,7 @@ def _end(row: Row, **settings: Any) -> Outcome:
 
 
 def _frees_device() -> bool:
-    """Frees what the row has left; False after an error that the device does not forget."""
+    """Frees the row's device memory; False after an error that the device does not recover from."""
     gc.collect()
     try:
         import torch

@@ -1,7 +1,7 @@
 """Text encoders by name. To add one: subclass `TextEncoder` in a file of this folder.
 
-anima               those of Anima, whose conditioner reads the states of Qwen3 by T5's tokens
-chats               those of Z-Image and of OmniGen2, whose captions are a chat
+anima               Anima, whose conditioner reads the states of Qwen3 by T5's tokens
+chats               Z-Image and OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
@@ -39,7 +39,8 @@ def text_encoder_of_card(
     """The text encoder of a dataset, for prompts.
 
     Raises:
-        CodecError: the card names no known encoder, or one whose embeddings have changed since.
+        CodecError: the card names no known encoder, or one whose embeddings have changed since
+            then.
     """
     encoder = TEXT_ENCODERS.of_card(card, location)
     revision = part_of_card(card, TextEncoder.card_part).get("revision")

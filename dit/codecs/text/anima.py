@@ -1,7 +1,7 @@
-"""The text encoders of Anima, by the functions of its pipeline: Qwen3, with its conditioner or not.
+"""The text encoders of Anima, by functions of its pipeline: Qwen3, with or without conditioner.
 
-The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: it makes
-a row of each token. The zeros behind these rows are added in training (`model.text_pad_to`).
+The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: its
+output has a row for each token. Training fills these rows up with zeros (`model.text_pad_to`).
 """
 
 # L tokens of T5, S states of Qwen3, E width of the embedding
@@ -22,7 +22,7 @@ from dit.token_ids import TOKEN_IDS, as_digits
 class AnimaText(PretrainedTextEncoder):
     """Text encoder of Anima: Qwen3 and the conditioner, with a row for each token of T5.
 
-    The end token has a row, too.
+    The end token counts as a token.
     """
 
     name = "anima"
@@ -53,7 +53,7 @@ class AnimaText(PretrainedTextEncoder):
         return super().is_cut(caption) or len(ids) > self.max_length
 
     def read(self, caption: str) -> dict[str, Any]:
-        """States of Qwen3 and token ids of T5, each with a mask, as the pipeline has them."""
+        """States of Qwen3 and token ids of T5 for a caption, each with the pipeline's mask."""
         from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
         return AnimaTextEncoderStep.encode_prompt(
@@ -78,10 +78,10 @@ class AnimaText(PretrainedTextEncoder):
 
 
 class AnimaStates(AnimaText):
-    """Text encoder of networks with Anima's conditioner: its inputs, states and token ids.
+    """Text encoder for networks that contain Anima's conditioner: returns the conditioner's inputs.
 
-    Qwen3 makes nothing of the empty caption: one row of zeros stands for its states, which adds
-    nothing to what attends to it.
+    They are the states of Qwen3 and token ids of T5. For the empty caption Qwen3 has no token, so
+    one row of zeros stands for its states, which adds nothing in attention.
     """
 
     name = "anima_states"

@@ -1,9 +1,9 @@
-"""Text encoders whose captions are a chat: those of Z-Image and of OmniGen2, as their pipelines.
+"""Text encoders that read a caption as a chat, as in the pipelines of Z-Image and OmniGen2.
 
-Z-Image reads states of the layer before the last of Qwen3: captions are a user's turn, with the
-answer begun. OmniGen2 reads the last states of Qwen2.5-VL, which sees no picture: they are a user's
-turn behind a system prompt (`OmniGen2Pipeline.encode_prompt` of the public code). Nothing is cut
-off, and negative prompts and the empty caption are chats, too.
+Z-Image reads states of the layer before the last of Qwen3: the caption is the user's turn, and the
+answer is begun. OmniGen2 reads the last states of Qwen2.5-VL, which sees no picture here: the
+caption is the user's turn after a system prompt (`OmniGen2Pipeline.encode_prompt` of the public
+code). No rows are cut off, and negative prompts and the empty caption are chats, too.
 """
 
 # L tokens, E width of the embedding
@@ -41,7 +41,7 @@ class ZImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.chat_tokens
 
     def clean(self, caption: str) -> str:
-        """A caption as `ZImagePipeline.encode_prompt` gives it to its tokenizer."""
+        """A caption in the form in which `ZImagePipeline.encode_prompt` tokenises it."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         chat: Any = tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}],
@@ -74,7 +74,7 @@ class OmniGen2Text(PretrainedTextEncoder):
         return super().length_of(caption) + self.chat_tokens
 
     def clean(self, caption: str) -> str:
-        """A caption as the pipeline gives it to its tokenizer."""
+        """A caption in the form in which the pipeline tokenises it."""
         turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": caption}]
         tokenizer = self.load_tokenizer(self.subfolders[1])
         chat: Any = tokenizer.apply_chat_template(

@@ -1,4 +1,4 @@
-"""The interface of text encoders, and the words of captions and of prompts."""
+"""The interface of text encoders, and the vocabulary of captions and prompts."""
 
 # L tokens, E width of the embedding
 
@@ -52,29 +52,30 @@ class TextEncoder(DatasetEncoder):
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """All tensors of a caption by their names in a shard: `text`, and others of some models."""
+        """All tensors of a caption by their names in a shard: `text`, and more for some models."""
         return {"text": self.encode(caption)}
 
     def encode_negative(self, prompt: str) -> dict[str, Tensor]:
-        """All tensors of a negative prompt; pipelines may read it otherwise than a caption."""
+        """All tensors of a negative prompt; some pipelines encode it unlike a caption."""
         return self.encode_all(prompt)
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """All tensors of a caption that says how to edit `pictures`, or of one with a first frame.
+        """All tensors of a caption that edits `pictures`, or of a clip that begins with one.
 
-        The pictures are upright RGB, or RGBA with `sees_alpha`. Where the encoder sees those to
-        edit, `null_text` is among the tensors: the embedding of the empty caption beside them.
+        The pictures are upright RGB, or RGBA with `sees_alpha`. If the encoder sees pictures to
+        edit, it also returns `null_text`: the embedding of the empty caption with the same
+        pictures.
         """
         del pictures
         return self.encode_all(caption)
 
     def words_of(self, caption: str) -> list[str]:
-        """The words of a caption if the encoder reads whole words; else empty."""
+        """The words of a caption, for encoders that read whole words; else empty."""
         del caption
         return []
 
     def length_of(self, caption: str) -> int:
-        """An estimate of a caption's tokens before it is cut; loads no tokenizer."""
+        """An estimate of a caption's number of tokens, made without a tokenizer."""
         return len(caption) // 4 + 2
 
     def rows_of(self, caption: str) -> int:
@@ -82,7 +83,7 @@ class TextEncoder(DatasetEncoder):
         return min(self.length_of(caption), self.max_length)
 
     def is_cut(self, caption: str) -> bool:
-        """Whether a caption is too long, so that its end is lost."""
+        """Whether a caption is too long, so that its end is cut off."""
         return self.length_of(caption) > self.max_length
 
     def notes_on(self, caption: str) -> tuple[str, ...]:
@@ -94,7 +95,7 @@ def requested_length(args: Namespace, default: int) -> int:
     """The largest number of tokens of a caption, as `--max_sequence_length` sets it.
 
     Raises:
-        CodecError: there would be none.
+        CodecError: it would be below 1.
     """
     length = getattr(args, "max_sequence_length", None)
     if length is not None and length < 1:
@@ -111,7 +112,7 @@ WORDS = "words"
 def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
     """Counts of the different words in all captions, and of the most frequent ones.
 
-    It is empty where the encoder tells no words apart.
+    It is empty for encoders that do not read whole words.
     """
     counts = Counter(chain.from_iterable(map(encoder.words_of, captions)))
     if not counts:
@@ -123,9 +124,10 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence about words of prompts that no caption of the data had; None if all had them.
+    """A sentence about the words of `prompts` that no caption of the data had.
 
-    Cards of encoders that tell no words apart, and those of earlier versions, have no list.
+    None if all occurred. Cards of earlier versions, and of encoders that do not read whole words,
+    have no list of words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

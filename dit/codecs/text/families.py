@@ -1,4 +1,7 @@
-"""Text encoders of the families, as in Diffusers' pipelines; those of two have own files."""
+"""Text encoders of most families, as in Diffusers' pipelines.
+
+Other families have files of their own.
+"""
 
 # L tokens, E width of the embedding
 
@@ -47,7 +50,7 @@ class CosmosText(MaskedTextEncoder):
 
 
 class ChromaText(MaskedTextEncoder):
-    """Text encoder of Chroma: T5, masked, and its state at the first token of padding."""
+    """Text encoder of Chroma: T5 with a mask, which keeps the first token of padding."""
 
     name = "chroma"
     network = "T5EncoderModel"
@@ -56,7 +59,7 @@ class ChromaText(MaskedTextEncoder):
 
 
 class WanText(MaskedTextEncoder):
-    """Text encoder of Wan: UMT5, masked, on captions with repaired characters and single spaces."""
+    """Text encoder of Wan: UMT5 with a mask, on captions with repaired characters."""
 
     name = "wan"
     network = "UMT5EncoderModel"
@@ -90,9 +93,9 @@ _CLIP_ROWS = 77  # `model_max_length` of CLIP's tokenizers
 
 
 class Sd3Text(UnmaskedTextEncoder):
-    """Text encoders of Stable Diffusion 3: embeddings and pooled outputs of two CLIPs, then T5.
+    """Text encoders of Stable Diffusion 3: two CLIPs with pooled outputs, then T5.
 
-    Rows of CLIP are filled up with zeros to the width of T5's.
+    CLIP's rows are filled with zeros to the width of T5's.
     """
 
     name = "sd3"
@@ -121,7 +124,7 @@ class Sd3Text(UnmaskedTextEncoder):
         return {"text": text_LE, "pooled_text": torch.cat(pooled)}
 
     def _clip(self, caption: str, end: str) -> tuple[Tensor, Tensor]:
-        """Rows and pooled vector of one of the CLIP encoders, by the end of its folder's name."""
+        """Rows [L, E] and pooled vector [E] of the CLIP encoder in a folder that ends in `end`."""
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, mask = self.tokens(caption, f"tokenizer{end}", length)
         network = self.load_network("CLIPTextModelWithProjection", f"text_encoder{end}")
@@ -130,9 +133,9 @@ class Sd3Text(UnmaskedTextEncoder):
 
 
 class HunyuanText(PretrainedTextEncoder):
-    """Text encoders of HunyuanVideo 1.5: Qwen2.5-VL, and ByT5 on words in quotation marks.
+    """Text encoders of HunyuanVideo 1.5: Qwen2.5-VL on an instruction and the caption, and ByT5.
 
-    Qwen2.5-VL reads an instruction with the caption.
+    ByT5 reads the words in quotation marks.
     """
 
     name = "hunyuan"
@@ -164,12 +167,11 @@ class HunyuanText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
-    """Text encoder of Cosmos-Predict2.5: Qwen2.5-VL, whose layers' states lie side by side.
+    """Text encoder of Cosmos-Predict2.5: normalised states of all layers of Qwen2.5-VL.
 
-    The states of each layer are normalised.
-
-    The pipeline pads captions to `max_length` tokens and gives the network no mask. The rows of the
-    padding are attended to, and behind a caption they depend on it, so all rows are kept.
+    They are concatenated. The pipeline pads captions to `max_length` tokens and gives the network
+    no mask. Rows of padding are attended to and depend on the caption before them, so all rows are
+    kept.
     """
 
     name = "cosmos_predict25"
@@ -252,11 +254,9 @@ class CosmosPredict25Text(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class LtxText(PretrainedTextEncoder):
-    """Text encoder of LTX-Video: T5 on a padded caption.
+    """Text encoder of LTX-Video: T5 on a padded caption, whose padding is cut off afterwards.
 
-    The class of the pipeline says whether T5 sees the padding.
-
-    Its states of the padding are cut off, as all networks mask them.
+    The class of the pipeline decides whether T5 attends to padding; the networks never do.
     """
 
     name = "ltx"
@@ -285,7 +285,10 @@ class LtxText(PretrainedTextEncoder):
 
     @property
     def _of_pipeline(self) -> tuple[bool, int]:
-        """Raises CodecError where no index says which pipeline it is."""
+        """Whether the class of the pipeline lets T5 see padding, and its length.
+
+        Raises CodecError if unknown.
+        """
         found = pipeline_class(self._part(self.network, self.subfolders[0]))
         if found not in _LTX:
             raise CodecError(

@@ -1,11 +1,10 @@
-"""The text encoders without weights: fixed random vectors, on every machine the same.
+"""Text encoders without weights: fixed random vectors, equal on every machine.
 
 1. FixedVectors  options, lengths and positions, which both share
-2. ByteTable     `bytes`: a vector for each byte. A network has to learn to read before it can
-                 follow such captions; `words` spares it that
-3. WordTable     `words`: a vector for each word, of the word itself and of its pieces of 3 and 4
-                 letters, so that words that look alike have alike vectors; a row for the whole
-                 caption, then one for each word
+2. ByteTable     `bytes`: a vector for each byte. Networks learn to follow such captions only after
+                 they have learned to read, which `words` spares them
+3. WordTable     `words`: a row for the whole caption, then a vector for each word, made of the word
+                 and of its pieces of 3 and 4 letters, so that similar words have similar vectors
 """
 
 # L rows, E width of the embedding, P pieces of a word
@@ -77,14 +76,11 @@ class FixedVectors(TextEncoder):
 
     @abstractmethod
     def rows(self, caption: str) -> np.ndarray:
-        """The rows of a caption [L, E], float64; they are rounded to half precision afterwards."""
+        """The rows of a caption [L, E], float64; `encode` rounds them to half precision."""
 
     @abstractmethod
     def pool(self, caption: str) -> np.ndarray:
-        """A vector [E] of a caption, float64 of unit variance.
-
-        It does not depend on the order of the words.
-        """
+        """A vector [E] of a caption, float64 with unit variance, for any order of its words."""
 
     def encode(self, caption: str) -> Tensor:
         return torch.from_numpy(self.rows(caption).astype(np.float16))
@@ -122,7 +118,7 @@ class ByteTable(FixedVectors):
     most_rows = 4096
 
     def rows(self, caption: str) -> np.ndarray:
-        """The rows of a caption, [1 + bytes that are kept, E]: (byte + position) / sqrt(2)."""
+        """Rows of a caption, [1 + number of bytes kept, E]: (byte + position) / sqrt(2)."""
         tokens_L = self._tokens(caption)
         text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
         return text_LE / np.sqrt(2)
@@ -132,7 +128,7 @@ class ByteTable(FixedVectors):
         return byte_table(self.width)[tokens_L].sum(0) / len(tokens_L) ** 0.5
 
     def _tokens(self, caption: str) -> np.ndarray:
-        """Rows of the table [L], int64."""
+        """Indices of the caption's bytes in the table [L], int64."""
         kept = caption.encode()[: self.max_length - 1].decode(
             errors="ignore"
         )  # no part of a character
@@ -159,9 +155,9 @@ _POSITION = 0.5  # strength of the positions beside words of unit variance
 def words_of(caption: str) -> list[str]:
     """The words of a caption in order, in NFC and case folded.
 
-    Letters and digits that stand together are a word (`don't` and `3.5` are one). Any other
-    character but a space is one, too: signs, emoji, and letters of scripts without spaces. Only
-    invisible characters, such as joiners between emoji, are left out.
+    Adjacent letters and digits form a word (`don't` and `3.5` are one each). Any other character
+    except spaces is a word of its own: signs, emoji, letters of scripts without spaces. Invisible
+    characters, such as joiners between emoji, are dropped.
     """
     folded = normalize("NFC", normalize("NFC", caption).casefold()).replace(_APOSTROPHE, "'")
     seen = "".join(c for c in folded if category(c) != "Cf" and not "\ufe00" <= c <= "\ufe0f")
@@ -170,7 +166,7 @@ def words_of(caption: str) -> list[str]:
 
 
 def _kind(character: str) -> str:
-    """a: letter, d: digit, m: mark, ' and . joiners, a space, x: a word of its own."""
+    """Class of a character: a letter, d digit, m mark, ' or . joiner, " " space, x its own word."""
     if character in "'.,":
         return "." if character == "," else character
     major = category(character)
@@ -183,9 +179,9 @@ def _kind(character: str) -> str:
 
 
 def drawn(text: str, width: int) -> np.ndarray:
-    """A random vector [width] that is a hash of the text: uniform, zero mean, unit variance.
+    """A random vector [width] that is a hash of `text`: uniform, zero mean, unit variance.
 
-    SHAKE is the same on every machine and in every version, as NumPy's distributions are not.
+    SHAKE gives the same bits on every machine and in every version; NumPy's distributions do not.
     """
     bits = hashlib.shake_128(text.encode(errors="surrogatepass")).digest(2 * width)
     return ((np.frombuffer(bits, "<u2") + 0.5) / 2**15 - 1) * np.sqrt(3)
@@ -199,19 +195,16 @@ def pieces_of(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=10_000)
 def vector(word: str, width: int) -> np.ndarray:
-    """The vector [width] of a word: four fifths of its variance its own, a fifth its pieces'."""
+    """The vector [width] of a word: 4/5 of its variance from the word, 1/5 from its pieces."""
     pieces_PE = np.stack([drawn(piece, width) for piece in pieces_of(word)])
     return (2 * drawn(f"w:{word}", width) + pieces_PE.sum(0) / len(pieces_PE) ** 0.5) / 5**0.5
 
 
 class WordTable(FixedVectors):
-    """A text encoder with a row for the whole caption, and one for each of its words.
+    """A text encoder with a row for the whole caption, then one for each of its words.
 
-    The first row is the sum of the words. It differs for each set of words, whatever their order,
-    so a network follows a caption from its first steps on.
-
-    So a network follows a caption from its first steps on: the first row differs for each set of
-    words, whatever their order.
+    The first row is the sum over the words. It is different for each set of words, whatever their
+    order, so a network follows captions from its first steps on.
     """
 
     name = "words"
@@ -219,14 +212,14 @@ class WordTable(FixedVectors):
     most_rows = 1024
 
     def rows(self, caption: str) -> np.ndarray:
-        """The rows of a caption, [1 + words that are kept, E] of unit variance."""
+        """Rows of a caption, [1 + number of words kept, E], of unit variance."""
         words = self._kept(caption)
         vectors = [self.pool(caption), *(vector(word, self.width) for word in words)]
         text_LE = np.stack(vectors) + _POSITION * positions(len(vectors), self.width)
         return text_LE / (1 + _POSITION**2) ** 0.5
 
     def pool(self, caption: str) -> np.ndarray:
-        """The sum of the vectors of a caption's different words; a vector of its own for none."""
+        """Sum of the vectors of a caption's distinct words, or a special vector if it has none."""
         words = dict.fromkeys(self._kept(caption))
         if not words:
             return drawn("", self.width)

@@ -1,8 +1,8 @@
-"""Text encoders of FLUX.2, FLUX.3 and Ideogram 4: states of some layers, by pipelines' functions.
+"""Text encoders of FLUX.2, FLUX.3 and Ideogram 4, by functions of their pipelines.
 
-They read a chat with the caption, padded to `max_length` tokens (FLUX.3: to a multiple of 80), and
-mask the padding. The networks attend to all rows, those of padding too, which depend on the
-caption; so all are kept. Ideogram 4's reads a chat as long as it is.
+They read a chat with the caption, padded to `max_length` tokens (FLUX.3: to a multiple of 80), with
+a mask of the padding, and join states of some layers. The networks attend to all rows, also those
+of padding, which depend on the caption; so all are kept. Ideogram 4's chat has no padding.
 """
 
 # L tokens, E width of the embedding
@@ -26,7 +26,7 @@ _IDEOGRAM4 = "diffusers.pipelines.ideogram4.pipeline_ideogram4"
 
 
 class Flux2Text(WholeTextEncoder):
-    """Mistral3 on a chat that begins with the pipeline's system message."""
+    """The text encoder of FLUX.2 dev: Mistral3 on a chat with the pipeline's system message."""
 
     name = "flux2"
     network = "Mistral3ForConditionalGeneration"
@@ -46,7 +46,7 @@ class Flux2Text(WholeTextEncoder):
     def pipeline(self) -> Any:
         """Diffusers' pipeline around the text encoder alone.
 
-        Its tokenizer is Pixtral's without the half that reads pictures and needs torchvision.
+        Its tokenizer is Pixtral's without the part for pictures, which needs torchvision.
         """
         from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
 
@@ -72,7 +72,10 @@ class Flux2Text(WholeTextEncoder):
 
 
 class Flux2KleinText(Flux2Text):
-    """Qwen3 on the caption as a user's turn, with the answer begun and no thinking before it."""
+    """The text encoder of FLUX.2 klein: Qwen3 on the caption as user's turn, without thinking.
+
+    The answer is begun.
+    """
 
     name = "flux2_klein"
     network = "Qwen3ForCausalLM"
@@ -97,7 +100,10 @@ class Flux2KleinText(Flux2Text):
 
 
 class Flux3KleinText(Flux2Text):
-    """Qwen3-VL on the caption as a user's turn, with the answer begun; padded to whole windows."""
+    """The text encoder of FLUX.3 klein: Qwen3-VL on the caption as user's turn.
+
+    Padded to whole windows. The answer is begun.
+    """
 
     name = "flux3_klein"
     network = "Qwen3VLForConditionalGeneration"
@@ -145,9 +151,10 @@ class Flux3KleinText(Flux2Text):
 
 
 class Ideogram4Text(PretrainedTextEncoder):
-    """Qwen3-VL on the caption as a user's turn, with the answer begun.
+    """The text encoder of Ideogram 4: Qwen3-VL on the caption as user's turn.
 
-    Numbers of a token: the first of thirteen layers' states, then their second ones, and so on.
+    The answer is begun. The numbers of a token are the first numbers of all thirteen layers, then
+    the second ones, and so on.
     """
 
     name = "ideogram4"

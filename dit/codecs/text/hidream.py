@@ -1,6 +1,6 @@
-"""The text encoders of HiDream-I1: two of CLIP, T5, and all layers of Llama 3.1, by its pipeline.
+"""Text encoders of HiDream-I1, by its pipeline: two CLIPs, T5, and all layers of Llama 3.1.
 
-Llama is no part of the published folder.
+The published folder does not contain Llama.
 """
 
 # L tokens, E width of the embedding, S hidden states, H width of one of them
@@ -24,7 +24,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 class HiDreamText(PretrainedTextEncoder):
     """Text encoders of HiDream: T5, the states of all layers of Llama, and two pooled CLIPs.
 
-    Masks hide padding, whose rows the network attends to: all of them are kept.
+    The encoders mask padding, but the network attends to its rows, so all rows are kept.
     """
 
     name = "hidream"
@@ -75,7 +75,7 @@ class HiDreamText(PretrainedTextEncoder):
 
     @property
     def _pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoders alone."""
+        """Diffusers' pipeline with the text encoders and no other component."""
         from diffusers.pipelines.hidream_image.pipeline_hidream_image import HiDreamImagePipeline
 
         clip, precision = "CLIPTextModelWithProjection", self.precision

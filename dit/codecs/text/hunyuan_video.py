@@ -1,8 +1,8 @@
-"""Text encoders of the first HunyuanVideo, by its pipelines' functions.
+"""Text encoders of the first HunyuanVideo, by functions of its pipelines.
 
-Both read an instruction with the caption, whose first rows are cut off, and have what CLIP-L pools
-of the caption beside it. That of text-to-video is Llama. That of image-to-video is Llava, which
-sees the first frame: rows of the frame stand before those of the caption.
+Both read an instruction followed by the caption, drop the instruction's rows, and add CLIP-L's
+pooled output. Text-to-video has Llama. Image-to-video has Llava, which sees the first frame; the
+rows of the frame stand before those of the caption.
 """
 
 # L tokens, E width of the embedding, P that of the pooled text
@@ -69,7 +69,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
         return {"text": text_1LE[mask_1L.bool()], "pooled_text": pooled_1P[0]}
 
     def _check_network(self) -> None:
-        """Raises CodecError where the folder is that of the other pipeline."""
+        """Raises CodecError if the folder belongs to the other pipeline."""
         folder = self.subfolders[0]
         kind = load(self._part("AutoConfig", folder)).model_type
         if kind != self.model_type:
@@ -83,8 +83,8 @@ class HunyuanVideoText(PretrainedTextEncoder):
 class HunyuanVideoImageText(HunyuanVideoText):
     """Text encoders of HunyuanVideo I2V: Llava on first frame and caption, and CLIP-L.
 
-    A caption alone is a negative prompt: the pipeline shows a black picture with it, and keeps
-    every second row of that whatever the network.
+    A caption without a frame is a negative prompt: the pipeline adds a black picture and keeps
+    every second of its rows, whatever the network.
     """
 
     name = "hunyuanvideo_i2v"
@@ -143,10 +143,10 @@ class HunyuanVideoImageText(HunyuanVideoText):
         )
 
     def _keeping(self, interleave: int | None) -> Self:
-        """Which rows of a picture are kept; None for those that the folder's network reads.
+        """This encoder with the rows of a picture it keeps; None: those that the network reads.
 
         Raises:
-            CodecError: the folder does not tell.
+            CodecError: the folder does not say which network it has.
         """
         if interleave is None:
             self._check_network()
@@ -159,7 +159,8 @@ class HunyuanVideoImageText(HunyuanVideoText):
             if shown not in INTERLEAVE:
                 raise CodecError(
                     f"--model_name {self.model_name}: no transformer/config.json there has an"
-                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which tells how many rows"
+                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which determines how"
+                    " many rows"
                     " of a first frame the network reads; give the folder of a whole"
                     " HunyuanVideoImageToVideoPipeline, or --image_embed_interleave: 4 for"
                     " HunyuanVideo-I2V, 2 for its 33-channel form"

@@ -1,8 +1,8 @@
 """Text encoders of LongCat-Image and its edit model, by their pipelines' functions.
 
-Both are Qwen2.5-VL on an instruction with the caption, whose text in quotation marks is tokenised
-character by character. A caption is padded to `max_length` tokens, and the networks attend to all
-of them; the rows of the instruction are cut off. The edit model's sees the picture to be edited.
+Both are Qwen2.5-VL on an instruction and the caption, in which text in quotation marks is tokenised
+character by character. Captions are padded to `max_length` tokens, to all of which the networks
+attend; rows of the instruction are dropped. The edit model's encoder sees the picture.
 """
 
 # L tokens, M those of the empty caption, E width of the embedding
@@ -30,7 +30,7 @@ _PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28
 
 
 class _Apostrophes:
-    """A tokenizer that reads `_INNER` as the apostrophe that it stands for."""
+    """A tokenizer that reads the character `_INNER` as an apostrophe."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -43,10 +43,7 @@ class _Apostrophes:
 
 
 class LongCatText(WholeTextEncoder):
-    """Text encoder of LongCat-Image: Qwen2.5-VL on an instruction with the caption.
-
-    Only the caption's rows are kept.
-    """
+    """Text encoder of LongCat-Image: the caption's rows of Qwen2.5-VL, behind an instruction."""
 
     name = "longcat"
     network = "Qwen2_5_VLForConditionalGeneration"
@@ -54,7 +51,7 @@ class LongCatText(WholeTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline with the text encoder alone; it rewrites no prompts here."""
+        """Diffusers' pipeline with the text encoder and no component that rewrites prompts."""
         from diffusers.pipelines.longcat_image.pipeline_longcat_image import LongCatImagePipeline
 
         return self._whole(self.pipeline_of(LongCatImagePipeline, text_processor=None))
@@ -88,10 +85,7 @@ class LongCatText(WholeTextEncoder):
 
 
 class LongCatEditText(LongCatText):
-    """Text encoder of LongCat-Image-Edit: the caption behind one picture.
-
-    The picture is seen at half its rows and columns.
-    """
+    """Text encoder of LongCat-Image-Edit: the caption, after one picture at half its size."""
 
     name = "longcat_edit"
     default_model = "meituan-longcat/LongCat-Image-Edit"
@@ -111,7 +105,7 @@ class LongCatEditText(LongCatText):
         """The processor that turns pictures into the network's inputs.
 
         Raises:
-            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+            CodecError: it cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "text_processor"))
 
@@ -120,8 +114,8 @@ class LongCatEditText(LongCatText):
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         raise CodecError(
-            f"text encoder {self.name!r} reads a caption with the picture that it edits, and was"
-            f" given {caption!r} alone"
+            f"text encoder {self.name!r} reads a caption together with the picture to edit,"
+            f" and got only {caption!r}"
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -135,7 +129,7 @@ class LongCatEditText(LongCatText):
             return as_stored(found)
 
     def _cut(self, caption: str) -> str:
-        """As much of a caption as it reads; of a longer one the pipeline ends with a TypeError."""
+        """The part of a caption that the encoder reads; the pipeline fails on longer ones."""
         if not self.is_cut(caption):
             return caption
         ends = range(len(caption))
@@ -145,7 +139,7 @@ class LongCatEditText(LongCatText):
 
 
 def _shown(pipe: Any, picture: Image.Image) -> Image.Image:
-    """A picture as `LongCatImageEditPipeline` shows it to the text encoder."""
+    """`picture`, resized as `LongCatImageEditPipeline` resizes it for the text encoder."""
     from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import calculate_dimensions
 
     width, height = calculate_dimensions(1024 * 1024, picture.width / picture.height)

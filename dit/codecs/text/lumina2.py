@@ -1,7 +1,7 @@
 """Text encoders of Lumina Image 2.0 and ERNIE-Image: states of the layer before the last.
 
-Captions of Lumina stand behind an instruction; its negative prompts and the empty caption do not,
-nor does anything of ERNIE-Image.
+Lumina's captions follow an instruction, but its negative prompts and the empty caption do not.
+ERNIE-Image has no instruction.
 """
 
 # L tokens, E width of the embedding
@@ -17,7 +17,7 @@ from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 
 
 class Lumina2Text(PretrainedTextEncoder):
-    """Gemma 2, whose mask hides the padding."""
+    """The text encoder of Lumina Image 2.0: Gemma 2, whose mask hides padding."""
 
     name = "lumina2"
     network = "Gemma2Model"
@@ -37,7 +37,10 @@ class Lumina2Text(PretrainedTextEncoder):
         return super().length_of(caption) + self.instruction_tokens * bool(caption)
 
     def clean(self, caption: str) -> str:
-        """A caption behind the instruction of `Lumina2Pipeline.encode_prompt`."""
+        """A caption after the instruction of `Lumina2Pipeline.encode_prompt`.
+
+        An empty one stays empty.
+        """
         return f"{self.pipeline.system_prompt} <Prompt Start> {caption}" if caption else ""
 
     def embed(self, caption: str) -> dict[str, Tensor]:
@@ -59,7 +62,7 @@ class Lumina2Text(PretrainedTextEncoder):
 
 
 class ErnieImageText(PretrainedTextEncoder):
-    """Ministral 3 on the caption as it is; the empty one is the token that begins a text."""
+    """Text encoder of ERNIE-Image: Ministral 3 on the caption; an empty one is the start token."""
 
     name = "ernie_image"
     network = "Mistral3Model"

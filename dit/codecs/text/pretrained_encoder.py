@@ -22,7 +22,7 @@ TEXT_DTYPE = torch.bfloat16
 
 
 def as_stored(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a caption, [L, E] or pooled [E], as shards hold them: bfloat16 on the CPU."""
+    """Tensors of a caption, [L, E] or pooled [E], in the form of shards: bfloat16 on the CPU."""
     return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
 
@@ -102,12 +102,12 @@ class PretrainedTextEncoder(TextEncoder):
         return self.count(caption) > self.max_length
 
     def count(self, caption: str) -> int:
-        """Number of a caption's tokens, with those that the tokenizer adds."""
+        """Number of a caption's tokens, including those that the tokenizer adds."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         return len(tokenizer(self.clean(caption), verbose=False).input_ids)
 
     def clean(self, caption: str) -> str:
-        """A caption as the pipeline gives it to its tokenizer."""
+        """A caption in the form in which the pipeline tokenises it."""
         return caption
 
     @abstractmethod
@@ -143,9 +143,9 @@ class PretrainedTextEncoder(TextEncoder):
 
 
 class WholeTextEncoder(PretrainedTextEncoder):
-    """A text encoder all of whose rows are kept, since networks attend to its padding, too.
+    """A text encoder that keeps all its rows, because networks attend to padding, too.
 
-    Its own mask hides the padding.
+    The encoder itself masks the padding.
     """
 
     @property
@@ -167,7 +167,7 @@ class WholeTextEncoder(PretrainedTextEncoder):
 
 
 class MaskedTextEncoder(PretrainedTextEncoder):
-    """A text encoder of one network, whose mask hides the padding."""
+    """A text encoder of one network, which masks padding."""
 
     padding_rows: ClassVar[int] = 0
     """States of padding that are kept, because the published network attends to them."""
@@ -185,7 +185,10 @@ class MaskedTextEncoder(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedTextEncoder(PretrainedTextEncoder):
-    """Encoder whose padding published networks attend to; a dataset keeps or trims these states."""
+    """An encoder for networks that attend to padding.
+
+    A dataset keeps or trims the padding's states.
+    """
 
     options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
 
@@ -209,7 +212,7 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
 
     @property
     def most_rows(self) -> int:
-        """Number of rows of a text with its padding."""
+        """Number of rows of a text, including padding."""
         return self.max_length
 
     @property
@@ -229,6 +232,6 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
         return self.most_rows if self.padding is EncoderPadding.KEEP else super().rows_of(caption)
 
     def stored(self, states_LE: Tensor, mask_1L: Tensor) -> Tensor:
-        """The rows that a shard holds, of states whose mask [1, L] is 0 on padding."""
+        """The rows of `states_LE` that a shard stores; their mask [1, L] is 0 on padding."""
         kept = self.padding is EncoderPadding.KEEP
         return states_LE if kept else states_LE[: int(mask_1L.sum())]

@@ -1,10 +1,9 @@
 """Text encoders of Qwen-Image, its edit models, Qwen-Image-2.1, HunyuanImage and Krea 2.
 
-They make what their pipelines do.
-
-All are Qwen2.5-VL, or Qwen3-VL, on an instruction with the caption, whose first rows, those of the
-instruction before it, are cut off. The edit models' see the pictures to be edited, too, so that the
-embedding of the empty caption differs from sample to sample. HunyuanImage's has ByT5 beside it.
+Their outputs equal those of the pipelines. All are Qwen2.5-VL or Qwen3-VL on an instruction and the
+caption; the rows of the instruction before the caption are dropped. Edit models also see the
+pictures to be edited, so each sample has its own embedding of the empty caption. HunyuanImage adds
+ByT5.
 """
 
 # L tokens, G tokens of words in quotation marks, E width of the embedding, S slots of pictures
@@ -30,7 +29,7 @@ _KREA2_LAYERS = 12  # whose states are joined, as the pipeline chooses them
 
 
 class QwenImageText(PretrainedTextEncoder):
-    """Qwen2.5-VL; captions at their true length, as the pipeline's mask hides all padding."""
+    """The text encoder of Qwen-Image: Qwen2.5-VL on captions, whose padding is dropped."""
 
     name = "qwen_image"
     network = "Qwen2_5_VLForConditionalGeneration"
@@ -49,7 +48,7 @@ class QwenImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.rows_after
 
     def count(self, caption: str) -> int:
-        """Rows of a caption before it is cut, with what the instruction says after it."""
+        """Rows of a caption before it is cut, including the instruction's end after it."""
         pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
         whole = tokenizer(pipe.prompt_template_encode.format(caption), verbose=False).input_ids
         return len(whole) - pipe.prompt_template_encode_start_idx
@@ -63,7 +62,10 @@ class QwenImageText(PretrainedTextEncoder):
 
 
 class Krea2Text(QwenImageText):
-    """Qwen3-VL; the states of twelve layers side by side, without the padding before the end."""
+    """The text encoder of Krea 2: states of twelve layers of Qwen3-VL, side by side.
+
+    Padding before the end is dropped.
+    """
 
     name = "krea2"
     network = "Qwen3VLModel"
@@ -91,7 +93,10 @@ class Krea2Text(QwenImageText):
 
 
 class HunyuanImageText(QwenImageText):
-    """Qwen-Image's instruction without its end, and ByT5 on the words in quotation marks."""
+    """The text encoder of HunyuanImage: Qwen-Image's, and ByT5 on words in quotation marks.
+
+    Its instruction has no end after the caption.
+    """
 
     name = "hunyuanimage"
     default_model = "hunyuanvideo-community/HunyuanImage-2.1-Diffusers"
@@ -120,7 +125,7 @@ class HunyuanImageText(QwenImageText):
 
 
 class QwenImageEditText(QwenImageText):
-    """Qwen2.5-VL on the caption and one picture, which it sees with about a megapixel."""
+    """Text encoder of Qwen-Image-Edit: Qwen2.5-VL on the caption and one picture of a megapixel."""
 
     name = "qwen_image_edit"
     default_model = "Qwen/Qwen-Image-Edit"
@@ -134,10 +139,10 @@ class QwenImageEditText(QwenImageText):
         return self.pipeline_of(QwenImageEditPipeline, processor=self.load_processor())
 
     def load_processor(self) -> Any:
-        """What turns captions and pictures into the network's inputs.
+        """The processor that turns captions and pictures into the network's inputs.
 
         Raises:
-            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+            CodecError: it cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "processor"))
 
@@ -145,14 +150,14 @@ class QwenImageEditText(QwenImageText):
         return self.length_of(caption) + self.most_pictures * _PICTURE_TOKENS
 
     def is_cut(self, caption: str) -> bool:
-        """Nothing is cut: the rows of the pictures come before those of the caption."""
+        """Always False: captions are not cut, because the pictures' rows come before them."""
         del caption
         return False
 
     def embed(self, caption: str) -> dict[str, Tensor]:
         raise CodecError(
-            f"text encoder {self.name!r} reads a caption with the picture that it edits, and was"
-            f" given {caption!r} alone"
+            f"text encoder {self.name!r} reads a caption together with the picture to edit,"
+            f" and got only {caption!r}"
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
@@ -168,13 +173,13 @@ class QwenImageEditText(QwenImageText):
             return as_stored(found)
 
     def shown(self, pipe: Any, pictures: Sequence[Image.Image]) -> Any:
-        """The picture as `QwenImageEditPipeline` shows it to the text encoder."""
+        """The picture, resized as `QwenImageEditPipeline` resizes it for the text encoder."""
         (picture,) = pictures
         return _scaled(pipe, picture, _MEGAPIXEL)
 
 
 class QwenImageEditPlusText(QwenImageEditText):
-    """Qwen-Image-Edit-2509's and 2511's: several numbered pictures, which it sees small."""
+    """Text encoder of Qwen-Image-Edit-2509 and 2511: several numbered pictures at a small size."""
 
     name = "qwen_image_edit_2511"
     default_model = "Qwen/Qwen-Image-Edit-2511"
@@ -197,9 +202,9 @@ class QwenImageEditPlusText(QwenImageEditText):
 
 
 class QwenImage21Text(QwenImageText):
-    """Qwen3-VL, whose last states are taken before its final norm.
+    """The text encoder of Qwen-Image-2.1: the last states of Qwen3-VL, before its final norm.
 
-    It sees up to ten pictures of about a megapixel, which the chat names before the caption.
+    It sees up to ten pictures of about a megapixel, which the chat lists before the caption.
     """
 
     name = "qwen_image21"
@@ -223,10 +228,10 @@ class QwenImage21Text(QwenImageText):
         return self.pipeline_of(pipeline, **parts)
 
     def load_processor(self) -> Any:
-        """What turns captions and pictures into the network's inputs.
+        """The processor that turns captions and pictures into the network's inputs.
 
         Raises:
-            CodecError: it cannot be loaded; Transformers' own needs torchvision.
+            CodecError: it cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen3VLProcessor", "processor"))
 
@@ -240,17 +245,17 @@ class QwenImage21Text(QwenImageText):
         return {"text": rows_1LE[0]}
 
     def cut(self, caption: str) -> str:
-        """A caption of at most `max_length` tokens; the pipeline cuts none."""
+        """A caption cut to `max_length` tokens, which the pipeline itself does not do."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         tokens = tokenizer(caption, add_special_tokens=False, verbose=False).input_ids
         most = self.max_length - self.rows_after
         return caption if len(tokens) <= most else tokenizer.decode(tokens[: max(most, 1)])
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text_before_0`, ... [L, E] before each picture, `text` behind all, and `null_text`.
+        """`text_before_0`, ... [L, E] before each picture, `text` after all, and `null_text`.
 
-        The network has latents in the place of the encoder's states of a picture. What stands
-        before a picture is the same with and without a caption, which comes behind all of them.
+        In place of the encoder's states of a picture the network has latents. The caption comes
+        last, so texts before pictures are the same with and without it.
         """
         with torch.inference_mode():
             pipe = self._pipeline(self.load_processor())
@@ -261,7 +266,7 @@ class QwenImage21Text(QwenImageText):
             return as_stored(found | {"text": text, "null_text": null})
 
     def _parts(self, pipe: Any, caption: str, shown: list[Image.Image]) -> list[Tensor]:
-        """The states of a chat, parted by the slots of its pictures."""
+        """Hidden states of a chat, split where its pictures stand."""
         rows_1LE, _, is_slot_1L = pipe.encode_prompt(caption, shown, torch.device(self.device))
         ends = is_slot_1L[0].int().diff(prepend=is_slot_1L.new_zeros(1).int()).nonzero().flatten()
         parts = rows_1LE[0].tensor_split(ends.tolist())
@@ -270,7 +275,7 @@ class QwenImage21Text(QwenImageText):
 
 
 class _TextHalf:
-    """The half of the published processor that reads text alone, which needs no torchvision."""
+    """The text part of the published processor, which does not need torchvision."""
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
@@ -283,7 +288,7 @@ class _TextHalf:
 
 
 def _scaled(pipe: Any, picture: Image.Image, area: int) -> Image.Image:
-    """A picture of about `area` pixels, as the pipelines of the edit models resize it."""
+    """`picture`, resized to about `area` pixels as the pipelines of the edit models do."""
     from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
     width, height, _ = calculate_dimensions(area, picture.width / picture.height)

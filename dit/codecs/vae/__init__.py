@@ -32,7 +32,7 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
     """The codec that made a dataset; its `decode` turns latents of the dataset into pictures.
 
     Raises:
-        CodecError: the card names no known codec, lacks a setting, or its model is not there.
+        CodecError: the card names no known codec, lacks a setting, or its model is missing.
     """
     codec = CODECS.of_card(card, location)
     latent = part_of_card(card, "latent")
@@ -49,9 +49,9 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
 
 
 def usual_size(card: dict[str, Any]) -> dict[str, int]:
-    """Frames, rows and columns of most samples of a dataset, as far as its card tells them.
+    """Frames, rows and columns of most samples of a dataset, as far as its card says.
 
-    Without a list of sizes, a codec of pictures alone tells that there is one frame.
+    Without a list of sizes, a codec for pictures implies one frame.
     """
     if sizes := card.get("sizes"):
         return sizes[0]

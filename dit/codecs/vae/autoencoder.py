@@ -66,9 +66,10 @@ class Autoencoder(Codec):
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        """The normalisation of latents in the pipeline: here by channel.
+        """The pipeline's normalisation of latents.
 
-        `config` is that of the VAE, with the tensors of `statistics`.
+        By default one mean and deviation for each channel. `config` is that of the VAE, with the
+        tensors of `statistics`.
         """
         return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
 
@@ -91,8 +92,8 @@ class Autoencoder(Codec):
             )
         if args.latent_distribution and args.stochastic:
             raise CodecError(
-                "--latent_distribution and --stochastic exclude each other: the former stores what"
-                " training draws latents of, the latter one draw; give one of them"
+                "--latent_distribution and --stochastic exclude each other: the former stores the"
+                " distribution of latents, the latter one draw of it; give one of them"
             )
         return cls._of(
             latent_distribution=args.latent_distribution,
@@ -151,7 +152,7 @@ class Autoencoder(Codec):
 
     @property
     def _image_part(self) -> PipelineComponent | None:
-        """The image encoder; None where the model has none."""
+        """The component with the image encoder; None if the model has none."""
         if self.image_encoder is None:
             return None
         part = PipelineComponent.of(self, "transformers", self.image_encoder, "image_encoder")
@@ -169,7 +170,7 @@ class Autoencoder(Codec):
 
     @property
     def model(self) -> Any:
-        """The VAE's network, which is loaded at its first use."""
+        """The VAE's network; the first use loads it."""
         model = load(replace(self._part, precision=self.precision, device=self.device))
         if self.tiling:
             model.enable_tiling()
@@ -240,7 +241,7 @@ class Autoencoder(Codec):
         """The inputs of image-to-video models for each video, float32 on the CPU, by name.
 
         The pictures are in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the latent of the first
-        one alone, `image_embed` [tokens, E] its features.
+        picture, `image_embed` [tokens, E] its features.
         """
         del last_NCHW, frames
         firsts = self._encode(first_NCHW[:, :, None], None)
@@ -276,7 +277,7 @@ class Autoencoder(Codec):
         return self._cells(mean.float().cpu() + std * noise)
 
     def _cells(self, values_NCFHW: Tensor) -> Tensor:
-        """Numbers of the autoencoder as latents have them."""
+        """The autoencoder's output in the order of latents; subclasses may regroup it."""
         return values_NCFHW
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
@@ -285,7 +286,7 @@ class Autoencoder(Codec):
         return {k: v.to(DISTRIBUTION_DTYPE) for k, v in zip(DISTRIBUTION, both, strict=True)}
 
     def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Means and log variances [N, c, F, H, W] of the autoencoder; some have no variance."""
+        """Means and log variances [N, c, F, H, W]; None if the autoencoder has no variance."""
         if len(video_NCFHW) > 1 and not self.takes_batches:
             means, logvars = zip(*map(self._distribution, video_NCFHW.split(1)), strict=True)
             return torch.cat(means), None if logvars[0] is None else torch.cat(logvars)
@@ -309,12 +310,12 @@ class Autoencoder(Codec):
         return self.features_of(answer).float().cpu()
 
     def features_of(self, answer: Any) -> Tensor:
-        """The part of the image encoder's output that the diffusion model is conditioned on."""
+        """The part of the image encoder's output on which the diffusion model is conditioned."""
         return answer.last_hidden_state
 
 
 def _moments(latents: Any) -> tuple[Tensor, Tensor | None]:
-    """Mean and log variance of a latent distribution; some autoencoders have no variance."""
+    """Mean and log variance of a latent distribution; None for autoencoders without variance."""
     return latents.mode(), getattr(latents, "logvar", None)
 
 

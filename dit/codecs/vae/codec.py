@@ -72,16 +72,16 @@ class Codec(DatasetEncoder):
 
     @property
     def temporal_stride(self) -> int:
-        """Number of frames in each latent frame but the first.
+        """Number of frames in each latent frame except the first, which has one.
 
         Videos have 1 + n * temporal_stride frames.
         """
         return 1
 
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
-        """Bytes in a shard of the tensors that `encode_batch` makes beside a latent.
+        """Bytes in a shard of the tensors that `encode_batch` returns besides the latent.
 
-        The size is that of the video in pixels.
+        `frames`, `height` and `width` are the video's, in pixels.
         """
         del frames, height, width
         return 0
@@ -101,7 +101,7 @@ class Codec(DatasetEncoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """The width and height that its pipeline gives a picture to be edited."""
+        """The width and height to which the pipeline scales a picture to be edited."""
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
     is_exact: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class Codec(DatasetEncoder):
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:
-        """Moves the network to `device` for the block, then back to where it was."""
+        """A context in which the network is on `device`; afterwards it returns to its place."""
         del device
         yield
 
@@ -131,8 +131,8 @@ class Codec(DatasetEncoder):
     ) -> list[dict[str, Tensor]]:
         """The tensors of each video by their names in a shard.
 
-        `videos` are of one shape [C, F, H, W], float32 in [-1, 1].
-        Codecs that draw random numbers seed them by `keys`, the keys of the samples.
+        `videos` have one shape [C, F, H, W], float32 in [-1, 1]. Codecs that draw random numbers
+        seed them by `keys`, the keys of the samples.
         """
         del keys
         return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]
@@ -144,7 +144,7 @@ class Codec(DatasetEncoder):
     def decode(self, latent_CFHW: Tensor, *, alpha: bool = False) -> Tensor:
         """Frames of a whitened latent, uint8 [F, H, W, 3] on the CPU; grey is repeated three times.
 
-        What is transparent is put on white, or with `alpha`, of RGBA codecs, is [F, H, W, 4].
+        Transparent pixels are put on white; with `alpha`, RGBA codecs return [F, H, W, 4].
 
         Raises:
             ValueError: the latent is not [C, F, H, W] with the channels of this codec.

@@ -21,7 +21,7 @@ _QWEN_IMAGE21 = "diffusers.pipelines.qwenimage21.pipeline_qwenimage21"
 
 
 class FluxAutoencoder(Autoencoder):
-    """Images; latents are (latent - shift) * scale."""
+    """Autoencoders of images whose latents are normalised as (latent - shift) * scale."""
 
     media = ("image",)
     vae = "AutoencoderKL"
@@ -39,7 +39,7 @@ class FluxAutoencoder(Autoencoder):
 
 
 class Flux(FluxAutoencoder):
-    """Images, and references of them as FLUX.1 Kontext takes them."""
+    """The codec of FLUX.1: images, and references as FLUX.1 Kontext reads them."""
 
     name = text_encoder = "flux"
     description = "(latent - shift_factor) * scaling_factor, as FluxPipeline"
@@ -50,9 +50,9 @@ class Flux(FluxAutoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """The resolution of Kontext's list whose ratio is nearest, as FluxKontextPipeline has it.
+        """The resolution in Kontext's list with the nearest aspect, as in FluxKontextPipeline.
 
-        All of them are multiples of the 16 pixels of a token.
+        All are multiples of 16 pixels, the side of a token.
         """
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
@@ -64,7 +64,7 @@ class Flux(FluxAutoencoder):
 
 
 class Sd3(FluxAutoencoder):
-    """Images, as of FLUX, by another autoencoder."""
+    """The codec of Stable Diffusion 3: images, normalised as FLUX's, by another autoencoder."""
 
     name = text_encoder = "sd3"
     description = "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
@@ -73,7 +73,7 @@ class Sd3(FluxAutoencoder):
 
 
 class HunyuanImage(FluxAutoencoder):
-    """Images, each token of 32 x 32 pixels; latents are latent * scale."""
+    """Codec of HunyuanImage: images with cells of 32 x 32 pixels; latents are latent * scale."""
 
     name = text_encoder = "hunyuanimage"
     description = "latent * scaling_factor, as HunyuanImagePipeline"
@@ -96,7 +96,7 @@ class HunyuanImage(FluxAutoencoder):
 
 
 class Chroma(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX."""
+    """The codec of Chroma: images, by FLUX's autoencoder."""
 
     name = text_encoder = "chroma"
     description = "(latent - shift_factor) * scaling_factor, as ChromaPipeline"
@@ -105,7 +105,7 @@ class Chroma(FluxAutoencoder):
 
 
 class Lumina2(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX."""
+    """The codec of Lumina Image 2.0: images, by FLUX's autoencoder."""
 
     name = text_encoder = "lumina2"
     description = "(latent - shift_factor) * scaling_factor, as Lumina2Pipeline"
@@ -114,7 +114,7 @@ class Lumina2(FluxAutoencoder):
 
 
 class LongCat(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX."""
+    """The codec of LongCat-Image: images, by FLUX's autoencoder."""
 
     name = text_encoder = "longcat"
     description = "(latent - shift_factor) * scaling_factor, as LongCatImagePipeline"
@@ -123,7 +123,7 @@ class LongCat(FluxAutoencoder):
 
 
 class LongCatEdit(LongCat):
-    """LongCat-Image-Edit: as LongCat-Image, with one control picture that the encoder sees."""
+    """Codec of LongCat-Image-Edit: LongCat's, with one control picture that the encoder sees."""
 
     name = text_encoder = "longcat_edit"
     description = "as longcat; text of the caption and one control picture"
@@ -133,7 +133,7 @@ class LongCatEdit(LongCat):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """A megapixel of this ratio in steps of 16, as LongCatImageEditPipeline has it."""
+        """A megapixel of this aspect in steps of 16, as in LongCatImageEditPipeline."""
         from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import (
             calculate_dimensions,
         )
@@ -142,7 +142,7 @@ class LongCatEdit(LongCat):
 
 
 class ZImage(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX."""
+    """The codec of Z-Image: images, by FLUX's autoencoder."""
 
     name = text_encoder = "zimage"
     description = "(latent - shift_factor) * scaling_factor, as ZImagePipeline"
@@ -151,7 +151,7 @@ class ZImage(FluxAutoencoder):
 
 
 class HiDream(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX."""
+    """The codec of HiDream-I1: images, by FLUX's autoencoder."""
 
     name = text_encoder = "hidream"
     description = "(latent - shift_factor) * scaling_factor, as HiDreamImagePipeline"
@@ -160,7 +160,7 @@ class HiDream(FluxAutoencoder):
 
 
 class OmniGen2(FluxAutoencoder):
-    """Images, by the autoencoder of FLUX; references that its text encoder does not see."""
+    """Codec of OmniGen2: FLUX's autoencoder, with references that the text encoder does not see."""
 
     name = text_encoder = "omnigen2"
     description = "(latent - shift_factor) * scaling_factor, as OmniGen2Pipeline"
@@ -171,7 +171,7 @@ class OmniGen2(FluxAutoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """Whole tokens of 16 pixels, sides of at most 1024, as OmniGen2Pipeline scales down."""
+        """Whole tokens of 16 pixels, with sides of at most 1024, as in OmniGen2Pipeline."""
         # Equal for squares but for rounding, which takes a token from the sides of some.
         ratio = min(1024 / max(width, height), (1024**2 / (width * height)) ** 0.5, 1.0)
         wide, high = (int(side * ratio) // 16 * 16 for side in (width, height))
@@ -179,11 +179,12 @@ class OmniGen2(FluxAutoencoder):
 
 
 class Wan(Autoencoder):
-    """Images and videos of 4n + 1 frames; conditions and CLIP features for image-to-video.
+    """The codec of Wan: images, videos of 4n + 1 frames, and inputs of image-to-video.
 
-    The autoencoder of Wan 2.2 5B, which cuts its pixels into patches, has 48 channels and a stride
-    of 16 pixels; its model is given the clean latent of the first frame. Models of the other one
-    are given `condition_latent`, as `WanImageToVideoPipeline.prepare_latents` makes it.
+    The autoencoder of Wan 2.2 5B cuts pixels into patches and has 48 channels and a stride of 16
+    pixels; its network takes the clean latent of the first frame. Networks on the other autoencoder
+    take `condition_latent`, as `WanImageToVideoPipeline.prepare_latents` computes it, and CLIP
+    features.
     """
 
     name = text_encoder = "wan"
@@ -207,7 +208,7 @@ class Wan(Autoencoder):
         if codec.last_frame and codec._keeps_first_frame:
             raise CodecError(
                 f"--workload_type flf2v: {codec.model_name} has the autoencoder of Wan 2.2 5B,"
-                " whose model is given the first frame alone; give i2v, or the --model_name of a"
+                " whose model reads only the first frame; give i2v, or the --model_name of a"
                 " model with first and last frame, such as Wan 2.1 FLF2V"
             )
         return codec
@@ -220,7 +221,7 @@ class Wan(Autoencoder):
 
     @property
     def _keeps_first_frame(self) -> bool:
-        """Whether its models have the clean first frame in the place of the noisy one."""
+        """Whether the models take the first frame clean, in place of its noisy tokens."""
         return self._config.get("patch_size") is not None
 
     @property
@@ -238,9 +239,9 @@ class Wan(Autoencoder):
     ) -> list[dict[str, Tensor]]:
         """The inputs of `Autoencoder`, and `condition_latent` [C, F, H, W] of all frames.
 
-        That is the latent of the given pictures with grey frames between or behind them: it
-        differs from the latent of the first frame also beyond the first of its own frames.
-        `image_embed` has the features of both pictures one after the other.
+        It is the latent of the given pictures with grey frames between or after them, which differs
+        from the first frame's latent in later frames, too. `image_embed` holds the features of both
+        pictures in order.
         """
         if self._keeps_first_frame:
             return super().image_inputs(first_NCHW, last_NCHW, frames=frames)
@@ -267,7 +268,10 @@ class Wan(Autoencoder):
 
 
 class CosmosPredict2(Wan):
-    """The codec of Wan 2.1; video-to-world reads the given frames from the latent itself."""
+    """The codec of Cosmos-Predict2: Wan 2.1's.
+
+    Video-to-world reads given frames from the latent itself.
+    """
 
     name = "cosmos_predict2"
     description = "(latent - mean) / std, as Cosmos2VideoToWorldPipeline; 4n+1 frames"
@@ -278,7 +282,7 @@ class CosmosPredict2(Wan):
 
 
 class CosmosPredict25(CosmosPredict2):
-    """Cosmos-Predict2.5: the VAE of Cosmos-Predict2 with a text encoder of its own."""
+    """The codec of Cosmos-Predict2.5: the VAE of Predict2, with another text encoder."""
 
     name = text_encoder = "cosmos_predict25"
     description = "as cosmos_predict2; text of all layers of Qwen2.5-VL"
@@ -287,7 +291,7 @@ class CosmosPredict25(CosmosPredict2):
 
 
 class Cosmos(Autoencoder):
-    """Images and videos of 8n + 1 frames. The factor sigma_data is left to the objective."""
+    """The codec of Cosmos: images and videos of 8n + 1 frames. The objective applies sigma_data."""
 
     name = text_encoder = "cosmos"
     description = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"
@@ -304,7 +308,7 @@ class Cosmos(Autoencoder):
 
 
 class QwenImage(Autoencoder):
-    """Images, each a clip of one frame; latents are (latent - mean) / std by channel."""
+    """The codec of Qwen-Image: images as clips of one frame; latents are whitened by channel."""
 
     name = text_encoder = "qwen_image"
     description = "(latent - latents_mean) / latents_std, as QwenImagePipeline"
@@ -323,7 +327,7 @@ class QwenImage(Autoencoder):
 
 
 class QwenImageEdit(QwenImage):
-    """Qwen-Image-Edit: as Qwen-Image, with one control picture that the text encoder sees."""
+    """Codec of Qwen-Image-Edit: Qwen-Image's, with one control picture that the encoder sees."""
 
     name = text_encoder = "qwen_image_edit"
     description = "as qwen_image; text of the caption and one control picture"
@@ -333,7 +337,7 @@ class QwenImageEdit(QwenImage):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """A megapixel of this ratio in steps of 32, as QwenImageEditPipeline has it."""
+        """A megapixel of this aspect in steps of 32, as in QwenImageEditPipeline."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
         wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
@@ -341,7 +345,7 @@ class QwenImageEdit(QwenImage):
 
 
 class QwenImageEditPlus(QwenImageEdit):
-    """Qwen-Image-Edit-2509 and 2511: as Qwen-Image-Edit, with several control pictures."""
+    """Codec of Qwen-Image-Edit-2509 and 2511: Qwen-Image-Edit's, with several control pictures."""
 
     name = text_encoder = "qwen_image_edit_2511"
     description = "as qwen_image; text of the caption and all control pictures"
@@ -353,7 +357,10 @@ class QwenImageEditPlus(QwenImageEdit):
 
 
 class QwenImage21(Autoencoder):
-    """Images with transparency, each latent cell of 16 x 16 pixels; sides are multiples of 32."""
+    """The codec of Qwen-Image-2.1: images with transparency, latent cells of 16 x 16 pixels.
+
+    Sides of pictures are multiples of 32.
+    """
 
     name = text_encoder = "qwen_image21"
     description = "(latent - latents_mean) / latents_std, as QwenImage21Pipeline; RGBA"
@@ -392,7 +399,7 @@ class QwenImage21(Autoencoder):
 
 
 class Anima(QwenImage):
-    """Images, by the autoencoder of Qwen-Image."""
+    """The codec of Anima: images, by Qwen-Image's autoencoder."""
 
     name = text_encoder = "anima"
     description = "(latent - latents_mean) / latents_std, as AnimaModularPipeline"
@@ -401,7 +408,7 @@ class Anima(QwenImage):
 
 
 class Krea2(QwenImage):
-    """Images, by the autoencoder of Qwen-Image."""
+    """The codec of Krea 2: images, by Qwen-Image's autoencoder."""
 
     name = text_encoder = "krea2"
     description = "(latent - latents_mean) / latents_std, as Krea2Pipeline"
@@ -410,7 +417,7 @@ class Krea2(QwenImage):
 
 
 class AnimaWithStates(Anima):
-    """Anima whose shards hold the inputs of the text conditioner instead of its outputs."""
+    """The codec of Anima if shards hold the inputs of the text conditioner, not its outputs."""
 
     name = text_encoder = "anima_states"
     description = "as anima; text for model.text_conditioner=trained"

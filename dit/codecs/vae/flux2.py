@@ -1,4 +1,4 @@
-"""The codec of FLUX.2 and of those after it, which normalises 2 x 2 cells together."""
+"""The codecs on FLUX.2's autoencoder, which normalises 2 x 2 cells together."""
 
 # N pictures, C channels of the autoencoder, F frames, H rows, W columns
 
@@ -17,10 +17,10 @@ _MOST_PIXELS = 1024 * 1024  # of a reference, in the pipelines
 
 
 class Flux2(Autoencoder):
-    """Images, each latent cell of 16 x 16 pixels: 2 x 2 cells of 32 numbers, order (c, h, w).
+    """The codec of FLUX.2: images with cells of 16 x 16 pixels, each 2 x 2 x 32 numbers (c, h, w).
 
-    Each of the 128 is normalised by the running mean and variance of the autoencoder's batch norm,
-    which lie among its weights.
+    Each of the 128 numbers is normalised by the running mean and variance of the autoencoder's
+    batch norm, which are stored with its weights.
     """
 
     name = text_encoder = "flux2"
@@ -40,7 +40,7 @@ class Flux2(Autoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """At most a megapixel of the same ratio, as Flux2ImageProcessor scales a picture."""
+        """At most a megapixel of the same aspect, as Flux2ImageProcessor scales a picture."""
         if width * height <= _MOST_PIXELS:
             return width, height
         scale = math.sqrt(_MOST_PIXELS / (width * height))
@@ -54,7 +54,7 @@ class Flux2(Autoencoder):
 
     @staticmethod
     def eps_of(config: dict[str, Any]) -> float:
-        """The eps that is added to variances, of config.json."""
+        """The eps that the configuration of the VAE adds to variances."""
         return config["batch_norm_eps"]
 
     @property
@@ -80,7 +80,7 @@ class Flux2(Autoencoder):
 
 
 class ErnieImage(Flux2):
-    """Images, by the autoencoder of FLUX.2, with the eps that the network was trained with."""
+    """The codec of ERNIE-Image: FLUX.2's, with the eps with which the network was trained."""
 
     name = text_encoder = "ernie_image"
     description = "(2x2 cells - mean) / sqrt(variance + 1e-5), as ErnieImagePipeline"
@@ -95,7 +95,7 @@ class ErnieImage(Flux2):
 
 
 class Ideogram4(Flux2):
-    """Images, by the autoencoder of FLUX.2, whose cells have another order of numbers."""
+    """The codec of Ideogram 4: FLUX.2's, with another order of the numbers in a cell."""
 
     name = text_encoder = "ideogram4"
     description = "(2x2 cells - mean) / sqrt(variance + eps), order (h, w, c), as Ideogram4Pipeline"
@@ -107,7 +107,7 @@ class Ideogram4(Flux2):
 
 
 class Flux2Klein(Flux2):
-    """FLUX.2 klein: the VAE of FLUX.2 with the text encoder of klein."""
+    """The codec of FLUX.2 klein: FLUX.2's, with klein's text encoder."""
 
     name = text_encoder = "flux2_klein"
     description = "as flux2; text of three layers of Qwen3"
@@ -116,9 +116,9 @@ class Flux2Klein(Flux2):
 
 
 class Flux3Klein(Flux2):
-    """FLUX.3 klein: the VAE of FLUX.2 with the text encoder of FLUX.3.
+    """The codec of FLUX.3 klein: FLUX.2's, with FLUX.3's text encoder.
 
-    References are as in its pipeline where it is given several of them.
+    References are scaled as in its pipeline when that gets several of them.
     """
 
     name = text_encoder = "flux3_klein"

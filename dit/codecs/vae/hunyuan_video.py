@@ -1,4 +1,4 @@
-"""Codecs of HunyuanVideo and of its version 1.5, as in Diffusers' pipelines."""
+"""Codecs of HunyuanVideo and HunyuanVideo 1.5, as in Diffusers' pipelines."""
 
 # C latent channels, F frames, H rows, W columns
 
@@ -11,7 +11,7 @@ from dit.codecs.vae.autoencoder import Autoencoder
 
 
 class Hunyuan(Autoencoder):
-    """The VAE of HunyuanVideo 1.5: videos of 4n + 1 frames, SigLIP features of the first frame."""
+    """Codec of HunyuanVideo 1.5: videos of 4n + 1 frames, SigLIP features of the first frame."""
 
     name = text_encoder = "hunyuan"
     description = "latent * scaling_factor, as HunyuanVideo15Pipeline; 4n+1 frames"
@@ -31,7 +31,7 @@ class Hunyuan(Autoencoder):
 
 
 class HunyuanVideo(Hunyuan):
-    """The VAE of the first HunyuanVideo, which has no image encoder of its own."""
+    """The codec of the first HunyuanVideo, which has no image encoder."""
 
     name = text_encoder = "hunyuanvideo"
     description = "latent * scaling_factor, as HunyuanVideoPipeline; 4n+1 frames"
@@ -52,7 +52,7 @@ class HunyuanVideo(Hunyuan):
 
 
 class HunyuanVideoI2V(HunyuanVideo):
-    """The VAE of HunyuanVideo I2V, whose text encoder sees the first frame."""
+    """The codec of HunyuanVideo I2V, whose text encoder sees the first frame."""
 
     name = text_encoder = "hunyuanvideo_i2v"
     description = "as hunyuanvideo; text of the caption and the first frame"

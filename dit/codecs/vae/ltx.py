@@ -19,9 +19,9 @@ DECODER_LEVEL, DECODER_NOISE = 0.05, 0.025
 
 @dataclass(frozen=True, kw_only=True)
 class Ltx(Autoencoder):
-    """The VAE of LTX-Video: videos of 8n + 1 frames, latent cells of 32 x 32 pixels.
+    """The codec of LTX-Video: videos of 8n + 1 frames, latent cells of 32 x 32 pixels.
 
-    Decoders from 0.9.1 on remove a little noise, which is mixed into their latents.
+    Decoders from 0.9.1 on expect a little noise in latents, which they remove.
     """
 
     name = text_encoder = "ltx"
@@ -62,8 +62,8 @@ class Ltx(Autoencoder):
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
         """The video of a latent.
 
-        Decoders that want noise get the same for each latent of a size, so that its pictures stay
-        the same.
+        Decoders that expect noise get the same noise for each latent of a size, so that results
+        repeat.
         """
         if not self._config["timestep_conditioning"]:
             return super().decode_raw(latent_CFHW)

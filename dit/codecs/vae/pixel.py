@@ -1,4 +1,4 @@
-"""The codec without weights: space to depth, of pixels or of their frequencies."""
+"""The codec without weights: space to depth, as pixels or as their frequencies."""
 
 # N videos, C colour or latent channels, F frames, H rows, W columns, K frequencies
 
@@ -38,8 +38,8 @@ def frequencies(colours: int, block: int) -> Tensor:
     """The orthonormal matrix [C, C], float32, from the pixels of a cell to its frequencies.
 
     Pixels and frequencies are ordered (colour, row, column). The cosines of three colours are
-    (1, 1, 1), (1, 0, -1) and (1, -2, 1) but for their length: grey, red against blue, and green
-    against both.
+    proportional to (1, 1, 1), (1, 0, -1) and (1, -2, 1): grey, red against blue, and green against
+    both.
     """
     plane = torch.kron(cosines(block), cosines(block))
     return torch.kron(cosines(colours), plane).float()
@@ -50,14 +50,14 @@ class Pixel(Codec):
     """A codec without weights: a square of `block` x `block` pixels becomes one latent cell.
 
     With `basis` dct, channels are the frequencies of the cell (`frequencies`), each divided by the
-    root of its standard deviation, all so that their mean square is 1. Large shapes then stand out
-    of the noise before details, and small noise is small in every pixel; whitened frequencies and
-    pixels have as much noise in the finest detail as in the colour of the whole.
+    root of its standard deviation, with a common factor that makes the mean square 1. Large shapes
+    then emerge from the noise before details, and little noise is little in every pixel; whitened
+    frequencies, like pixels, have as much noise in the finest detail as in the overall colour.
 
     The 256 levels of 8-bit pictures come back exactly: whitening and rounding to half precision
     change a pixel by at most 2 * 2**-11, an eighth of the distance between two levels. Frequencies
-    are rounded by at most 2**-11 of each, so that the root mean square of what it changes in the
-    pixels of a cell is at most 2 * 2**-11 as well, and a pixel's own change is of that size.
+    are rounded by at most 2**-11 of each, so the root mean square change of a cell's pixels is at
+    most 2 * 2**-11 as well.
     """
 
     name = "pixel"
@@ -80,7 +80,7 @@ class Pixel(Codec):
 
     @classmethod
     def of(cls, *, block: int, colours: int, **others: Any) -> Self:
-        """A codec whose whitening is not measured yet."""
+        """A codec whose whitening has not been measured yet."""
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
@@ -133,7 +133,7 @@ class Pixel(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """Tensors to store for each of `videos` [C, F, H, W], and those of its first frame."""
+        """Tensors to store for each of `videos` [C, F, H, W], with inputs from its first frame."""
         found = super().encode_batch(videos, keys=keys)
         if not self.image_conditioning:
             return found
@@ -149,8 +149,9 @@ class Pixel(Codec):
     ) -> list[dict[str, Tensor]]:
         """The inputs of image-to-video models for pictures in [-1, 1], as Wan's codec makes them.
 
-        `condition_latent` [C, F, H, W] is the latent of the first frame, and the last where it is
-        given, with grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is that of the first.
+        `condition_latent` [C, F, H, W] is the latent of a clip with the given first (and last)
+        frame and grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is the first frame's
+        latent.
         """
         samples, _, *size = first_NCHW.shape
         video_NCFHW = first_NCHW.new_zeros(samples, self.colours, frames, *size)  # 0 is mid grey
@@ -161,7 +162,7 @@ class Pixel(Codec):
         return [{"condition_latent": c, "first_frame_latent": c[:, :1]} for c in conditions]
 
     def _coloured(self, picture_NCHW: Tensor) -> Tensor:
-        """Pictures with the colours of this codec; RGB becomes grey by the weights of Pillow."""
+        """Pictures [N, C, H, W] in this codec's number of colours; grey by Pillow's weights."""
         if picture_NCHW.shape[1] == self.colours:
             return picture_NCHW
         weights_C = picture_NCHW.new_tensor([0.299, 0.587, 0.114])  # ITU-R 601-2
@@ -177,7 +178,7 @@ class Pixel(Codec):
         return functional.pixel_shuffle(frames_FCHW, self.block).transpose(0, 1)
 
     def _turned(self, cells_CFHW: Tensor, *, back: bool) -> Tensor:
-        """Pixels of cells to the channels of latents, or back."""
+        """Pixels of each cell, transformed to latent channels; `back` transforms them back."""
         if self.basis is Basis.PIXELS:
             return cells_CFHW
         matrix_CC = frequencies(self.colours, self.block).to(cells_CFHW)

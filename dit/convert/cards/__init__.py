@@ -1,7 +1,7 @@
-"""The README.md of a folder that is exported, with what is known and nothing else.
+"""The README.md of an exported folder, which states only known facts.
 
 code     Python that makes one picture with an export
-facts    what a checkpoint and its run say; the cards of adapters, and of a network or a pipeline
+facts    facts about a checkpoint and its run; the cards of adapters, and of a network or pipeline
 """
 
 from dit.convert.cards.code import DATA_CARD, HUB, PictureCode

@@ -1,7 +1,7 @@
-"""Python for a card, which makes one picture or clip with what was exported.
+"""Python for a card that makes one picture or clip with the export.
 
-For latents of a published VAE it is a pipeline of Diffusers. Pixels are known to no pipeline: for
-them it is the loop of a scheduler, with the text encoder and the decoder of this project.
+For latents of a published VAE it calls a pipeline of Diffusers. No pipeline decodes latents of the
+codec `pixel`, so there it is a loop over a scheduler's steps, with this project's encoders.
 """
 
 from __future__ import annotations
@@ -76,15 +76,12 @@ class PictureCode:
 
     @property
     def loops(self) -> bool:
-        """Whether it reads `data_card` in the folder of the network."""
+        """Whether the code is a loop over steps that reads `data_card` in the network's folder."""
         sized = len(usual_size(self.card)) >= 3
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 
     def data_card(self) -> bytes:
-        """The part of the dataset's card that the code reads, as JSON.
-
-        No place on this machine is in it.
-        """
+        """The part of the dataset's card that the code reads, as JSON without any path."""
         kept = {name: self.card[name] for name in _COPIED if name in self.card}
         return json.dumps(kept, indent=1).encode() + b"\n"
 
@@ -95,7 +92,10 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """A pipeline that feeds the network what it was trained on."""
+        """The class of a pipeline that feeds the network the inputs it was trained on.
+
+        None without one.
+        """
         model, objective = self.config.model, self.config.objective
         if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:
             return None
@@ -109,7 +109,6 @@ class PictureCode:
 
     @property
     def _known(self) -> Pipeline:
-        """What is known of `_pipeline`."""
         known = diffusers_form(self.config.model).pipelines
         return Pipeline() if self._pipeline is None else known[self._pipeline]
 
@@ -123,7 +122,7 @@ class PictureCode:
 
     @property
     def _scheduler(self) -> str | None:
-        """The scheduler that an export has; None: the objective has none."""
+        """Diffusers' scheduler for this objective; None if it has none."""
         objective = self.config.objective
         opened = REGISTRY[objective.name].scheduler
         if opened is None or opened().inexpressible(objective) is not None:
@@ -138,12 +137,12 @@ class PictureCode:
         return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'
 
     def _all_adapted(self) -> list[str]:
-        """Adapters into the networks of a pipeline."""
+        """Lines that load the adapters into each network of a pipeline."""
         names = [_TRANSFORMER] + ([] if self._second is None else [self._second.folder])
         return [self._adapted(f"pipe.{name}", name) for name in names]
 
     def _loaded(self) -> str:
-        """The network alone, for those that neither a pipeline nor a short loop runs."""
+        """Lines that load only the network, where no pipeline or short loop can run it."""
         place = json.dumps(self.base if self.adapters else "FOLDER")
         module = diffusers_form(self.config.model).module
         lines = [f"from {module} import {self._network}"]
@@ -151,7 +150,7 @@ class PictureCode:
         return "\n".join(lines + [self._adapted("network")] * self.adapters)
 
     def _piped(self, kind: str) -> list[str]:
-        """A pipeline with the export in it, and one call."""
+        """Lines that load a pipeline with the export in it and call it once."""
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         second = self._second if own else None
@@ -187,7 +186,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """The call of a pipeline, and what it takes of diffusers.utils."""
+        """Lines of a pipeline's call, and the names that they import from diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""
@@ -231,7 +230,7 @@ class PictureCode:
         )
 
     def _latent(self) -> tuple[int, int, int]:
-        """Frames, rows and columns of most samples, in cells."""
+        """Frames, rows and columns of the dataset's most frequent size, in latent cells."""
         size, latent = usual_size(self.card), self.card["latent"]
         stride, frames = latent["stride"], 1 + (size["num_frames"] - 1) // latent["temporal_stride"]
         return frames, size["height"] // stride, size["width"] // stride
@@ -242,12 +241,11 @@ class PictureCode:
 
     @property
     def _steps(self) -> int:
-        """Steps of the picture: those of a student, else what any network can take."""
         c = self.config.distill
         return _STEPS if c.method is None else c.steps
 
     def _levels(self) -> str:
-        """What `set_timesteps` is handed, so that its levels are those of our samplers."""
+        """The arguments of `set_timesteps` that give the noise levels of our samplers."""
         flow: FlowConfig = self.config.objective
         steps, told = self._steps, [str(self._steps)]
         if flow.ends_at_one_step:

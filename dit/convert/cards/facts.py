@@ -1,4 +1,4 @@
-"""What a checkpoint and its run say of themselves, and the cards that say it."""
+"""Facts about a checkpoint and its run, and the cards that state them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class RunFacts:
         return next((one.prompt for one in self.pictures if one.prompt), "a prompt")
 
     def lines(self) -> list[str]:
-        """The facts as items of a Markdown list."""
+        """The facts, as items of a Markdown list."""
         known = {"Data": self.data, "Licence of the data": self.licence}
         known["Steps"] = None if self.steps is None else f"{self.steps:,}"
         known["Distilled for"] = self.sampling
@@ -95,7 +95,7 @@ class RunFacts:
 
 
 def write_card(folder: Path, text: str, facts: RunFacts) -> None:
-    """Writes the page and the pictures that it shows."""
+    """Writes the card `text` and the pictures that it shows into `folder`."""
     for picture in facts.pictures:
         (folder / SAMPLES).mkdir(exist_ok=True)
         shutil.copy(picture.file, folder / SAMPLES / picture.file.name)
@@ -103,7 +103,7 @@ def write_card(folder: Path, text: str, facts: RunFacts) -> None:
 
 
 def _table(pictures: tuple[ShownPicture, ...]) -> str:
-    """Rows of pictures, each with its prompts below."""
+    """Rows of pictures as a Markdown table, each row with its prompts below."""
     rows = []
     for first in range(0, len(pictures), _IN_A_ROW):
         row = pictures[first : first + _IN_A_ROW]
@@ -117,12 +117,12 @@ def _table(pictures: tuple[ShownPicture, ...]) -> str:
 
 
 def _in_a_cell(text: str) -> str:
-    """Any text as it stands, on one line of a table."""
+    """`text` on one line, escaped for a cell of a Markdown table."""
     return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|") or "(no prompt)"
 
 
 def _objective(objective: ObjectiveConfig) -> dict[str, str]:
-    """What was learned: in one line, and the keys that were set otherwise than by default."""
+    """The objective in one line, and its keys that differ from the defaults."""
     kinds = {str(ObjectiveName.EDM): EdmConfig, str(ObjectiveName.FLOW): FlowConfig}
     kind = kinds.get(objective.name)  # None: one that others registered
     changed = {
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
 
 
 def _data(dataset: DatasetConfig) -> str | None:
-    """The name of the dataset's folder; its place on this machine is nobody else's business."""
+    """Names of the dataset folders, without their paths, which should not be published."""
     places = [dataset.path, *(entry.path for entry in dataset.blend or ())]
     return ", ".join(Path(place).name for place in places if place) or None
 

@@ -1,4 +1,4 @@
-"""Network and objective of a Diffusers folder, below the keys that a person sets."""
+"""Network and objective of a Diffusers folder, which the keys of the user override."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ LOAD_HF = "checkpoint.load_hf"
 
 
 def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Network and objective of `checkpoint.load_hf`, where that is given, in the recipe's layout.
+    """Network and objective of `checkpoint.load_hf` if it is set, in the recipe's layout.
 
-    `given` tells what a person set a key to, or its second argument. A run that goes on has those
-    of its own checkpoint, so that it does not need the folder again.
+    `given` returns the value that a person set for a key, or its second argument. A run that
+    resumes has the settings of its own checkpoint and does not need the folder again.
 
     Raises:
-        ConvertError: the folder is none that a run can start from.
+        ConvertError: no run can start from the folder.
         CheckpointError: the run's own checkpoint is damaged.
     """
     place, save = given(LOAD_HF), given("checkpoint.save", recipe.checkpoint.save)
@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """The network of other weights as the recipe computes it, where that is of the same family."""
+    """The network `model`, computed as `recipe` says if both are of one family."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
@@ -107,7 +107,7 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
 
 
 def weights_of_run(config: RunConfig) -> HfWeights | None:
-    """The folder of `checkpoint.load_hf`; None without one, or with a checkpoint of the run's own.
+    """The folder of `checkpoint.load_hf`; None if it is not set, or the run has a checkpoint.
 
     Raises:
         ConvertError: as `open_hf_weights`.
@@ -120,7 +120,7 @@ def weights_of_run(config: RunConfig) -> HfWeights | None:
 
 
 def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveConfig) -> list[str]:
-    """Lines for the log: where the objective is from, and the keys that a run has set otherwise.
+    """Lines for the log: the origin of the objective, and the keys that the run changes.
 
     Raises:
         ConvertError: the folder's scheduler is damaged.
@@ -136,7 +136,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
 
 
 def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:
-    """The name table of a network with other settings than the folder tells; None: no such."""
+    """The name table for `model`, which differs from the folder's model; None if none fits."""
     if model.num_attention_heads != told.num_attention_heads:
         return None  # the shapes are the same, but not what the numbers mean
     try:
@@ -154,7 +154,7 @@ def found_model(
 ) -> ModelConfig:
     """The network of a folder; raises as `import_weights`.
 
-    `given` are fields for what neither config.json nor the pipeline tells.
+    `given` are fields that neither config.json nor the pipeline determines.
     """
     place = source.path / CONFIG
     told: Any = {"precision": precision, "text_pad_to": text_pad_to, "given": given}
@@ -165,7 +165,7 @@ def found_model(
 def found_objective(
     source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """Objective that the network of `source` was trained for; raises as `import_weights`."""
+    """The objective for which the network of `source` was trained; raises as `import_weights`."""
     found = objective_config(
         source.scheduler,
         place=source.scheduler_file,
@@ -180,7 +180,7 @@ def found_objective(
 def _of_few_steps(
     found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """With what a pipeline does otherwise for a distilled network, where `given` says none."""
+    """`found` with the pipeline's settings for a distilled network, unless `given` has others."""
     runs = diffusers_form(model).pipelines.get(source.pipeline or "")
     if runs is None or not source.is_distilled:
         return found
@@ -197,7 +197,7 @@ def _of_few_steps(
 def _of_expert(
     found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
 ) -> FoundObjective:
-    """With the levels of one of two transformers, where `given` says none."""
+    """`found` with the noise levels of one of two transformers, unless `given` has others."""
     of_flow = found.objective.name == ObjectiveName.FLOW
     if source.level_range is None or not of_flow or any("level_range" in word for word in given):
         return found
@@ -210,7 +210,7 @@ def _of_expert(
 def checked_table(
     source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
 ) -> list[Pair]:
-    """The name table of the model; tensors that are `left_out` may be there.
+    """The name table of the model; tensors that are `left_out` may be present.
 
     Raises:
         ConvertError: the folder holds other tensors.

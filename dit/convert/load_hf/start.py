@@ -1,11 +1,11 @@
-"""A Diffusers folder as the start of a run, whose weights are read one tensor at a time.
+"""The start of a run from a Diffusers folder, whose weights are read one tensor at a time.
 
 1. shared out  ranks that hold the same parts (data and context parallelism) read a share each
-2. read        of matrices that are the same on both sides this rank's part alone; of others, such
-               as queries, keys and values laid together, the whole tensor, before the part is taken
+2. read        this rank's part of matrices with equal layout on both sides; the whole of others,
+               such as queries, keys and values that we join
 3. exchanged   the ranks of step 1 send each other what they have read
 
-No optimizer is needed: the network may be unwrapped as yet, or trained in part.
+No optimizer is needed: the network may be unwrapped, or trained in part.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from dit.train.model_and_optimizer import fill_shards, weight_shards
 
 @dataclass(frozen=True, slots=True)
 class HfStart:
-    """Fills the network of a new run, and says what with (`train_state.InitialWeights`)."""
+    """Fills the network of a new run, and names the source (see `train_state.InitialWeights`)."""
 
     weights: HfWeights
     of_run: tuple[str, ...] = ()
     """Lines for the start of the log, of these weights under the run's settings."""
 
     def fill(self, model: MegatronModule) -> None:
-        """Collective; raises as `fill_from_diffusers`."""
+        """Fills the weights of `model`; collective; raises as `fill_from_diffusers`."""
         groups: Any = model.groups
         fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_of_any_adapter)
 
     def origin(self) -> Origin:
-        """Collective; raises as `read_origin`."""
+        """The digests of the folder's files; collective; raises as `read_origin`."""
         return origin_of(self.weights.source)
 
     @property
@@ -82,7 +82,7 @@ def origin_of(source: DiffusersFolder) -> Origin:
 
 
 def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
-    """The frozen weights of adapters.
+    """The frozen weights for adapters, from a Diffusers folder.
 
     Raises:
         ConvertError: the folder is damaged, or does not fit the network.
@@ -91,11 +91,11 @@ def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
 
 
 def hf_start(config: RunConfig) -> HfStart | None:
-    """Start of a run with `checkpoint.load_hf`; None if it goes on from a checkpoint.
+    """The start of a run with `checkpoint.load_hf`; None if it resumes from a checkpoint.
 
     Raises:
         ConvertError: the folder does not fit the run.
-        CheckpointError: the run has a checkpoint of its own that cannot be told.
+        CheckpointError: the run's own checkpoint cannot be read.
     """
     if (weights := weights_of_run(config)) is None:
         return None
@@ -104,7 +104,7 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
-    """What plain tuning does to a network of few steps, where nothing is set against it."""
+    """A warning if plain fine-tuning would undo the distillation of a network of few steps."""
     held = config.passes_without_gradient or config.lora.frozen_adapter
     if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
@@ -123,9 +123,9 @@ def fill_from_diffusers(
 ) -> None:
     """Fills the parameters of `module` on this rank, in their own type and on their device.
 
-    The ranks `copies`, which hold the same parts, share the reading. `left_out` tells names that
-    the folder does not have, such as those of an adapter; these keep their values. Collective: all
-    ranks call it, once for each of their modules.
+    The ranks `copies` hold the same parts and share the reading. `left_out` recognises names that
+    the folder lacks, such as those of an adapter; these keep their values. Collective: all ranks
+    call it, once for each of their modules.
 
     Raises:
         ConvertError: a file is damaged, or holds NaN or Inf; on all ranks.
@@ -163,7 +163,6 @@ def _check(failed: list[Exception], not_finite: list[str], source: DiffusersFold
 
 
 def _place(shard: ShardedTensor) -> LayerWeight:
-    """Layers of one name are stacked on a first axis."""
     return shard.key, shard.global_offset[0] if shard.prepend_axis_num else None
 
 

@@ -2,9 +2,9 @@
 
 task_encoder       opens the chain for one rank; Energon's task encoder
 shard_reader       reads records from shards, and reports damage as a record
-worker_shards      which samples a reader reads
+worker_shards      the samples that each reader reads
 internals          the private members of Energon that we touch, all of them
-stages             the stages that we add to the chain: cook, group, order, output
+stages             our stages in the chain: cook, group, order, output
 resumable_loader   Energon's savable loader, made safe against dead workers and signals
 validation_groups  the fixed list of validation packs, of which every rank reads its own
 """

@@ -2,8 +2,8 @@
 
 1. shards    the open tar file of a sample; the slices of a reader
 2. chain     the reading buffer of Energon's packing; the hook that opens a dataset
-3. loader    the worker processes: what they have sent, their answers, their end
-4. states    what Energon saves of its datasets
+3. loader    the worker processes: their packs, answers and end
+4. states    the state that Energon saves of its datasets
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[
 
 
 class OpenPacking(PackingDataset, ABC):
-    """Energon's packing, with a reading buffer that takes samples back and grows."""
+    """Energon's packing, with a reading buffer that takes samples back and adapts its size."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
         """The buffer holds `buffer_size` samples, or as many as fill `capacity` together."""
@@ -52,7 +52,7 @@ class OpenPacking(PackingDataset, ABC):
 
     @abstractmethod
     def length_of(self, sample: Any) -> int:
-        """Tokens that `sample` takes of a pack's capacity."""
+        """Number of tokens that `sample` takes of a pack's capacity."""
 
     def put_back(self, samples: list[Any]) -> None:
         """Puts samples into the reading buffer, which is empty while groups are selected."""
@@ -88,11 +88,11 @@ class DatasetOpener(TaskEncoder, ABC):
 
 
 class WatchedLoader(SavableDataLoader):
-    """Energon's loader, which raises an error where a worker has died."""
+    """Energon's loader, which raises an error if a worker has died."""
 
     @property
     def newest_packs(self) -> list[int]:
-        """The number of the newest pack of each worker."""
+        """The index of the newest pack of each worker."""
         return self._worker_sample_counters
 
     @newest_packs.setter
@@ -111,7 +111,7 @@ class WatchedLoader(SavableDataLoader):
             processes._shutdown_workers()
 
     def check_alive(self) -> None:
-        """Raises DataError where a worker process has died."""
+        """Raises DataError if a worker process has died."""
         processes: Any = self._iterator
         workers = [] if processes is None else processes._workers
         dead = [worker.pid for worker in workers if not worker.is_alive()]
@@ -139,9 +139,9 @@ class WatchedLoader(SavableDataLoader):
 
 
 def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
-    """`chain` as Energon's loader reads it without workers.
+    """`chain` in the form in which Energon's loader reads it without workers.
 
-    Worker and number stand before each sample.
+    The worker and its index stand before each sample.
     """
     return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 
@@ -171,12 +171,12 @@ def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
 
 
 def passes_read(state: FlexState) -> int:
-    """Number of whole passes that a reader of shards has read."""
+    """Number of complete passes that a reader of shards has read."""
     return state["_epoch_count"]
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """Ranges of samples of the current pass that a reader has not read; `slices` are its bounds."""
+    """Index ranges of the current pass that a reader has not read; `slices` are its bounds."""
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges
@@ -186,11 +186,10 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain`, out of the states around it.
+    """The state of the dataset of class `chain`, extracted from the states that surround it.
 
-    Energon's loader puts those around a chain.
-
-    With it comes how many packs were made, where the loader's own wrapper has counted them.
+    Energon's loader adds those. Also returns how many packs were made, if the loader's wrapper
+    counted.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -199,9 +198,9 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 
 
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
-    """The inverse of `unwrapped`: `state` inside of what Energon's loader puts around it.
+    """The inverse of `unwrapped`: `state` inside the states that Energon's loader adds.
 
-    That depends on whether the loader has workers.
+    They depend on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

@@ -1,7 +1,7 @@
-"""Energon's savable loader, where it would hang, die of a signal, or resume at the wrong place.
+"""Energon's savable loader, with repairs where it would hang, die of a signal, or resume wrongly.
 
-1. ResumableLoader    packs of one rank; where its workers stood at a snapshot, and back there
-2. workers            they outlive signals to the job, and never outlive the trainer
+1. ResumableLoader    packs of one rank; saves and restores the positions of its workers
+2. workers            they survive signals to the job, and end with the trainer
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DYING_S = 2.0  # a process is seen to be dead so long after its connections hav
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The position of a loader: packs that each worker has given.
+    """The position of a loader: the number of packs from each worker.
 
     Making one is cheap, because no worker is asked.
     """
@@ -60,11 +60,12 @@ class Snapshot:
 class ResumableLoader(WatchedLoader):
     """The loader of one rank, whose position can be saved and restored.
 
-    It asks no dead worker for its state, and outlives the signals that ask the trainer to save.
+    It never waits for the state of a dead worker, and survives the signals that ask the trainer to
+    save.
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """At most `ahead` packs are taken between a snapshot and the call that saves it."""
+        """At most `ahead` packs may be taken between a snapshot and the call that saves it."""
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -110,10 +111,7 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for a later `state_dict`.
-
-        More packs may be taken between the two.
-        """
+        """The present position, for `state_dict`, before which further packs may be taken."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
@@ -122,7 +120,8 @@ class ResumableLoader(WatchedLoader):
     def state_dict(self, at: Snapshot) -> list[WorkerState]:
         """The states of all workers at the snapshot `at`, which was made after the first pack.
 
-        Without workers that is where the reader stands: no pack may have been taken since.
+        Without workers it is the reader's present state, so no pack may have been taken since the
+        snapshot.
         """
         if self.num_workers == 0:
             alone: Any = self.dataset
@@ -138,10 +137,7 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """The bottom stage of each dataset.
-
-        There are none where Energon does not read each dataset in passes of its own.
-        """
+        """Bottom stage of each dataset; empty if Energon does not read each dataset in passes."""
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -149,7 +145,7 @@ class ResumableLoader(WatchedLoader):
         return shards if plain else []
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Continues at a saved state, or at the beginning; called before the first pack."""
+        """Continues from a saved state, or from the beginning; called before the first pack."""
         workers = state.unpickled()
         for number, shard in enumerate(stages_of(self.chain, WorkerShard)):
             shard.inherit({n: w.left[number] for n, w in enumerate(workers) if w.left})
@@ -187,7 +183,7 @@ class ResumableLoader(WatchedLoader):
 def _position(
     saved: SavableDatasetCheckpoint, packs: list[tuple[SampleId, ...]], count: int
 ) -> WorkerState:
-    """From what Energon saved of a worker, and the first `count` of its `packs` since then."""
+    """The state of a worker: what Energon saved, and the first `count` of its later `packs`."""
     assert saved.state is not None
     since = packs[:count] if saved.offset else []
     assert len(since) == saved.offset, "packs since a snapshot have been lost"
@@ -210,7 +206,7 @@ def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
 
 @contextmanager
 def deaths_in_words() -> Iterator[None]:
-    """Says what to do about a loader process that dies while the trainer does anything else.
+    """Explains what to do when a loader process dies while the trainer does other work.
 
     torch reports it from a signal handler, so its error is raised wherever the trainer is.
 
@@ -231,10 +227,11 @@ def _shutdown(loader: weakref.ref[ResumableLoader]) -> None:
 
 
 def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) -> None:
-    """Ctrl-C and a scheduler's SIGTERM reach every process of a job, also this one.
+    """Replaces Energon's start of a worker: Ctrl-C is ignored, and only a second SIGTERM ends it.
 
-    The trainer then saves, and needs the workers' positions. A worker therefore ignores Ctrl-C, and
-    only a second SIGTERM ends it: the one that the trainer sends as it leaves.
+    Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The trainer then saves a
+    checkpoint, for which it needs the workers' positions; as it leaves, it sends the workers the
+    second SIGTERM.
     """
     energons(worker)
     sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
@@ -246,15 +243,15 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """What breaks while the trainer fetches a pack, as where it is killed, is no fault of ours."""
+    """An excepthook that is silent about connections that break because the trainer was killed."""
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 
 
 def _end_with(trainer: int) -> None:
-    """Ends this worker when the trainer has been killed, also while it waits for a file.
+    """Ends this worker when the trainer has been killed, even while it waits for a file.
 
-    torch looks for the trainer only where a worker waits for orders.
+    torch notices the trainer's end only while a worker waits for orders.
     """
     while os.getppid() == trainer:
         time.sleep(1)

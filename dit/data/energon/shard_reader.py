@@ -1,8 +1,8 @@
-"""Reads records from shards, for Energon, whatever the bytes of the shards are.
+"""Reads records from shards for Energon, even from damaged shards.
 
-1. SafeReader     damage becomes a record that says so, not the end of the loader
-2. PlainReader    plain samples: the head of a record now (read_head), all of it when it is chosen
-                  for a pack
+1. SafeReader     reports damage as a record instead of ending the loader
+2. PlainReader    plain samples: first the head of a record (read_head), and all of it when it is
+                  chosen for a pack
 3. read_whole     other samples, remote or with unusual headers, by Energon's own reader
 """
 
@@ -48,7 +48,7 @@ _OF_ENERGON = {"__key__", "__shard__", "__restore_key__", "__sources__"}
 class SafeReader:
     """An Energon shard reader that reports damage as a record.
 
-    Energon's own ends the loader: none of its error handlers sees a fault of the tar itself.
+    Energon's own reader ends the loader, because its error handlers do not see faults of the tar.
     """
 
     def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
@@ -100,7 +100,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The whole record at `place`, or a record that says why it cannot be read."""
+    """The whole record at `place`, or a record that holds the reason why it cannot be read."""
     try:
         try:
             return place.parts()
@@ -126,9 +126,9 @@ class PlainReader:
         self._paths: dict[int, str | None] = {}  # by shard; None where it is not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
-        """The record that Energon's reader would give; None where the split excludes it.
+        """The record that Energon's reader would give; None if the split excludes it.
 
-        In a record that is not small, `.safetensors` is a RecordHeader and PLACE has the location.
+        In a large record, `.safetensors` is a RecordHeader and PLACE has the location.
 
         Raises:
             NotPlain: Energon's reader has to read it.
@@ -182,9 +182,9 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Key, names of files and parts of a sample; None where `sample_filter` leaves it out.
+    """Key, file names and parts of a sample; None if `sample_filter` excludes it.
 
-    Of a sample that is not small, parts with tensors are RecordHeaders.
+    In a large sample, parts with tensors are RecordHeaders.
 
     Raises:
         NotPlain: Energon's reader has to read it.
@@ -206,7 +206,7 @@ def read_head(
 
 
 class _Window:
-    """Reads bytes of a sample, and some more than are asked for at a time."""
+    """Reads bytes of a sample in larger pieces than are asked for."""
 
     def __init__(self, place: SampleLocation):
         self._place = place
@@ -233,8 +233,8 @@ def _head(window: _Window, at: int, size: int, extension: str) -> RecordHeader |
 class _Member(tarfile.TarInfo):
     """A member that lies within its sample.
 
-    Energon trusts the sizes in headers: a sparse member may ask for terabytes of zeros, and a size
-    below zero leads back to the same header for ever.
+    Energon trusts the sizes in headers: a sparse member may claim terabytes of zeros, and a
+    negative size leads back to the same header for ever.
     """
 
     def _proc_member(self, tar: Any) -> Self:  # tarfile calls it for every header that it reads
@@ -250,7 +250,7 @@ class _Member(tarfile.TarInfo):
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
-    """The record of a sample, read by Energon's reader; None where the split excludes it.
+    """The record of a sample, read by Energon's reader; None if the split excludes it.
 
     Raises:
         ValueError: a part has the name of one of Energon's own entries.

@@ -1,11 +1,11 @@
-"""Our stages in Energon's chain of datasets, each over the one before.
+"""Our stages in Energon's chain of datasets, each of which reads from the one before.
 
-1. Cooking               records -> samples; counts refused ones and passes the others on
+1. Cooking               records -> samples; counts refused ones and passes on the others
    (Energon's repeat, blend and shuffle)
-2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample; of about
-                         one cost with dataset.balance=flops_target
-3. FlopsBalancedOrder    (dataset.balance=flops) which of several groups is next
-   FlopsTargetOrder      (dataset.balance=flops_target) the same, by the costs of more groups
+2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample; groups of
+                         similar cost with dataset.balance=flops_target
+3. FlopsBalancedOrder    (dataset.balance=flops) chooses the next one of several groups
+   FlopsTargetOrder      (dataset.balance=flops_target) chooses by an estimate over more groups
    (Energon's map: group -> pack)
 4. WorkerOutput          packs -> batches for the main process, with counts and errors
 """
@@ -48,7 +48,7 @@ _PATIENCE = (1_000, 100_000)
 
 @edataclass
 class CookedSample(Sample):
-    """A sample on its way through Energon's buffers, or the reason why there is none."""
+    """A sample in Energon's buffers, or the reason for its refusal."""
 
     origin: SourceInfo
     stored_key: str
@@ -65,7 +65,7 @@ class CookedSample(Sample):
 
     @property
     def size(self) -> SampleSize:
-        """Size in a pack; a refused sample has none."""
+        """Size of the sample in a pack; refused samples have none."""
         assert self.measured is not None
         return self.measured
 
@@ -75,7 +75,7 @@ class CookedSample(Sample):
         return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
 
     def refused(self, refusal: SampleRefused) -> RefusedSample:
-        """The name and place of the sample, and why it is left out."""
+        """The sample's refusal, with its name and place."""
         return RefusedSample(
             key=self.stored_key,
             shard=self.origin.shard_name,
@@ -89,7 +89,7 @@ class Cooking(ThinWrapper):
     """Cooks records, counts all of them, and passes on those that were not refused.
 
     Energon does this in two stages that number the samples, so that random draws can be repeated.
-    Together these take as long as the decoding of a small sample, and nothing is random here.
+    They take as long as decoding a small sample, and nothing in cooking is random.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class Cooking(ThinWrapper):
             check_patience(self._refused_in_a_row, of=self)
 
     def restore_sample(self, restore_key: Any) -> CookedSample:
-        """A sample that has been counted before, of a saved buffer or a validation pack.
+        """A sample that was counted before, for a saved buffer or a validation pack.
 
         Raises:
-            DataError: it was usable then and is not now.
+            DataError: the sample was usable then and is not now.
         """
         sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
@@ -136,12 +136,12 @@ class Cooking(ThinWrapper):
 
 
 def _record(raw: Any) -> Any:
-    """Shards give RawSampleData, mock data the record itself."""
+    """The record itself; shards wrap it in RawSampleData, mock data do not."""
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
 def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
-    """Raises DataError when a pass had no good sample."""
+    """Raises DataError if a whole pass had no good sample."""
     least, most = _PATIENCE
     if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
         raise DataError(f"no usable sample among the last {patience} that were read")
@@ -157,12 +157,10 @@ class SampleGroup(Sample):
 
 
 class OldestFirst(OpenPacking):
-    """Energon's packing, one group at a time; samples that are not chosen wait for newcomers.
+    """Energon's packing, one group at a time; samples that are not chosen stay in the buffer.
 
-    The order is that of `full_packs` in dit/bin_packing.py.
-
-    Energon 7.4 has no hook for that, so those samples go back to its reading buffer, which is saved
-    with the state.
+    The order is that of `full_packs` in dit/bin_packing.py. Energon 7.4 has no hook for it, so
+    those samples go back to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -203,7 +201,7 @@ class OldestFirst(OpenPacking):
 
 
 class FlopsBalancedOrder(ThinWrapper):
-    """Orders the groups such that those of all ranks cost about the same at each turn."""
+    """Orders groups so that those of all ranks have about equal cost at each turn."""
 
     _savable_fields = ("_waiting", "_turns")
 
@@ -238,16 +236,16 @@ class FlopsBalancedOrder(ThinWrapper):
             yield waiting.pop(self._next([group.cost for group in waiting.buffer], now))
 
     def _arrived(self, cost: float) -> None:
-        """A group has joined those in waiting."""
+        """Notes the cost of a group that joined the waiting ones."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Which of the groups in waiting has its turn."""
+        """Index of the waiting group to hand out next."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Order in which each turn wants a cost, which all ranks estimate from many of their groups."""
+    """Orders groups by a cost for each turn, which all ranks estimate from many of their groups."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -266,7 +264,7 @@ class FlopsTargetOrder(FlopsBalancedOrder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedPack:
-    """A pack and the samples it is made of."""
+    """A pack and the samples it consists of."""
 
     pack: PackedBatch | None
     """None if all its samples were refused."""
@@ -278,7 +276,7 @@ class FinishedPack:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBatch:
-    """What one worker hands to the main process."""
+    """What a worker sends to the main process: a pack with its counts, or an error."""
 
     worker: int
     """Worker of this rank, from 0."""
@@ -303,7 +301,7 @@ class WorkerBatch:
 
 
 class WorkerOutput(ThinWrapper):
-    """Last stage of a worker. Errors travel as values: torch would bury them in a traceback."""
+    """Last stage of a worker; errors are values, because torch would hide them in a traceback."""
 
     _savable_fields = ("tally",)  # the name of the counts in saved states
 
@@ -328,7 +326,7 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Sets how many packs each worker makes and does not send, after Energon's last save."""
+        """Sets how many packs each worker makes without sending, as they were sent before."""
         self._skipped = packs
 
     def save_state(self) -> FlexState:
@@ -367,7 +365,7 @@ class WorkerOutput(ThinWrapper):
         return WorkerBatch(worker=worker, counts=counts, refused=refused)
 
     def received(self, batch: WorkerBatch) -> WorkerBatch:
-        """In the main process: the batch with all numbers of its pack."""
+        """The batch with the numbers of its pack, in the main process."""
         if batch.pack is None or batch.slot is None:
             return batch
         return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)

@@ -1,9 +1,9 @@
-"""Opens Energon's chain of datasets for one rank, and encodes samples in it, in the loader workers.
+"""Opens Energon's chain of datasets for one rank, and encodes samples in the loader workers.
 
 1. open_training      configuration -> chain of datasets, in a loader
-   open_validation    the same in stored order, up to groups of samples
+   open_validation    such a chain in stored order, up to groups of samples
 2. PackEncoder, Energon's task encoder
-   cook     record -> CookedSample          its length, from its head; refused ones are counted
+   cook     record -> CookedSample          reads the length in its head; counts refused ones
    group    samples -> groups that fit      the oldest sample and what fills its pack
    pack     group -> PackedBatch            reads and decodes; pads each to sample_multiple
 
@@ -71,9 +71,9 @@ def open_training(
     world_size: int,
     work: PassWork | None,
 ) -> ResumableLoader:
-    """Endless and shuffled: this rank's shard of the samples, divided again among its workers.
+    """An endless shuffled loader of this rank's shard of the samples, which its workers divide.
 
-    `work` weighs packs, where `dataset.balance` asks for it.
+    `work` weighs packs, if `dataset.balance` needs it.
     """
     worker_config = _worker_config(
         config.rng, rank=rank, world_size=world_size, workers=config.dataset.num_workers
@@ -89,7 +89,7 @@ def open_training(
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, work: PassWork | None
 ) -> tuple[PackEncoder, SavableDataset]:
-    """Every sample once, in stored order, in groups that share a pack; and what makes the packs."""
+    """A chain that reads every sample once, in stored order, in groups; and its encoder."""
     worker_config = _worker_config(config.rng, rank=0, world_size=1, workers=0)
     encoder = _encoder(config, leaves, bound, worker_config, packs=False, work=work)
     return encoder, _chain(config, encoder, worker_config, validation=True)
@@ -156,8 +156,8 @@ def _chain(
 class PackEncoder(DatasetOpener):
     """Energon's task encoder of one loader.
 
-    All steps are stateless and draw no random number, which makes a resume exact: Energon then
-    cooks the samples of a saved buffer again.
+    All steps are stateless and draw no random numbers, so a resume is exact although Energon cooks
+    the samples of a saved buffer again.
     """
 
     decoder = None  # parts stay bytes: `cook` decodes them, and can name shard and key in errors
@@ -174,7 +174,7 @@ class PackEncoder(DatasetOpener):
     ):
         """`sources` maps the path of each dataset of a blend to the prefix of its keys.
 
-        `packs` is whether the chain makes packs, or ends with groups of samples.
+        `packs` says whether the chain makes packs, or ends with groups of samples.
         """
         balanced = config.dataset.balance is not Balance.NONE
         assert work is not None or not balanced, "nothing weighs the packs"
@@ -225,7 +225,7 @@ class PackEncoder(DatasetOpener):
         """Reads and decodes a whole sample.
 
         Raises:
-            SampleRefused: there is something wrong with it.
+            SampleRefused: the sample is faulty.
         """
         if not isinstance(record, dict):
             from dit.data.energon.shard_reader import read_parts  # mock data have no shards
@@ -242,10 +242,10 @@ class PackEncoder(DatasetOpener):
         source: str,
         size: SampleSize,
     ) -> LatentSample:
-        """Loads a sample whose head has been read before, and which had this size then.
+        """Loads a sample whose head was read before, when it had this size.
 
         Raises:
-            SampleRefused: there is something wrong with it, or its size is another one now.
+            SampleRefused: the sample is faulty, or its size has changed.
         """
         sample = self._load(record, key, source)
         if SampleSize.of(sample, self.expected.layout) != size:
@@ -299,15 +299,17 @@ class PackEncoder(DatasetOpener):
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset[CookedSample]:
-        """Energon's shard reading and cooking, made safe against damage, with counts."""
+        """Energon's reading of shards and our cooking, made safe against damage, with counts."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
-            raise DataError("a metadataset with `join` or `aux` cannot be read here; blend instead")
+            raise DataError(
+                "a metadataset with `join` or `aux` cannot be read; use `blend` instead"
+            )
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)
         return Cooking(shard, self.cook, self.counts, worker_config=worker_config)
 
     def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """Shard files that are safe to read, and each reader's part of them."""
+        """The shard files, read safely, and each reader's part of them."""
         if not isinstance(built, MapDataset):
             return MockShard(built, worker_config=worker_config)
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
@@ -328,7 +330,7 @@ class PackEncoder(DatasetOpener):
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> SavableDataset:
-        """Each pack is a batch: Energon's own batching is not used."""
+        """A chain in which each pack is a batch, without Energon's own batching."""
         assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
         groups: SavableDataset = OldestFirst(
             dataset,
@@ -353,7 +355,7 @@ class PackEncoder(DatasetOpener):
 
 
 def _lasting(sample: LatentSample) -> LatentSample:
-    """The sample with tensors that stay as they are when other samples are read."""
+    """The sample with copies of tensors that reading other samples would overwrite."""
     logvar_CFHW = sample.latent_logvar_CFHW
     return replace(
         sample,

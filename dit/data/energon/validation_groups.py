@@ -1,8 +1,8 @@
 """The fixed list of validation packs, of which every rank reads only its own.
 
-1. ValidationGroups.plan    on one rank: which samples share a pack, from the heads of all samples
+1. ValidationGroups.plan    on one rank: groups of samples that share a pack, from their heads
 2. ValidationGroups.read    on the rank that keeps a pack: the samples of its group
-3. ValidationPlan.packs     the packs with the counts of all ranks
+3. ValidationPlan.packs     the packs with the refusals of all ranks
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ValidationPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """Samples of each pack, and those that were refused when their lengths were read."""
+    """The samples of each pack, and those refused when their lengths were read."""
 
     groups: list[PlannedGroup]
     counts: RejectCounts
@@ -60,7 +60,7 @@ class ValidationPlan:
     """Whether levels would be uneven without one of the samples."""
 
     def of(self, indices: Iterable[int]) -> list[PlannedGroup]:
-        """The groups at places of the list, which starts over at its end."""
+        """The groups at `indices` of the list, which repeats at its end."""
         return [self.groups[index % len(self.groups)] for index in indices]
 
     def packs(self, packs: list[PackedBatch], *, late: Iterable[RefusedSample]) -> ValidationPacks:
@@ -92,7 +92,7 @@ class ValidationPlan:
 class ValidationGroups:
     """Validation samples in groups that share a pack, in stored order, each sample once.
 
-    The groups follow from the lengths of all samples before them, and not from the layout.
+    A group depends on the lengths of all samples before it, and not on the layout.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ValidationGroups:
         """Samples that were found unusable when their packs were read."""
 
     def plan(self, count: int) -> ValidationPlan:
-        """The first `count` groups; fewer where the split has fewer.
+        """The first `count` groups; fewer if the split has fewer.
 
         Raises:
             DataError: no sample can be used, too many cannot, or their fixed levels are uneven.

@@ -1,8 +1,8 @@
-"""Which samples a reader reads: its shard of each dataset, and what other readers left of a pass.
+"""The samples of a reader: its shard of each dataset, and what other readers left of a pass.
 
-A reader is a loader worker, or a rank without workers. Packs come from all readers in turn, so only
-the number of readers decides their sequence: reader q of N gives packs q, q + N, q + 2N, ..., and
-rank r of R trains packs r, r + R, r + 2R, ...
+A reader is a loader worker, or a rank without workers. Packs come from all readers in turn, so
+their sequence depends only on the number of readers: reader q of N gives packs q, q + N, q + 2N,
+..., and rank r of R trains packs r, r + R, r + 2R, ...
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SIDE_BY_SIDE = 16
 class ReaderConfig(WorkerConfig):
     """Energon's configuration of workers, which numbers readers in the order of their packs.
 
-    Energon numbers all workers of one rank before those of the next. With that order, global
-    batches would depend on the ranks wherever train.global_batch_size is not a multiple of the
-    number of readers.
+    Energon numbers all workers of one rank before those of the next. Then global batches would
+    depend on the number of ranks unless train.global_batch_size were a multiple of the number of
+    readers.
     """
 
     @property
@@ -54,7 +54,7 @@ class ReaderConfig(WorkerConfig):
 
 
 def sample_id(restore_key: Sequence[Any]) -> SampleId:
-    """The sample that Energon's restore key of a cooked sample names."""
+    """The sample to which Energon's restore key of a cooked sample refers."""
     blend = "BlendDataset"
     dataset = restore_key[restore_key.index(blend) + 1] if blend in restore_key else 0
     return dataset, restore_key[-1]
@@ -138,11 +138,11 @@ class WorkerShard(ThinWrapper, ABC):
 
     @abstractmethod
     def read(self, index: int) -> Any:
-        """The sample number `index`; None where the split excludes it."""
+        """Sample number `index`; None if the split excludes it."""
 
     @abstractmethod
     def start_at(self, first: int) -> None:
-        """Lets the reader's own shard begin at `first`, for datasets without an end."""
+        """Makes the reader's own shard begin at `first`, for datasets without an end."""
 
     @abstractmethod
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
@@ -160,11 +160,11 @@ class FolderShard(WorkerShard):
         before: int,
         worker_config: ReaderConfig,
     ):
-        """`before` counts the samples of the datasets that come before this one in the blend.
+        """`before` is the number of samples in earlier datasets of the blend.
 
         Raises:
             DataError: a reader would have no sample. Energon cannot repeat an empty shard, and
-                blends the other datasets without this one.
+                would blend the other datasets without this one.
         """
         super().__init__(loader, worker_config=worker_config)
         self._factory = factory
@@ -204,10 +204,10 @@ class FolderShard(WorkerShard):
         """Does nothing, because a pass over a folder always begins at its start."""
 
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """How often samples were read, if a reader counts as at most one pass behind.
+        """How often samples were read; each reader counts as at most one pass behind.
 
-        Their samples are longer, and therefore read less often. If they caught up with all passes,
-        the run would train on long samples alone.
+        Slow readers have longer samples. If they caught up with all passes, the run would train on
+        long samples alone.
         """
         passes = [0 if isinstance(state, Remaining) else passes_read(state) for state in states]
         bounds = [self.slices(reader, len(states)) for reader in range(len(states))]

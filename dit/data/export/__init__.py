@@ -1,12 +1,12 @@
 """Our shards for other trainers: samples as dicts, and batches under the names of AutoModel.
 
     samples   NumberedSamples: the samples of any folder; ShardSamples: a split of our shards
-    caches    CacheSamples: those of a cache of AutoModel; open_samples
-    order     BucketSampler: batches of samples of one shape; SampleStream: one after the other
+    caches    CacheSamples: the samples of a cache of AutoModel; open_samples
+    order     BucketSampler: batches of samples of one shape; SampleStream: one by one
     batches   samples -> a batch with AutoModel's keys
-    loaders   build_video_multiresolution_dataloader and its sister; state of a loader
+    loaders   AutoModel's loaders for videos and for pictures; state of a loader
 
-Nothing here packs, and nothing needs torch.distributed: rank and world come as arguments.
+This folder neither packs nor needs torch.distributed: rank and world come as arguments.
 """
 
 from dit.data.export.caches import CacheSamples, open_samples

@@ -1,4 +1,4 @@
-"""The samples of a cache of AutoModel, and which kind of folder is read how."""
+"""The samples of a cache of AutoModel, and `open_samples` for any known folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
     """The samples of a dataset folder, or of a cache of AutoModel.
 
     Raises:
-        DataError: it is neither, or a sample cannot be read.
+        DataError: the folder is neither, or a sample cannot be read.
     """
     folder = Path(folder)
     if (folder / META).exists() or not (folder / INDEX).is_file():
@@ -47,10 +47,10 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
 class CacheSamples(NumberedSamples):
     """All samples of a cache, in the order of its index.
 
-    The cache may have been moved. Rows of a text that its mask leaves out are not part of it.
+    The cache may have been moved. Text rows that a mask leaves out do not belong to a sample.
 
     Raises:
-        DataError: the index is damaged, or a sample cannot be read. Nothing is left out.
+        DataError: the index is damaged, or a sample cannot be read. No sample is skipped.
     """
 
     def __init__(self, folder: Path | str):
@@ -89,10 +89,10 @@ class CacheSamples(NumberedSamples):
 
 
 def _content(path: Path, *, whole: bool) -> dict[str, Any]:
-    """What `torch.save` wrote; unless `whole`, its numbers are not read.
+    """The object that `torch.save` wrote to `path`; its numbers are read only if `whole`.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
         ValueError: it is damaged, or holds something else.
     """
     try:
@@ -110,7 +110,7 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
 
 
 def _record(content: dict[str, Any], *, whole: bool) -> ShardRecord:
-    """Content of the file of a sample; unless `whole`, its texts keep their padding."""
+    """A record from the content of a sample's file; its texts keep their padding unless `whole`."""
     given = automodel_tensors(content)
     inputs = shaped(given, EXPORTED)
     if whole and content.get("video_latents") is not None:
@@ -140,7 +140,7 @@ def _rows(root: Path) -> list[dict[str, Any]]:
 def _about(
     row: Mapping[str, Any], content: Mapping[str, Any], before: tuple[int, int]
 ) -> dict[str, Any]:
-    """The description of a sample, with the names of our shards where they have one."""
+    """The description of a sample as in our shards, with our names where we have such a field."""
     source = row.get("image_path") or row.get("video_path") or content.get("image_path")
     return {
         "source": str(source or row.get("cache_file")),

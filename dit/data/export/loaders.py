@@ -23,7 +23,7 @@ from dit.data.rejections import DataError
 
 
 class BucketLoader(DataLoader[dict[str, Any]]):
-    """torch's DataLoader with a state that counts the batches which were handed out."""
+    """torch's DataLoader, with a state that counts the batches it has returned."""
 
     def __init__(self, samples: NumberedSamples, sampler: BucketSampler, **options: Any):
         super().__init__(samples, batch_sampler=sampler, **options)
@@ -40,7 +40,7 @@ class BucketLoader(DataLoader[dict[str, Any]]):
         self._place = (epoch, handed, True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the batches that were handed out, the same on every rank."""
+        """The state after the returned batches, equal on every rank."""
         state = self._batches.state_dict()
         epoch, handed, ended = self._place
         if epoch != state["epoch"]:
@@ -48,10 +48,10 @@ class BucketLoader(DataLoader[dict[str, Any]]):
         return state | {"batches_yielded": handed, "ended": ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on with the batch after the last one that was handed out.
+        """Continues with the batch after the last returned one.
 
         Raises:
-            ValueError: the state is of another order of samples.
+            ValueError: the state belongs to another order of samples.
         """
         self._batches.load_state_dict(state)
         self._place = (-1, 0, False)
@@ -66,7 +66,7 @@ class Loaders(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _LoaderConfig:
-    """What both loaders take; the names and defaults of AutoModel, then our own."""
+    """The settings that both loaders have: first AutoModel's names and defaults, then our own."""
 
     cache_dir: Path | str
     """A folder of data_prep, or a cache of AutoModel."""
@@ -129,8 +129,8 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
         """Opens the folder.
 
-        Ranks are data-parallel; those that share a sample, as with tensor parallelism, are one.
-        `batch_size` is the samples in a batch of one rank.
+        Ranks are data-parallel ranks; those that share a sample, as in tensor parallelism, count as
+        one. `batch_size` is the number of samples in a batch of one rank.
 
         Raises:
             DataError: the folder cannot be read, or no bucket fills a batch.
@@ -149,7 +149,7 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
         if length < samples.longest_text:
             raise ValueError(
                 f"text_length={length} is too small: a text of {self.cache_dir} has"
-                f" {samples.longest_text} rows"
+                f" {samples.longest_text} rows; give at least that many"
             )
         collate = VideoBatches(text_length=length)
         return self._loaders(samples, collate, batch_size, (dp_rank, dp_world_size))
@@ -217,15 +217,15 @@ def stateful_class() -> Any:
 
 
 def _stateful_bucket_loader() -> type[BucketLoader]:
-    """A BucketLoader that AutoModel's recipe takes for a loader whose state it has to save.
+    """A BucketLoader that AutoModel's recipe recognises as stateful, and therefore saves.
 
-    The state is that of BucketLoader, which fits any number of workers.
+    Its state fits any number of workers.
     """
     return type("StatefulBucketLoader", (BucketLoader, stateful_class()), {})
 
 
 def _check_model(samples: NumberedSamples, model_type: str | None) -> None:
-    """Raises ValueError where the latents are of another model's codec."""
+    """Raises ValueError if the latents come from another model's codec."""
     made_by = of_card(samples.card, "processor", "name")
     if model_type is None or not isinstance(made_by, str) or made_by == "unknown":
         return

@@ -1,11 +1,11 @@
-"""Which samples come, in which order, and on which rank; whether a state is of the same order.
+"""The order of samples, their division over ranks, and a check that a state has this order.
 
 1. BucketSampler  samples of one shape share a batch, and every rank has a batch of that shape at
                   each step
-2. SampleStream   one sample after the other, shared among ranks and workers
+2. SampleStream   one sample at a time, divided among ranks and workers
 
-Buckets, batch sizes and shares of ranks are those of AutoModel's SequentialBucketSampler. Two
-things differ: the number of latent frames is part of a bucket, since other latents cannot be
+Buckets, batch sizes and the parts of ranks equal those of AutoModel's SequentialBucketSampler, with
+two differences: the number of latent frames is part of a bucket, since other latents cannot be
 stacked, and with `shuffle` the batches of all buckets are mixed, where AutoModel ends one bucket
 before it begins the next.
 """
@@ -37,13 +37,13 @@ def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
 
 
 def check_rank(rank: int, world: int) -> None:
-    """Raises ValueError where there is no such rank."""
+    """Raises ValueError if `rank` is not below the number of ranks."""
     if not 0 <= rank < world:
         raise ValueError(f"dp_rank={rank} must lie in 0 to {world - 1}: dp_world_size={world}")
 
 
 def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ValueError where a state belongs to another order of samples, or to another loader."""
+    """Raises ValueError if a state belongs to another order of samples, or to another loader."""
     stored = state.get("order")
     if not isinstance(stored, Mapping):
         raise ValueError(
@@ -52,7 +52,8 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
     if changes := [f"{n}={stored.get(n)!r} -> {own[n]!r}" for n in own if stored.get(n) != own[n]]:
         raise ValueError(
-            f"this state is of another order of samples ({', '.join(changes)}), so that going on"
+            f"this state belongs to another order of samples ({', '.join(changes)}), so that"
+            " going on"
             " would repeat some and leave out others; give the values and the data of the stopped"
             " run, or begin an epoch without the state"
         )
@@ -61,7 +62,7 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
     """Number of samples in a batch of this bucket, as AutoModel computes it.
 
-    Frames do not count.
+    The number of frames has no influence.
     """
     return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 
@@ -69,7 +70,8 @@ def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, 
 class BucketSampler(Sampler[list[int]]):
     """Sampler of torch's DataLoader: the numbers of samples of each batch.
 
-    The state is {epoch, batches_yielded, ended} and what decides the order, the same on all ranks.
+    The state is {epoch, batches_yielded, ended} and everything that decides the order; it is equal
+    on all ranks.
 
     Raises:
         ValueError: a number is out of its range.
@@ -106,7 +108,7 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def start(self) -> int:
-        """Number of batches that the next pass leaves out, because a loaded state has them."""
+        """Number of batches that the next pass skips, because they came before the loaded state."""
         return self._first
 
     def size_of(self, bucket: SizeBucket) -> int:
@@ -116,7 +118,7 @@ class BucketSampler(Sampler[list[int]]):
         return dynamic_batch_size(bucket, base=self._batch_size, resolution=self._resolution)
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch; every rank has as many."""
+        """Number of batches of this rank in an epoch, equal on every rank."""
         return sum(map(self._batches_in, range(len(self._members))))
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -129,9 +131,9 @@ class BucketSampler(Sampler[list[int]]):
         self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next pass.
+        """Chooses the order of the next pass, which starts from its beginning.
 
-        It begins anew, unless a state of the same epoch was loaded: then it has the rest of it.
+        After a state of the same epoch was loaded, it starts from there.
         """
         if epoch != self.epoch:
             self.epoch, self.batches_yielded, self._first, self._ended = epoch, 0, 0, False
@@ -148,10 +150,10 @@ class BucketSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after the batches of `state`; after a pass that has ended comes a whole one.
+        """Continues after the batches of `state`; after a completed pass a new one begins.
 
         Raises:
-            ValueError: it is of another order of samples.
+            ValueError: the state belongs to another order of samples.
         """
         check_same_order(state, self._identity)
         if state["batches_yielded"] in (0, len(self)) and self.epoch > state["epoch"]:
@@ -162,7 +164,7 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """All that decides the order, but the epoch."""
+        """Everything that decides the order, except the epoch."""
         return {
             "samples": len(self._samples),
             "dataset": self._samples.fingerprint,
@@ -195,7 +197,7 @@ class BucketSampler(Sampler[list[int]]):
         return found
 
     def _check_not_empty(self) -> None:
-        """Says which buckets never make a batch."""
+        """Raises DataError if buckets never fill a batch; the message names them."""
         unused = [
             len(self._members[n]) for n in range(len(self._members)) if not self._batches_in(n)
         ]
@@ -213,12 +215,12 @@ class BucketSampler(Sampler[list[int]]):
 
 
 class SampleStream(IterableDataset[dict[str, Any]]):
-    """The samples of one rank, one after the other; workers of a DataLoader share them.
+    """The samples of one rank, one at a time; workers of a DataLoader share them.
 
-    Every rank has as many: a few samples come twice where ranks do not divide them. The state is
-    how many samples this process has given, so that torchdata's StatefulDataLoader, or a loop over
-    the stream itself, goes on with the next one. A plain DataLoader with workers cannot ask its
-    workers: use `BucketLoader`.
+    Every rank has equally many: a few samples come twice if the ranks do not divide them. The state
+    is the number of samples that this process has returned. With it torchdata's StatefulDataLoader,
+    or a loop over the stream itself, continues. A plain DataLoader cannot ask its workers for it:
+    use `BucketLoader`.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         return -(-len(self.samples) // self._world)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next pass, which begins anew unless it is the same epoch."""
+        """Chooses the order of the next pass, which starts anew for another epoch."""
         if epoch != self.epoch:
             self._epoch.fill_(epoch)
             self._given, self._first = 0, 0
@@ -263,10 +265,10 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         return {"epoch": self.epoch, "samples": self._given, "order": self._identity}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on after the samples of `state`.
+        """Continues after the samples of `state`.
 
         Raises:
-            ValueError: it is of another order of samples.
+            ValueError: the state belongs to another order of samples.
         """
         check_same_order(state, self._identity)
         if state["samples"] in (0, len(self._mine())) and self.epoch > state["epoch"]:
@@ -276,7 +278,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """All that decides the order, but the epoch."""
+        """Everything that decides the order, except the epoch."""
         return {
             "samples": len(self.samples),
             "dataset": self.samples.fingerprint,

@@ -1,8 +1,8 @@
-"""The samples of a folder as dicts, by number: of any folder, and of our shards and DFM's.
+"""The samples of any folder, or of shards (ours and DFM's), as dicts by index.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
-`text` [L, E], and what else the folder has of the names in EXPORTED. Tensors have the types in
+`text` [L, E], and those of the names in EXPORTED that the folder has. Tensors have the types in
 which they are stored.
 """
 
@@ -58,7 +58,7 @@ _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class SizeBucket:
-    """What samples have in common that can be stacked: size, latent shape, tensors."""
+    """The properties that samples share if they can be stacked: size, latent shape, tensors."""
 
     width: int  # pixels, as encoded
     height: int
@@ -72,7 +72,7 @@ class SizeBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
-    """A sample as it was read, or its outline, whose tensors are on the device `meta`."""
+    """A sample that was read, or only its outline, whose tensors are on the device `meta`."""
 
     key: str
     record: ShardRecord
@@ -84,10 +84,10 @@ class StoredSample:
 class NumberedSamples(Dataset[dict[str, Any]]):
     """All samples of a folder as a torch dataset; a subclass reads them.
 
-    The outline of every sample is read at the start, and a whole sample when asked.
+    The outline of every sample is read at the start, and a whole sample on demand.
 
     Raises:
-        DataError: a sample cannot be read; the message names it. Nothing is left out.
+        DataError: a sample cannot be read; the message names it. No sample is skipped.
     """
 
     remedy = ""
@@ -104,11 +104,11 @@ class NumberedSamples(Dataset[dict[str, Any]]):
         self._read_outlines()
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
-        """The sample number `index`; unless `whole`, its tensors need no values."""
+        """Sample number `index`; its tensors may be on `meta` unless `whole`."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """Where sample `index` lies in the data, for messages."""
+        """The place of sample `index` in the data, for messages."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -212,11 +212,11 @@ class ShardSamples(NumberedSamples):
         return f"{self._paths[shard]}, sample {number}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """State to pickle: all but the open files, which another process opens again."""
+        """The state to pickle, without open files, which another process opens again."""
         return self.__dict__ | {"_open": OpenShards()}
 
     def _shard_of(self, index: int) -> tuple[int, int]:
-        """Number of the shard, and of the sample in it."""
+        """Number of the shard that holds sample `index`, and the sample's place in it."""
         shard = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return shard, int(index - self._firsts[shard])
 
@@ -226,7 +226,7 @@ class ShardSamples(NumberedSamples):
 
 
 def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
-    """Key and parts of a record; unless `whole`, the RecordHeader of its `.safetensors` alone.
+    """Key and parts of a record; unless `whole`, only the RecordHeader of its `.safetensors`.
 
     Raises:
         NotPlain: its tar has unusual headers.

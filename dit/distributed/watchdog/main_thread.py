@@ -1,4 +1,4 @@
-"""What the main thread tells the watchdog: what it begins, and whom it waits for."""
+"""What the main thread reports to the watchdog: its activity, and the process it waits for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 
 class PeerError(ConnectionError):
-    """An error of another process that keeps this one from going on.
+    """An error of another process because of which this one cannot go on.
 
-    Its message is empty where the other process says why.
+    Its message is empty if the other process says why.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """What the main thread does at the moment, and at which step."""
+    """What the main thread is doing, and at which step."""
 
     what: str = "start"
     step: int = 0
@@ -27,16 +27,17 @@ class Activity:
 
 
 class MainThread:
-    """What the main thread leaves for the watchdog's threads to read."""
+    """The activity of the main thread, for the watchdog's threads to read."""
 
     activity = Activity()
     waits_for: threading.Thread | None = None  # the thread that works in its place
 
 
 def heartbeat(what: str, *, step: int | None = None) -> None:
-    """Says what the main thread begins; the first call in a step gives the step's number.
+    """Reports the activity `what` that the main thread begins.
 
-    No more than `dist.distributed_timeout_minutes` may pass between two calls.
+    The first call in a step gives `step`. No more than `dist.distributed_timeout_minutes` may pass
+    between two calls.
     """
     old = MainThread.activity
     new_step = step is not None and step != old.step
@@ -49,7 +50,7 @@ def heartbeat(what: str, *, step: int | None = None) -> None:
 
 @contextmanager
 def waiting_for(thread: threading.Thread) -> Iterator[None]:
-    """A context in which the watchdog reports the place of `thread` instead of the main thread."""
+    """A context in which the watchdog reports where `thread` is, instead of the main thread."""
     MainThread.waits_for = thread
     try:
         yield
@@ -58,7 +59,7 @@ def waiting_for(thread: threading.Thread) -> Iterator[None]:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether gloo or NCCL says that another process is gone, which could not say so itself."""
+    """Whether `error` of gloo or NCCL means that another process ended without a message."""
     if error is None:
         return False
     gloo = isinstance(error, RuntimeError) and "gloo" in str(error)

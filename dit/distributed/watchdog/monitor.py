@@ -1,14 +1,14 @@
 """The watchdog of one process: threads that report what it does, judge all reports, and end it.
 
 1. _report   writes the main thread's activity, its place and a sign of life into the store
-2. _judge    rank 0 reads all reports, the other ranks read its report: every process is watched
-3. _leave    all processes end by the first verdict, whatever their main threads wait for
+2. _judge    rank 0 reads all reports, and the others read rank 0's: every process is watched
+3. _leave    all processes end at the first verdict, whatever their main threads wait for
 
-Without a launcher, the store ends with rank 0, which therefore leaves last: all others have then
+Without a launcher the store ends with rank 0, which therefore leaves last, after the others have
 settled in the store which of them shows the message.
 
-The launcher's store answers a few small requests per process and round, which is a second, and
-longer with many ranks: rank 0 reads all reports while Python trains. There are no collectives.
+In each round the store answers a few small requests per process. A round takes a second, and longer
+with many ranks, because rank 0 reads all reports while it trains. There are no collectives.
 """
 
 from __future__ import annotations
@@ -66,12 +66,11 @@ AGAIN = "Started again, the run goes on from its last checkpoint"
 
 @contextmanager
 def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) -> Iterator[None]:
-    """A context in which one process that dies or stands still ends all processes of the run.
+    """A context in which one process that dies or hangs ends all processes of the run.
 
-    Standing still means no progress for `limit_s` seconds.
-
-    `say` shows a message unless another process has shown one; `again` is its last
-    sentence, on what becomes of the run. Without a launcher there is one process and no watchdog.
+    A process hangs if it makes no progress for `limit_s` seconds. `say` shows a message unless
+    another process has shown one; `again` is its last sentence, about the future of the run.
+    Without a launcher there is one process and no watchdog.
 
     Raises:
         PeerError: instead of the error of a broken connection; it names the rank that broke it.
@@ -123,7 +122,7 @@ class Monitor:
             thread.start()
 
     def explain(self, error: BaseException) -> None:
-        """Tells the others that this process leaves; names the rank that broke the connection.
+        """Reports that this process leaves, and names the rank that broke the connection.
 
         Raises:
             PeerError: the error is a broken connection.
@@ -163,7 +162,7 @@ class Monitor:
                 self._lose_store()
 
     def _guard_store(self) -> None:
-        """Leaves where the store never answers, as where its machine is stopped or lost."""
+        """Ends this process if the store stops answering, as when its machine is lost."""
         still, before = 0, MainThread.activity
         while not self.over.wait(self.round_s):
             now = MainThread.activity
@@ -206,9 +205,10 @@ class Monitor:
         self._leave()
 
     def _release_store(self, verdict: Verdict = _NONE) -> None:
-        """Says that this process needs the store no more; rank 0, which may keep it, waits for all.
+        """Reports that this process no longer needs the store; rank 0, its host, waits for all.
 
-        Not for those that have died or are stopped, nor longer than a loaded machine would take.
+        It does not wait for processes that have died or are stopped, nor longer than a busy machine
+        needs.
         """
         self.store.set(_released(self.me.rank), "")
         if self.me.rank == 0 and not self.launched:
@@ -234,7 +234,7 @@ class Monitor:
         self._leave()
 
     def _show(self, verdict: Verdict) -> None:
-        """In this thread, because the main one may wait for ever, or leave much later."""
+        """Shows the verdict from this thread, because the main thread may wait for ever."""
         self.verdict = verdict
         for report in verdict.silent:
             if report.host == self.me.host:
@@ -256,7 +256,7 @@ def _released(rank: int) -> str:
 
 
 def _place(thread: int) -> tuple[str, bool]:
-    """The line of our code at which a thread is, and whether it waits for another process there."""
+    """The line of our code at which a thread is, and whether it waits for another process."""
     innermost, waits = "", False
     for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename
@@ -269,7 +269,7 @@ def _place(thread: int) -> tuple[str, bool]:
 
 
 def _frame_of(thread: int) -> FrameType:
-    """The current frame of a thread; if it waits for its helper thread, that of the helper."""
+    """The current frame of a thread, or of the helper thread for which it waits."""
     with _no_collection():
         frames = sys._current_frames()
     helper, own = MainThread.waits_for, frames[thread]
@@ -282,10 +282,11 @@ def _frame_of(thread: int) -> FrameType:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python 3.11 collects garbage while it holds the lock of its list of threads.
+    """A context without garbage collection, while Python lists its threads.
 
-    A destructor that lets other threads run, as that of a process group does, then waits for ever
-    for a thread that waits for the lock in order to start (CPython issue 106883).
+    Python 3.11 collects garbage while it holds the lock of that list. A destructor that lets other
+    threads run, like a process group's, may then wait for ever for a thread that needs the lock to
+    start (CPython issue 106883).
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,6 @@
-"""Reports of all processes -> which one has died, or holds up the others.
+"""Reports of all processes -> the one that has died, or holds up the others.
 
-Everything here is pure: no store and no clock. Time is counted in rounds of the reader, because the
+The functions are pure: no store and no clock. Time is counted in rounds of the reader, because
 clocks of nodes differ, and a machine that was asleep must not accuse others when it wakes.
 """
 
@@ -24,7 +24,7 @@ _MOST_SCENES = 6
 
 
 class Departure(StrEnum):
-    """Whether a main thread has left its work, and why."""
+    """Whether a main thread has ended its work, and why."""
 
     NOT = ""
     LOST = "lost"  # it cannot reach another process
@@ -33,7 +33,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """What a process reports of itself: who and where it is, and what it does."""
+    """The report of a process: its rank, its place in the code and its activity."""
 
     rank: int
     host: str
@@ -65,14 +65,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastHeard:
-    """The last report of a process, and how long it has not changed."""
+    """The last report of a process, and the number of rounds since it changed."""
 
     report: Heartbeat
     silent: int = 0  # rounds without a sign of life
     still: int = 0  # rounds without progress
 
     def then(self, new: Heartbeat) -> LastHeard:
-        """The state a round later, after the report `new` was read."""
+        """The state one round later, after the report `new`."""
         old = self.report
         moved = (new.step, new.marks) != (old.step, old.marks)
         return LastHeard(
@@ -92,9 +92,9 @@ class Limit:
 
     @classmethod
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
-        """The limit for so many ranks.
+        """The limit for `ranks` ranks.
 
-        Rounds last a second, and longer where one process reads many reports.
+        A round lasts a second, and longer if one process reads many reports.
         """
         round_s = min(max(1.0, ranks / _REPORTS_A_SECOND), seconds / 8)
         return cls(seconds=seconds, round_s=round_s, again=again)
@@ -107,8 +107,9 @@ class Limit:
     def dead(self) -> int:
         """Rounds of silence after which a process counts as dead, once a connection is broken.
 
-        Five of a second. Three at least, for a report and its reader may each be a round late; all
-        is over before the launcher kills the others, 30 seconds after the first one.
+        They make five seconds, but at least three rounds, because a report and its reader may each
+        be a round late. All is over before the launcher kills the others, 30 seconds after the
+        first one.
         """
         return max(3, min(5, math.ceil(5 / self.round_s)))
 
@@ -137,10 +138,10 @@ class Verdict:
 
 
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
-    """The verdict that processes have died or failed, if any have.
+    """The verdict that processes have died or failed, or None.
 
-    `lost` says that a process has met a broken connection. Then one has died, and a short silence
-    shows which.
+    `lost` says that a process has met a broken connection: one has died, and a short silence shows
+    which.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
@@ -160,9 +161,9 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 
 
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
-    """The verdict that live processes hold up the others for too long, if any do.
+    """The verdict that live processes hold up the others for too long, or None.
 
-    They are those that do not wait for another process and have made the least progress.
+    These processes do not wait for another one and have made the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):
@@ -182,7 +183,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """Where all processes but those of `told` are, grouped by place."""
+    """A sentence that says where all processes outside `told` are, grouped by place."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)

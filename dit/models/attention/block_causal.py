@@ -1,14 +1,14 @@
-"""Attention in which a token of a text sees what stands before it, and one of a picture all of it.
+"""Attention in which a text token sees everything before it, a picture's also its whole picture.
 
 A sample is a sequence of texts and pictures:
 
-    a token of a text    sees the keys at its own place and before it
-    a token of a picture sees the keys before the end of its picture
+    a text token      sees the keys at its own place and before it
+    a picture's token sees the keys before the end of its picture
 
-Softmax does not see the order of keys, so that the rows of a sample may lie in any order. Each
-query is in one call, so that nothing is merged. Those of pictures go through the kernel of the run;
-where a picture does not see its whole sample, as references, its keys are copied, because kernels
-want each key in one sequence. Those of text, which are few, take torch's SDPA with a mask.
+Softmax does not depend on the order of keys, so the rows of a sample may have any order. Each query
+is in one call, so no results are merged. Queries of pictures use the kernel of the run; if a
+picture does not see its whole sample, like references, its keys are copied, because kernels need
+each key in one sequence. The few queries of text use torch's SDPA with a mask.
 """
 
 # T query tokens, S key tokens, H heads, K head width
@@ -29,7 +29,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbours in the sequence of a sample: a part of its text, or a whole picture."""
+    """Adjacent tokens in the sequence of a sample: a part of its text, or a whole picture."""
 
     is_text: bool
     first: int  # among the tokens of the sample's text, or of its latents
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlaces:
-    """Where tokens of one sample stand in its sequence, int64 on the host, [tokens] each."""
+    """The places of tokens in the sequence of one sample, int64 on the host, [tokens] each."""
 
     place: Tensor
     end: Tensor  # they see the keys at places below this
@@ -58,7 +58,7 @@ class SequencePlaces:
         return cls(*torch.cat(parts, dim=1))
 
     def part(self, first: int, count: int) -> SequencePlaces:
-        """Places of `count` of the tokens, from `first` on."""
+        """The places of `count` tokens, from `first` on."""
         here = slice(first, first + count)
         return SequencePlaces(self.place[here], self.end[here], self.picture[here])
 
@@ -76,7 +76,7 @@ Located = Mapping[int, tuple[int, SequencePlaces]]
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:
     """The calls for `total` rows of queries, and rows of keys.
 
-    The keys of a sample with queries are all here.
+    All keys of a sample with queries must be among `keys`.
     """
     rows, seen, of_text, texts = [_NONE], [_NONE], [_NONE], list[MaskedCall]()
     for sample, (first, own) in queries.items():
@@ -112,7 +112,7 @@ _NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each, laid end to end."""
+    """(first row, number of rows) of each tensor if they are laid end to end."""
     ends = accumulate((len(one) for one in rows), initial=0)
     return [(start, len(one)) for start, one in zip(ends, rows, strict=False)]
 
@@ -129,7 +129,10 @@ def attend_block_causal(
     attend: Attend,
     attend_masked: AttendMasked,
 ) -> Tensor:
-    """Attention [T, H, K]: `attend` of pictures, `attend_masked` of text; zeros for padding."""
+    """Attention [T, H, K], by `attend` for pictures and `attend_masked` for text.
+
+    Zeros for padding.
+    """
     calls = spans.block_causal
     assert calls is not None
     found = list[Tensor]()
@@ -146,6 +149,6 @@ def attend_block_causal(
 
 
 def masked_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, sees_TS: Tensor) -> Tensor:
-    """Attention [T, H, K] by torch's SDPA, of queries to the keys that `sees_TS` says."""
+    """Attention [T, H, K] by torch's SDPA, of queries to the keys that `sees_TS` allows."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_SHK, v_SHK))
     return scaled_dot_product_attention(q, k, v, attn_mask=sees_TS)[0].transpose(0, 1)

@@ -1,8 +1,8 @@
-"""What a run computes in attention, whether a kernel works at it, and how fast it is.
+"""The attention that a run computes, whether a kernel works for it, and how fast it is.
 
-1. attention_calls   a pack's calls on one rank, by the description of the network's layers
-2. fault             why a kernel that fits does not work here, after a small call
-3. milliseconds      of all calls of a pass, forward and backward
+1. attention_calls   a pack's calls on one rank, by the specification of the network's layers
+2. fault             why a kernel that fits does not work on this machine, after a small call
+3. milliseconds      time of all calls of a pass, forward and backward
    first_working     the kernel of a process that chooses for itself: the likely fastest
 """
 
@@ -34,7 +34,7 @@ BUDGET_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """Attention in a pack on one rank, and how many layers compute it."""
+    """Attention for a pack on one rank, and the number of layers that compute it."""
 
     spans: Spans
     heads: int
@@ -44,7 +44,7 @@ class AttentionCall:
     def inputs(self) -> tuple[Tensor, ...]:
         """Queries [T, H, K], keys and values, in bfloat16, and a gradient of the output.
 
-        Values are a part of a wider matrix, as they are in layers: some kernels copy them first.
+        Values are a part of a wider matrix, as in layers, because some kernels copy them first.
         """
         spans, width = self.spans, self.width
         keys = spans.key_starts[-1] + spans.key_lengths[-1]
@@ -60,7 +60,7 @@ class AttentionCall:
 def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
-    """The calls of a pack of `samples`, (tokens, text tokens); none of a ring's own attention."""
+    """The calls for a pack of `samples`, (tokens, text tokens), without a ring's own attention."""
     network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
     latents = network.filled([tokens for tokens, _ in samples])
@@ -94,7 +94,7 @@ def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
 
 
 def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
-    """Samples of (queries, keys) laid end to end, each with a part of its queries."""
+    """Spans of samples (queries, keys) laid end to end, with this rank's part of the queries."""
     queries, keys, at, key_at = [], [], 0, 0
     for number, key_number in rows:
         mine = -(-number // parts)
@@ -116,10 +116,10 @@ def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
 
 @cache
 def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
-    """Why a kernel does not work at heads of this width; empty where it does.
+    """Why a kernel does not work with heads of this width; empty if it does.
 
-    A package that was built for another torch raises at its import or at its first call, and not
-    all say with the same kind of error.
+    A package that was built for another torch raises errors of several types, at its import or its
+    first call.
     """
     spans = _side_by_side([(128, 128), (152, 152)], parts=1, device=device)
     call = AttentionCall(spans=spans, heads=2, width=width, layers=1)
@@ -133,7 +133,7 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
 def milliseconds(
     backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
 ) -> float:
-    """Milliseconds of the attention of all layers, forward and backward, on one pack."""
+    """Milliseconds of the attention of all layers, forward and backward, for one pack."""
     total = 0.0
     for call in calls:
         passes = _passes(ATTEND[backend], call)
@@ -160,7 +160,7 @@ def _wait(device: torch.device) -> None:
 
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
-    """The function of a kernel; `auto` is the likely fastest of those that work here."""
+    """The function of a kernel; `auto` is the likely fastest that works on this device."""
     if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
             q_THK.device,
@@ -177,7 +177,7 @@ def first_working(
 ) -> AttentionBackend:
     """The likely fastest kernel that works, for a process that chooses for itself.
 
-    Warns of those that fit and do not work.
+    It warns of kernels that fit but do not work.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     if device.type == "meta" and half:

@@ -1,11 +1,10 @@
 """Video Sparse Attention (VSA, arXiv:2505.13389): attention among the cubes of a sample.
 
 coarse: the means of cubes attend to each other, times a gate of each token
-fine:   tokens attend to those of the cubes whose coarse scores are highest
+fine:   tokens attend to the tokens of the cubes with the highest coarse scores
 
-The choice has no gradient; the coarse part carries one to what it was made of. Means and softmax
-are over real tokens, and samples never see each other. `tests` hold every way to compute it against
-dense attention with a mask.
+The choice has no gradient; the coarse part has one. Means and softmax are over real tokens, and
+samples never see each other. Tests compare every implementation with dense attention with a mask.
 """
 
 # T packed tokens, C cubes of a pack, B places of a cube, H heads, K head width
@@ -31,7 +30,7 @@ def attend_cubes(
     """Attention among chosen cubes, plus gate * attention among means of cubes, [T, H, K].
 
     `qkv` are queries, keys and values [T, H, K]. `attend` is the dense attention, which computes
-    the first part where all cubes are chosen.
+    the first part if all cubes are chosen.
     """
     cubes = spans.cubes
     assert cubes is not None
@@ -51,7 +50,7 @@ def attend_cubes(
 
 
 def _spans_of_cubes(spans: Spans) -> Spans:
-    """Cubes attend to those of their sample; made once for all layers."""
+    """Spans in which cubes attend to the cubes of their sample; made once for all layers."""
 
     def make() -> Spans:
         assert spans.cubes is not None
@@ -64,10 +63,10 @@ def _spans_of_cubes(spans: Spans) -> Spans:
 
 @torch.no_grad()
 def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
-    """For each cube, the numbers [H, C, J] of the J cubes with the highest scores, int64.
+    """For each cube, the indices [H, C, J] of the J cubes with the highest scores, int64.
 
-    Scores are products of the mean query and the mean keys [C, H, K] of cubes. They descend, so
-    that cubes of other samples, if any, come last.
+    Scores are products of the mean query and the mean keys [C, H, K] of cubes. They are sorted
+    downwards, so cubes of other samples, if any, come last.
     """
     heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
     chosen = []

@@ -1,7 +1,7 @@
-"""The fine part of attention among cubes by torch's FlexAttention: one block of keys for each cube.
+"""The fine part of attention among cubes, by torch's FlexAttention: a block of keys is a cube.
 
-Only compiled it computes blocks: plain calls of `flex_attention` see all keys that the mask of
-tokens allows, and say nothing. On CPUs the compiled forward pass is right, and there is none back.
+FlexAttention uses blocks only when compiled: plain calls silently see all keys that the mask of
+tokens allows. On CPUs the compiled forward pass is correct, and there is no backward pass.
 """
 
 # C cubes of a pack, B places of a cube, S = C * B, H heads, K head width
@@ -40,7 +40,7 @@ def attend_in_blocks(
     """Attention [C, B, H, K] of each cube to its chosen cubes, by FlexAttention.
 
     `placed_CBHK` are queries, keys and values by cube and place in it; outputs at places without a
-    token mean nothing.
+    token are undefined.
     """
     q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # it knows strides
     for x in (q, k, v):  # heads and their width are the network's
@@ -84,9 +84,9 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """By how many cubes each cube is attended to [H, C], and by which ones [H, C, C], int32.
+    """The number of cubes that attend to each cube [H, C], and their indices [H, C, C], int32.
 
-    A row of the second result ascends, and its numbers beyond that count mean nothing.
+    A row of the second result is sorted; its numbers beyond the count are undefined.
     """
     heads, count, most = chosen_HCJ.shape
     by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)

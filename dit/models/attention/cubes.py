@@ -1,6 +1,6 @@
 """The cubes of 4 x 4 x 4 tokens of the samples of a pack, for attention among cubes.
 
-Cubes at the border of a grid have fewer tokens: means are over real ones.
+Cubes at the border of a grid have fewer tokens; means are over real tokens.
 """
 
 # T packed tokens, C cubes of a pack, B places of a cube, S = C * B, H heads, K head width
@@ -26,14 +26,14 @@ _PAIRS_AT_ONCE = 2**25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """Rows to take of a tensor: `index` of each, and which of them are `empty` and become zeros."""
+    """Rows to take from a tensor: the `index` of each, and `empty` ones, which become zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
     def of(cls, index: Tensor, device: torch.device) -> TakenRows:
-        """Rows by their `index` on the host, where a negative number stands for a row of zeros."""
+        """Rows by `index` on the host, where a negative number means a row of zeros."""
         empty = (index < 0).nonzero().flatten()
         return cls(index=to_device(index.clamp(min=0), device), empty=to_device(empty, device))
 
@@ -46,7 +46,7 @@ class TakenRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cubes:
-    """The cubes of 4 x 4 x 4 tokens of all samples of a pack, sample after sample."""
+    """The cubes of 4 x 4 x 4 tokens of all samples of a pack, in the order of samples."""
 
     counts: tuple[int, ...]  # cubes of each sample
     chosen: tuple[int, ...]  # how many of them each attends to in full
@@ -70,10 +70,8 @@ class Cubes:
     ) -> Cubes:
         """The cubes of samples with these `grids`, whose tokens begin at `starts`.
 
-        A grid has frames, rows and columns. `total` is the number of rows of the pack; those of no
+        A grid has frames, rows and columns. `total` is the number of rows of the pack; rows of no
         sample are padding.
-
-        Of `total` rows all others are padding.
         """
         places = [_places(grid, start) for grid, start in zip(grids, starts, strict=False)]
         counts = tuple(len(one) for one in places)
@@ -107,7 +105,7 @@ class Cubes:
         return self.chosen == self.counts
 
     def placed(self, x_THK: Tensor) -> Tensor:
-        """Tokens [T, H, K] -> [C, B, H, K] by cubes, zeros at places without one."""
+        """Tokens [T, H, K] arranged by cubes, [C, B, H, K], with zeros at empty places."""
         return _taken(x_THK, self.of_places, self.of_tokens).unflatten(0, (-1, CUBE_TOKENS))
 
     def of_order(self, x_CBHK: Tensor) -> Tensor:
@@ -124,7 +122,7 @@ class Cubes:
 
 
 def _places(grid: tuple[int, int, int], start: int) -> Tensor:
-    """The token at each place [cubes, B] of each cube of a sample, frames first; -1: none."""
+    """The token at each place [cubes, B] of each cube of a sample, frames first; -1 for none."""
     whole = [-(-side // CUBE) * CUBE for side in grid]
     token_FHW = torch.full(whole, -1)
     frames, rows, columns = grid
@@ -140,9 +138,9 @@ def _taken(x: Tensor, there: TakenRows, back: TakenRows) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Each row is taken once at most, so that gradients are taken back, and never added.
+    """Takes each row at most once, so that gradients are taken back without additions.
 
-    TakenRows and gradients are [rows, H, K].
+    Rows and gradients are [rows, H, K].
     """
 
     @staticmethod
@@ -156,7 +154,7 @@ class _Take(torch.autograd.Function):
 
 
 class _PlacedWithMeans(torch.autograd.Function):
-    """`Cubes.with_means`. Both gradients are added by cubes, and taken back at once."""
+    """The autograd function of `Cubes.with_means`; both gradients are added by cubes."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,13 @@
 """cuDNN's attention of a whole pack in one call, by graphs of nvidia-cudnn-frontend.
 
-1. GraphKey        what a graph is built for: sizes that many packs have in common, and layouts
-2. forward_graph   o = softmax(q kᵀ / √K) v inside of each sequence, and the statistics of softmax
+1. GraphKey        the sizes and strides for which a graph is built, shared by many packs
+2. forward_graph   o = softmax(q kᵀ / √K) v inside each sequence, and the statistics of softmax
    backward_graph  gradients of q, k and v
 3. cudnn_attention  runs both
 
-A graph takes sequences of any length, laid end to end: where each begins in each tensor ("ragged
-offsets", in numbers, not bytes) and how long it is are tensors of the call. So only the largest
-number of sequences and the largest length are a part of the graph, and both are rounded. Its names:
+A graph takes sequences of any length, laid end to end: the start of each in each tensor ("ragged
+offsets", in numbers, not bytes) and its length are tensors of the call. So the graph contains only
+the largest number of sequences and the largest length, both rounded. Names as in:
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
 
@@ -56,25 +56,22 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """Strides of a contiguous [T, H, K].
-
-        Outputs have them, their gradient, and the gradients of q and k.
-        """
+        """Strides of a contiguous [T, H, K]: outputs, their gradient, gradients of q and k."""
         return self.heads * self.width, self.width
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple, or below the first multiple to a power of two."""
+    """`size` rounded up to a multiple of `multiple`, or below it to a power of two."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()
 
 
 def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
-    """Whether the backward pass would keep far more than the gradient of q, in float32.
+    """Whether the backward pass would allocate far more than the gradient of q in float32.
 
-    For widths that divide by 16 it sums that up where q's tokens are. For others, such as 72, the
-    frontend lays it out as if each sequence were as long as the longest one.
+    For widths divisible by 16 that gradient is as large as q. For others, such as 72, the frontend
+    allocates it as if each sequence were as long as the longest one.
     """
     count = few_sizes(len(offsets.cu) - 1, _COUNTS)
     longest = few_sizes(max(offsets.longest, _SHORTEST), _LENGTHS)
@@ -82,10 +79,10 @@ def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
 
 
 class _Tensors:
-    """The tensors of a graph, by name; offsets and lengths are made once for all that share them.
+    """The tensors of a graph, by name; offsets and lengths are made once for all uses.
 
-    Names are those of `_buffers`: "q", ..., `("offsets", "q", X)` with X numbers a token, and
-    `("lengths", "q")`; "q" and "k" there stand for the rows of queries and of keys.
+    Names are those of `_buffers`: "q", ..., `("offsets", "q", X)` with X numbers in a token, and
+    `("lengths", "q")`; in these "q" and "k" mean the rows of queries and of keys.
     """
 
     def __init__(self, key: GraphKey, handle: Any):
@@ -103,9 +100,9 @@ class _Tensors:
         self.made: dict[Any, Any] = {}
 
     def given(self, name: str, strides: Strides, *, rows: str = "q", width: int = 0) -> Any:
-        """An input [T, H, K], or [S, H, K] where `rows` are those of keys.
+        """An input [T, H, K], or [S, H, K] if `rows` are the rows of keys.
 
-        It is float32 where it has a `width` of its own.
+        It is float32 if it has its own `width`.
         """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         self.made[name] = self.graph.tensor(
@@ -120,9 +117,9 @@ class _Tensors:
     def result(
         self, name: str, tensor: Any, strides: Strides, *, rows: str = "q", width: int = 0
     ) -> None:
-        """An output [T, H, K], or [S, H, K] where `rows` are those of keys.
+        """Declares an output [T, H, K], or [S, H, K] if `rows` are the rows of keys.
 
-        It is float32 where it has a `width` of its own.
+        It is float32 if it has its own `width`.
         """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         tensor.set_output(True).set_dim(dim).set_stride(stride)
@@ -142,7 +139,7 @@ class _Tensors:
         }
 
     def _layout(self, strides: Strides, rows: str, width: int) -> tuple[list[int], list[int]]:
-        """[N, H, longest, width]; the first stride counts for nothing beside offsets."""
+        """Shape [N, H, longest, width] and strides for cuDNN; offsets replace the first stride."""
         key = self.key
         longest = key.longest if rows == "q" else key.longest_key
         token, head = strides
@@ -199,7 +196,7 @@ def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 @cache
 def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Tensors, int]:
-    """A graph that can run, and the bytes of memory that it needs beside its tensors."""
+    """A graph that can run, and the bytes of workspace that it needs."""
     import cudnn  # type: ignore[import-not-found]
 
     handle = _handle(device)
@@ -213,7 +210,7 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
     """The handle of cuDNN on a device.
 
     Raises:
-        RuntimeError: there is no library of cuDNN.
+        RuntimeError: the library of cuDNN is missing.
     """
     import cudnn  # type: ignore[import-not-found]
 
@@ -228,7 +225,7 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 
 
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
-    """Runs a graph on the current stream: all its tensors are in `buffers` by their names."""
+    """Runs a graph on the current stream; `buffers` has all its tensors by name."""
     import cudnn  # type: ignore[import-not-found]
 
     device = buffers["q"].device
@@ -247,7 +244,7 @@ def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, back
 
 
 def _numbers(name: tuple[Any, ...], key: GraphKey, offsets: Offsets) -> Tensor:
-    """Offsets [N + 1] or lengths [N] of all sequences, made once a pack."""
+    """Offsets [N + 1] or lengths [N] of all sequences, made once for each pack."""
 
     def make() -> Tensor:
         kind, rows, *numbers = name
@@ -284,7 +281,7 @@ def _key(
 
 
 def _readable(x_THK: Tensor) -> Tensor:
-    """The tensor itself where cuDNN takes its layout: rows of 16 bytes that do not overlap."""
+    """`x_THK`, copied if cuDNN could not read it: it needs aligned rows that do not overlap."""
     token, head, number = x_THK.stride()
     whole = number == 1 and min(token, head) >= x_THK.shape[-1]
     aligned = token % 8 == head % 8 == 0 and x_THK.data_ptr() % 16 == 0
@@ -322,7 +319,7 @@ def cudnn_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offset
     """Attention [T, H, K] of queries [T, H, K] to keys and values [S, H, K], sequence by sequence.
 
     Raises:
-        RuntimeError: there is no library of cuDNN, or it has no kernel for these sizes.
+        RuntimeError: the library of cuDNN is missing, or it has no kernel for these sizes.
     """
     out_THK = _Attention.apply(q_THK, k_SHK, v_SHK, offsets)
     assert isinstance(out_THK, Tensor)

@@ -1,7 +1,7 @@
-"""Which kernels of attention fit: what a device, a network and the packages that are here allow.
+"""The attention kernels that a device, a network and the installed packages allow.
 
-Nothing is imported to find out, so that plans for other machines need no GPU. Whether a package
-works where it fits, `choice.fault` tries. The limits are those of the kernels' own checks:
+It imports none of them, so plans for other machines need no GPU. `choice.fault` tries whether a
+package that fits works. The limits are those of the kernels' own checks:
 
     flash_4             flash-attn-4 4.0.0b36, flash_attn/cute/interface.py (`_validate_head_dims`)
     flash_3             torch 2.11 to 2.13, torch/nn/attention/_fa3.py
@@ -66,7 +66,7 @@ def _head_width(model: ModelConfig) -> int:
 
 
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
-    """Kernels for `case` from which `auto` chooses, the likely fastest first; never empty."""
+    """The kernels for `case` among which `auto` chooses, the likely fastest first; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
     return [one for one in candidates if not refusal(one, case)]
 
@@ -156,7 +156,7 @@ def _width(case: AttentionCase, most: int) -> str:
 
 @cache
 def _missing(package: str) -> str:
-    """Why a package is not there; older ones, as in flash-attn 2.8, have other calls."""
+    """Why a package is missing or too old; older ones, such as flash-attn 2.8, have other calls."""
     since, extra = _SINCE[package]
     try:
         here = version(package)

@@ -1,10 +1,10 @@
-"""The calls of each kernel of attention, by its name in `model.attention_backend`.
+"""The calls of each attention kernel, by its name in `model.attention_backend`.
 
-`attend_packed` is of kernels that take a whole pack in one call and know no padding,
-`attend_by_runs` torch's SDPA, one call for neighbours of equal lengths.
+`attend_packed` serves kernels that take a whole pack in one call and know no padding;
+`attend_by_runs` is torch's SDPA, with one call for adjacent samples of equal lengths.
 
-Their packages are imported at the first call. `tests/unit/models/test_kernel_calls.py` holds the
-calls against the parameters that the packages have.
+Their packages are imported at the first call. `tests/unit/models/test_kernel_calls.py` compares the
+calls with the packages' parameters.
 """
 
 # T query tokens, S key tokens, H heads, K head width, X = H * K
@@ -30,9 +30,9 @@ from dit.pack_wire import to_device
 
 
 def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """Attention by torch's SDPA, with one batched call for neighbours of equal lengths.
+    """Attention by torch's SDPA, with one batched call for adjacent samples of equal lengths.
 
-    This is the fastest way on a CPU. The loader lays samples of equal lengths side by side, so
+    It is the fastest way on a CPU. The loader puts samples of equal lengths next to each other, so
     nothing has to be gathered.
     """
     runs: list[_Run] = spans.once(  # type: ignore[assignment]
@@ -55,7 +55,7 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
 
 @dataclass(frozen=True, slots=True)
 class _Even:
-    """Rows of samples of equal lengths, at equal distances."""
+    """Rows of samples with equal lengths, at equal distances."""
 
     first: int
     count: int
@@ -67,14 +67,14 @@ class _Even:
         return self.first + self.count * self.step
 
     def of(self, x_THK: Tensor) -> Tensor:
-        """View [count, H, length, K]."""
+        """A view [count, H, length, K] of `x_THK`."""
         rows = x_THK[self.first : self.stop].unflatten(0, (self.count, self.step))
         return rows[:, : self.length].transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbours of equal lengths."""
+    """Adjacent samples with equal lengths."""
 
     queries: _Even
     keys: _Even
@@ -87,7 +87,10 @@ def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
 
 
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
-    """Every sample in one run; the last may lie too near the next, or the end, for a full step."""
+    """Runs that contain every sample once.
+
+    A last sample too near the next or the end is a run itself.
+    """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
     )
@@ -125,10 +128,10 @@ def attend_packed(
 ) -> Tensor:
     """Attention of all samples by a `kernel` that knows no padding.
 
-    Such kernels cannot leave tokens out, and to gather the others costs more than their attention
-    to each other. So padding is made sequences of its own. That is exact: no real token has padding
-    among its keys, and no gradient comes from the outputs of padding. Empty sequences make their
-    number a multiple of `count_multiple`.
+    Such kernels cannot skip tokens, and gathering the others costs more than padding's attention to
+    itself. So padding forms its own sequences. That is exact: no real token has padding among its
+    keys, and no gradient comes from outputs of padding. Empty sequences make their number a
+    multiple of `count_multiple`.
     """
     held: _Held = spans.once(  # type: ignore[assignment]
         f"held by {count_multiple}",
@@ -142,7 +145,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a kernel is told of a pack."""
+    """The arguments of a kernel for a pack."""
 
     offsets: Offsets
     keys: slice  # no query asks those before, and for those behind none is left
@@ -167,14 +170,14 @@ class _Held:
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
-    """`offsets` with empty sequences at the end, which make their number a multiple."""
+    """`offsets` with empty sequences at the end, so that `multiple` divides their number."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
 
 
 def first_key(spans: Spans) -> int:
     """The first row of keys that any sequence holds.
 
-    A context rank has the text of samples that lie on the ranks before it, and no query for it.
+    A context rank has the text of samples on the ranks before it, without queries for it.
     """
     return 0 if spans.starts[0] else spans.key_starts[0]
 
@@ -182,9 +185,9 @@ def first_key(spans: Spans) -> int:
 def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
     """(queries, keys) of sequences that hold all queries, in order, and all `keys` but the last.
 
-    They are the samples, and between them pieces of padding, none longer than the longest sample
-    where that is possible. Queries without keys between them belong to the sample before. Keys at
-    the end that outnumber the queries there are left out.
+    They are the samples, and pieces of padding between them, none longer than the longest sample if
+    possible. Queries without keys between them belong to the sample before. Keys at the end that
+    outnumber the queries are left out.
     """
     found: list[tuple[int, int]] = []
     longest = max(spans.lengths), max(spans.key_lengths)
@@ -224,12 +227,12 @@ _LENGTH_MULTIPLE = 512
 
 
 def flash_2_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by the FlashAttention 2 that is part of torch."""
+    """Attention by torch's built-in FlashAttention 2."""
     return _torch_flash(None, q_THK, k_SHK, v_SHK, offsets)
 
 
 def flash_3_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 3, which torch calls where its package is installed."""
+    """Attention by FlashAttention 3, which torch calls if its package is installed."""
     return _torch_flash("FA3", q_THK, k_SHK, v_SHK, offsets)
 
 
@@ -259,7 +262,7 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
     """Attention by FlashAttention 4, called directly.
 
-    torch unpacks two of the five values that it returns.
+    torch would unpack two of its five results.
     """
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
@@ -294,20 +297,19 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
 
 
 def few_lengths(longest: int) -> int:
-    """`longest` rounded up, so that many packs have the same bound of their longest sequence."""
+    """`longest` rounded up, so that many packs have the same bound on their longest sequence."""
     return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
 @cache
 def _engine_module(heads: int, width: int) -> Any:
-    """One for all layers, because it has no weights."""
     return dot_product(heads, width)
 
 
 def dot_product(heads: int, width: int, **ring: Any) -> Any:
     """Transformer Engine's attention of packed samples.
 
-    `ring` are its options of context parallelism.
+    `ring` are its options for context parallelism.
     """
     from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
 

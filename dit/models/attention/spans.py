@@ -1,8 +1,8 @@
 """Which tokens of a pack attend to which.
 
 One signature, `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: token i of a sample attends to all
-real keys of the same sample and to nothing else. Padding gets finite numbers, which mean nothing.
-`tests` hold each implementation against `attend_one_by_one`.
+real keys of the same sample and to nothing else. Outputs of padding are finite, but undefined.
+Tests compare each implementation with `attend_one_by_one`.
 """
 
 # T query tokens, S key tokens, H heads, K head width
@@ -20,7 +20,7 @@ from dit.models.attention.cubes import Cubes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """Where the real tokens of each sample lie among queries and among keys."""
+    """The place of each sample's real tokens among queries and among keys."""
 
     starts: tuple[int, ...]  # first query of each sample
     lengths: tuple[int, ...]  # real queries of each sample
@@ -47,7 +47,7 @@ class Spans:
     ) -> Spans:
         """Spans of samples from the (first row, number of rows) of their queries and of their keys.
 
-        Both lists ascend. Samples without queries or without keys are left out.
+        Both lists are sorted. Samples without queries or without keys are left out.
         """
         pairs = list(zip(queries, keys, strict=True))
         both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
@@ -63,7 +63,7 @@ class Spans:
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
-        """The value of `make()`, which the first layer calls; the others get the same value."""
+        """The value of `make()`, computed by the first layer and reused by the others."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -71,7 +71,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention of some tokens of a sample, each of which sees other keys of it."""
+    """Attention of some tokens of a sample, each of which sees other keys of the sample."""
 
     rows: Tensor  # int64, of the queries
     keys: Tensor  # int64, rows of all keys that one of them sees
@@ -80,7 +80,7 @@ class MaskedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCausal:
-    """The calls of block-causal attention, as `block_causal.py` makes them."""
+    """The calls of block-causal attention (see `block_causal.py`)."""
 
     rows: Tensor  # int64, of the queries of pictures
     keys: Tensor | None  # int64, rows of their keys; None: all, as they are
@@ -91,7 +91,7 @@ class BlockCausal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """Where sequences begin that lie end to end: each token is a query or a key of exactly one.
+    """The starts of sequences that lie end to end: each token is a query or a key of exactly one.
 
     Sequences at the end may be empty.
     """
@@ -103,7 +103,7 @@ class Offsets:
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The value of `make()`, which the first layer calls; the others get the same value."""
+        """The value of `make()`, computed by the first layer and reused by the others."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]

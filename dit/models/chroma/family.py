@@ -1,4 +1,4 @@
-"""The family `chroma`, Chroma1: its fields, sizes and rules, and what else it says of itself."""
+"""The family `chroma`, Chroma1: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaConfig(DoubleSingleConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -81,7 +81,7 @@ class ChromaConfig(DoubleSingleConfig):
 
     @property
     def modulation_rows(self) -> int:
-        """Scales, shifts and gates of all layers and of the head, each of the model's width."""
+        """Number of scales, shifts and gates of all layers and the head."""
         return 3 * self.num_single_layers + 12 * self.num_layers + 2
 
 
@@ -90,7 +90,7 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
-    """The layers; rows of modulations are those of single-stream layers, of latents, of text."""
+    """Layers; modulation rows are those of single-stream layers, then of latents, then of text."""
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,

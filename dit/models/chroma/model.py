@@ -24,11 +24,11 @@ _SCALE = 1000  # of the numbers of rows, before their sinusoid
 
 
 class ChromaNetwork(DoubleSingleTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `ChromaTransformer2DModel`. The first pipeline stage makes
-    the modulations of all layers, which travel with the hidden states: R = 344 rows of a published
-    network for each sample, of its 4,600 rows of tokens and more.
+    the modulations of all layers, which are sent with the hidden states: R = 344 rows of the
+    published network for each sample, besides 4,600 rows of tokens or more.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class ApproximatorBlock(nn.Module):
 
 
 class Approximator(nn.Module):
-    """Levels [M] -> the rows of all modulations side by side, [M, R D].
+    """Timesteps [M] -> the rows of all modulations side by side, [M, R D].
 
-    Each row is made of the level, of a guidance scale that is always 0, and of its own number. The
-    arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.
+    Each row is computed from the timestep, a guidance scale that is always 0, and the row's index.
+    The arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.
     """
 
     def __init__(self, model: ChromaConfig, config: TransformerConfig):

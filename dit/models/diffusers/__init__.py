@@ -1,6 +1,6 @@
-"""The networks of a family as Diffusers has them.
+"""Diffusers' counterparts of a family's networks.
 
-form          config.json key by key, pipelines, and what else a family says of its class
-names         which tensors of Diffusers are which of ours: kinds of rows in a table
-arrangements  how ours are made of theirs
+form          config.json key by key, pipelines, and other facts about a class of Diffusers
+names         the table of names: Diffusers' tensors for each of our tensors
+arrangements  how our tensors are computed from Diffusers'
 """

@@ -1,6 +1,7 @@
-"""How tensors of ours are made of Diffusers': each way is a permutation of numbers.
+"""Arrangements: how our tensors are computed from Diffusers'. Each is a permutation of numbers.
 
-So a round trip gives back every bit.
+So a round trip restores every bit. "Theirs" are Diffusers' tensors and their order, "ours" those of
+our network.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -21,25 +22,25 @@ if TYPE_CHECKING:
 
 
 class Arrangement(Protocol):
-    """How a tensor of ours is made of theirs; the functions are exact inverses."""
+    """Interface of an arrangement: exact inverse functions between our tensor and Diffusers'."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
-        """Ours, of theirs."""
+        """Our tensor, from Diffusers' `parts`."""
         ...
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        """Theirs, `count` of them, of ours."""
+        """Diffusers' `count` tensors, from our `whole` one."""
         ...
 
     def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
     ) -> list[tuple[int, ...]]:
-        """Shapes of theirs, of that of ours."""
+        """Shapes of Diffusers' `count` tensors, from the shape of ours."""
         ...
 
     @property
     def of_inputs(self) -> bool:
-        """Whether a matrix has other columns, and not other rows."""
+        """Whether a matrix has its columns permuted, instead of its rows."""
         ...
 
     @property
@@ -48,17 +49,17 @@ class Arrangement(Protocol):
         ...
 
     def groups(self, model: ModelConfig) -> int:
-        """Runs of rows of ours that each have as many of every part, such as those of heads."""
+        """Number of runs in our rows that contain equally many rows of each part, such as heads."""
         ...
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
-        """Rows of the linears that lie one below the other in one matrix of theirs, of `rows`."""
+        """Rows of each linear that Diffusers stacks in one matrix of `rows` rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Arrangement that leaves a tensor as it is."""
+    """The arrangement that leaves a tensor unchanged."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0]
@@ -94,15 +95,14 @@ SAME = Same()
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
-    """Queries, keys and values laid together head by head: matrices, or their biases.
+    """Queries, keys and values joined head by head: matrices, or their biases.
 
-    Each part has the width of a head there, and the last one what is left: in a single-stream layer
-    that is the feed-forward's share of the head. So most parts are [H * K, I], or biases [H * K];
+    In each head every part has K rows and the last one the remaining rows, which in a single-stream
+    layer are the feed-forward's. So most of Diffusers' parts are [H * K, I], or biases [H * K];
     ours has the rows of all.
 
-    `rotated` are the parts whose rotary pairs are neighbours (2i, 2i + 1) there, and lie half a
-    head apart (i, i + K/2) here. The same permutation of queries and of keys leaves their products
-    as they are.
+    `rotated` are the parts whose rotary pairs are (2i, 2i + 1) in Diffusers and (i, i + K/2) in
+    ours. The same permutation of queries and of keys does not change their products.
     """
 
     rotated: tuple[int, ...] = ()
@@ -135,17 +135,17 @@ class ByHead(Same):
         return model.num_attention_heads
 
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
-        """Rows of each of `count` parts in the rows of one head."""
+        """Number of rows of each of `count` parts in one head."""
         width = model.hidden_size // model.num_attention_heads
         return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 
 @dataclass(frozen=True, slots=True)
 class ByKeyHead(ByHead):
-    """Queries, keys and values by heads of keys, each with all heads of queries that read it.
+    """Queries, keys and values joined by heads of keys, each with its heads of queries.
 
-    [H * K, I], [G * K, I] and [G * K, I] of G heads of keys; ours has the rows of all. A fourth
-    part is a gate of the output, of as many rows as queries.
+    Diffusers' are [H * K, I], [G * K, I] and [G * K, I] with G heads of keys; ours has the rows of
+    all. A fourth part is a gate of the output, with as many rows as queries.
     """
 
     heads: str = "num_attention_heads"  # what the configuration calls H, G and H * K
@@ -163,7 +163,10 @@ class ByKeyHead(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesAndValues(ByHead):
-    """The first linear of a SwiGLU, [2 * F, I]: two there, and by turns for any ranks here."""
+    """The first linear of a SwiGLU, [2 * F, I]: two linears in Diffusers, alternating rows in ours.
+
+    So any number of tensor ranks can divide it.
+    """
 
     hidden: str = "ffn_hidden_size"  # what the configuration calls F
 
@@ -176,7 +179,7 @@ class GatesAndValues(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesThenValues(Same):
-    """One linear [2 * F, I], or its bias [2 * F], in which Diffusers has all gates first."""
+    """A linear [2 * F, I], or its bias [2 * F], in which Diffusers has all gates first."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return by_turns(parts[0])
@@ -195,7 +198,7 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def by_turns(x: Tensor) -> Tensor:
-    """Rows of both halves of [2 * F, ...] by turns."""
+    """The rows of both halves of [2 * F, ...], alternating."""
     return x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
 
 
@@ -208,8 +211,9 @@ def in_halves(x: Tensor) -> Tensor:
 class FusedHeads(Same):
     """Queries, keys, values, gates and hidden values of a single-stream layer in one tensor.
 
-    There all queries come first, then all keys, and so on, [3 * D + 2 * F, I]; here they lie head
-    by head (`ByHead`), gates and values of a head by turns. Queries and keys have rotary pairs.
+    Diffusers has all queries first, then all keys, and so on, [3 * D + 2 * F, I]; ours is ordered
+    head by head (`ByHead`), with gates and values of a head alternating. Queries and keys have
+    rotary pairs.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -230,9 +234,10 @@ _BY_HEAD = ByHead(rotated=(0, 1))
 
 @dataclass(frozen=True, slots=True)
 class HeadColumns(Same):
-    """Columns of attention, then of the feed-forward there, and either head by head here.
+    """Columns of attention, then of the feed-forward in Diffusers; both head by head in ours.
 
-    The output of a single-stream layer, which takes both, [D, D + F]; its bias [D] is the same.
+    It is the output [D, D + F] of a single-stream layer, which reads both; its bias [D] is
+    unchanged.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -262,22 +267,23 @@ class RotaryPairs(Same):
 
 
 def to_halves(x: Tensor, model: ModelConfig) -> Tensor:
-    """Rows of each head of [H * K, ...] in order (0, 2, 4, ..., 1, 3, 5, ...)."""
+    """The rows of each head of [H * K, ...] in the order (0, 2, 4, ..., 1, 3, 5, ...)."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
-    """The inverse of `to_halves`, of [H * K, ...]."""
+    """The inverse of `to_halves`, for [H * K, ...]."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """Features of a token: Diffusers' order is `theirs`, ours (c, t, h, w).
+    """The features of a token: Diffusers' order is `theirs`, ours is (c, t, h, w).
 
-    Of the output on `axis` 0 (weight [C, I] and bias [C]), of the input on `axis` 1 ([O, C]).
+    On `axis` 0 they are the output's (weight [C, I] and bias [C]), on `axis` 1 the input's ([O,
+    C]).
     """
 
     theirs: str
@@ -309,7 +315,7 @@ THWC = "thwc"
 
 @dataclass(frozen=True, slots=True)
 class Convolution(Same):
-    """A convolution over patches, [D, c, t, h, w] there and a matrix [D, C] here."""
+    """A convolution over patches, [D, c, t, h, w] in Diffusers, a matrix [D, C] in ours."""
 
     axes: int = 3  # 2 for pictures, without frames
 
@@ -335,7 +341,7 @@ class Convolution(Same):
 
 @dataclass(frozen=True, slots=True)
 class LeadingOne(Same):
-    """A table [1, rows, X] there, which broadcasts over samples, and [rows, X] here."""
+    """A table that is [1, rows, X] in Diffusers, for broadcasting, and [rows, X] in ours."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0][0]
@@ -354,7 +360,7 @@ class LeadingOne(Same):
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves(Same):
-    """(scale, shift) there and (shift, scale) here: the last norm of FLUX, Qwen-Image, Hunyuan.
+    """(scale, shift) in Diffusers, (shift, scale) in ours: the last norm of FLUX and others.
 
     A weight [2 * D, I], or its bias [2 * D]. On `axis` 1 inputs: (sine, cosine) there and
     (cosine, sine) here, [O, 2 * W].
@@ -377,7 +383,7 @@ class SwappedHalves(Same):
 class ScaleFirst(Same):
     """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer.
 
-    A weight [6 * D, I], its bias [6 * D], or a table [6, D].
+    A weight [6 * D, I], its bias [6 * D], or a table [6, D], of Krea 2.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002

@@ -1,7 +1,6 @@
-"""The networks of a family as Diffusers has them: names, configuration, pipelines, arithmetic.
+"""Diffusers' counterparts of a family's networks: names, configuration, pipelines, arithmetic.
 
-`ConfigKeys` are config.json of a class of Diffusers, key by key, and what of our configuration says
-the same.
+`ConfigKeys` maps config.json of a class of Diffusers, key by key, to fields of our configuration.
 """
 
 # B samples, C latent channels, F H W frames, rows, columns, L text tokens
@@ -38,18 +37,18 @@ class StrictKeys(BaseModel):
 
 
 class OpenKeys(StrictKeys):
-    """Keys of a file of Diffusers; those that its class does not have are in `model_extra`."""
+    """Keys of a file of Diffusers; keys that its class does not have are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of config.json, and the field of ours that says the same.
+    """A key of config.json, and the field of ours with the same meaning.
 
-    Where the two are not equal, `read` makes the field's value of all keys, and `write` the key's
-    of our network; with several fields `read` makes as many values. A key that has neither a field
-    nor `write` is written as Diffusers' default.
+    If the two are not equal, `read` computes the field from all keys, and `write` the key from our
+    network; with several fields `read` returns as many values. A key with neither field nor `write`
+    is written as Diffusers' default.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Key:
     """Whether an export has it; of a network."""
 
     def settings(self, t: Any) -> dict[str, Any]:
-        """What it says of our network; `t` has all keys."""
+        """The fields of our network that the key determines; `t` has all keys."""
         if self.field is None:
             return {}
         value = getattr(t, self.name) if self.read is None else self.read(t)
@@ -75,7 +74,7 @@ class Key:
         return dict(zip(self.field, value, strict=True))
 
     def value(self, model: ModelConfig, longest: int | None) -> Any:
-        """Value of the key in an export of `model`; `longest` as in `ConfigKeys.content`."""
+        """The value of the key in an export of `model`; `longest` as in `ConfigKeys.content`."""
         if self.write_trained is not None:
             return self.write_trained(model, longest)
         if self.write is not None:
@@ -84,17 +83,17 @@ class Key:
 
 
 def same(name: str, default: Any, **options: Any) -> Key:
-    """A key that is called as our field is."""
+    """A key with the name of our field."""
     return Key(name, name, default, **options)
 
 
 def never(_: Any) -> bool:
-    """`Key.written` of keys that an export leaves at Diffusers' default."""
+    """Always False: `Key.written` of keys that an export leaves at Diffusers' default."""
     return False
 
 
 def heads_of(width: int) -> Key:
-    """The width of a head, of which there are `num_attention_heads`."""
+    """The key for the width of a head, where `num_attention_heads` has the number of heads."""
     return Key(
         "attention_head_dim",
         "hidden_size",
@@ -116,7 +115,7 @@ VIDEO_PATCH = Key(
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """A field of ours that no key tells: an export keeps it under a private key."""
+    """A field of ours that no key of Diffusers determines: an export stores it as a private key."""
 
     field: str
     type: Any
@@ -132,7 +131,7 @@ class OwnKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """config.json of one class, both ways. Nothing here raises for what a user gave."""
+    """config.json of one class, in both directions. Nothing in it raises for a user's mistakes."""
 
     keys: tuple[Key, ...]
     """In the order in which they are written."""
@@ -142,7 +141,7 @@ class ConfigKeys:
 
     @cached_property
     def file(self) -> type[BaseModel]:
-        """The keys with Diffusers' own defaults; others are kept in `model_extra`."""
+        """A type with the keys and Diffusers' defaults; other keys are kept in `model_extra`."""
         fields: Any = {
             key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
         }
@@ -150,21 +149,21 @@ class ConfigKeys:
 
     @cached_property
     def kept_file(self) -> type[BaseModel]:
-        """What an export keeps in config.json that Diffusers has no place for."""
+        """A type with the private keys that an export adds to config.json."""
         fields: Any = {one.field: (one.type, one.default) for one in self.kept}
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
     def unsupported(self, t: Any) -> list[str]:
-        """What file `t` asks for that our network lacks, in words; unknown keys are not listed."""
+        """Features of file `t` that our network lacks, in words; unknown keys are not listed."""
         return [message for holds, message in self.rules(t) if not holds]
 
     def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of the family, of a `file` and of its `kept_file`, if we wrote it.
+        """Fields of the family, from a `file` and, if we wrote it, from its `kept_file`.
 
-        Else fields that the user has `told` count more than what published weights have.
+        Otherwise fields that the user has `told` override those of published weights.
 
         Raises:
-            ValueError: a value is none of ours.
+            ValueError: our field cannot have a value.
         """
         if kept is None:
             usual = {one.field: one.published for one in self.kept}
@@ -179,37 +178,36 @@ class ConfigKeys:
     def content(self, model: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
         """config.json of a network, without private keys.
 
-        `longest` is the tokens of the longest pack that it was trained on; None: on no data.
+        `longest` is the number of tokens of the longest pack in its training; None without data.
         """
         return {key.name: key.value(model, longest) for key in self.keys if key.written(model)}
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Fields that a file which we did not write does not tell."""
+        """Fields that a file which we did not write does not determine."""
         return tuple(one.field for one in self.kept if one.published is None)
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Fields that a user may set for such a file, because it does not say them."""
+        """Fields that a user may set because the config.json does not determine them."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of `tellable` that a user has set, from `given`.
+        """The fields of `tellable` that a user has set, from `given`.
 
         Raises:
-            ValueError: a value is none of ours.
+            ValueError: our field cannot have a value.
         """
         reads = {one.field: one.read for one in self.kept if one.field in self.tellable}
         values = {key: given.get(key) for key in reads}
         return {key: reads[key](value) for key, value in values.items() if value is not None}
 
     def private(self, model: Any) -> dict[str, Any]:
-        """The values of `kept_file`."""
+        """The values of the private keys (see `kept_file`)."""
         return {one.field: getattr(model, one.field) for one in self.kept}
 
 
 def _type_of(default: Any) -> Any:
-    """The type of a value in JSON."""
     if isinstance(default, tuple):
         return tuple[tuple(map(_type_of, default))]  # type: ignore[misc]
     numbers = {int: PositiveInt, float: PositiveFloat}
@@ -218,7 +216,7 @@ def _type_of(default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenTextProjection:
-    """A frozen first layer of text, where shards may hold what it makes (Cosmos 2.5)."""
+    """A frozen first layer of text, whose outputs shards may hold instead (Cosmos 2.5)."""
 
     tensors: tuple[str, ...]
     """Diffusers' names of its weight [made, read] and others."""
@@ -232,7 +230,7 @@ class FrozenTextProjection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartBeside:
-    """A part of a pipeline that its published folders lack, and that it does not run without."""
+    """A part that a pipeline needs and its published folders lack."""
 
     kind: str
     """Its class in Transformers."""
@@ -243,7 +241,7 @@ class PartBeside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
-    """A second network of pipelines, which is a part of ours by a setting (Anima's conditioner)."""
+    """A second network of pipelines, which a setting makes a part of ours (Anima's conditioner)."""
 
     folder: str
     """Of its weights, in a pipeline or in the folder of a transformer alone; names of its tensors
@@ -262,17 +260,17 @@ class Companion:
         return getattr(model, self.field) == self.value
 
     def has(self, pair: Pair) -> bool:
-        """Whether tensors of the name table are its own."""
+        """Whether a tensor of the name table belongs to the companion."""
         return pair.theirs[0].startswith(f"{self.folder}.")
 
     def content(self, model: ModelConfig) -> dict[str, Any]:
-        """Its config.json."""
+        """The companion's config.json."""
         return {"_class_name": self.class_name, **self.keys.content(model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """A pipeline of Diffusers, and what it feeds the networks that it runs."""
+    """A pipeline of Diffusers, and the inputs that it gives its networks."""
 
     samples: str = "flow"
     """Name of the objective that it samples."""
@@ -296,18 +294,18 @@ class Pipeline:
     """Where its class is; one that Diffusers lacks opens folders with code in them."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """The keys of `objective` as they are beside a scheduler_config.json."""
+        """Keys of `objective` that the pipeline fixes in addition to its scheduler_config.json."""
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
 
     def misfits(self, model: ModelConfig) -> list[str]:
-        """What it feeds a network otherwise than in training, in words."""
+        """Inputs of the pipeline that differ from training, in words."""
         return [message for holds, message in self.rules(model) if not holds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedSamples:
-    """B samples side by side, shorter ones padded with zeros, as loops without packs have them."""
+    """B samples side by side, shorter ones padded with zeros, as in loops without packs."""
 
     latent_BCFHW: Tensor
     inputs: Mapping[str, Tensor]
@@ -320,12 +318,12 @@ class StackedSamples:
 
 
 def _told(guidance: float | None) -> dict[str, float]:
-    """Arguments for networks with a guidance embedding, the only ones that have a scale."""
+    """The guidance scale as an argument of Diffusers' network; none without guidance embedding."""
     return {} if guidance is None else {"guidance": guidance}
 
 
 def own_names(table: NameTable) -> dict[str, str]:
-    """Linears by the names of Diffusers, for families that other projects name in the same way."""
+    """Linears by Diffusers' names, for families whose original projects use these names as well."""
     modules = [
         name.removesuffix(".weight")
         for row in table.rows
@@ -338,7 +336,10 @@ def own_names(table: NameTable) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
-    """The networks of a family as Diffusers has them. Nothing here raises for what a user gave."""
+    """Diffusers' counterparts of a family's networks.
+
+    Nothing in it raises for a user's mistakes.
+    """
 
     class_name: str
     """`_class_name` of config.json, by which a folder is known to be of this family."""
@@ -396,9 +397,9 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """What Diffusers' network makes of a sample, [C, F, H, W].
+        """The output of Diffusers' network for a sample, [C, F, H, W].
 
-        `level` and `guidance` (`objective.guidance`) are what ours is told.
+        `level` (the timestep) and `guidance` (`objective.guidance`) are given as to our network.
         """
         return self.run_network(network, sample, level, model, **_told(guidance))
 
@@ -410,20 +411,20 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """The same of samples side by side, [B, C, F, H, W]; the form has `run_stacked`."""
+        """Outputs for samples side by side, [B, C, F, H, W]; the form must have `run_stacked`."""
         assert self.run_stacked is not None
         return self.run_stacked(network, samples, model, **_told(guidance))
 
     def companion_of(self, model: ModelConfig) -> Companion | None:
-        """The second network, where it is a part of this one."""
+        """The second network, if it is a part of this one, else None."""
         return self.companion if self.companion and self.companion.is_part(model) else None
 
     def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-        """Diffusers' network of a config.json with `weights`, in their precision.
+        """Diffusers' network for a config.json, with `weights` in their own precision.
 
         Raises:
             ImportError: Diffusers is not installed.
-            NotImplementedError: it has no such class.
+            NotImplementedError: Diffusers has no such class.
         """
         network = self._class.from_config(dict(config))
         network.load_state_dict(dict(weights))
@@ -439,11 +440,11 @@ class DiffusersForm:
         return getattr(diffusers, self.class_name)
 
     def open_network(self, folder: Path, second: Path | None = None) -> nn.Module:
-        """Diffusers' network of a folder, in float32; the companion of `second` is a child of it.
+        """Diffusers' network of a folder, in float32; `second` has the companion, its child.
 
         Raises:
             ImportError: Diffusers is not installed.
-            NotImplementedError: it has no such class.
+            NotImplementedError: Diffusers has no such class.
         """
         import diffusers
         from torch import float32

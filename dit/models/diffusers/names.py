@@ -1,9 +1,9 @@
-"""Which tensors of Diffusers' network are which of ours, and how they differ.
+"""The tensors of Diffusers' network for each of ours, and how they differ.
 
-A family says it once, as `Row`s of a `NameTable`. Importing reads it from right to left, exporting
-from left to right, and the registration with Megatron-Bridge makes its mappings of it. `pairs`
-spells it out for one network. Every `Arrangement` is a permutation of numbers, so that a round
-trip gives back every bit.
+A family lists them once, as `Row`s of a `NameTable`. Importing reads it from right to left,
+exporting from left to right, and the registration with Megatron-Bridge derives its mappings from
+it. `pairs` expands it for one network. Every `Arrangement` is a permutation of numbers, so a round
+trip restores every bit.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -34,7 +34,7 @@ class TensorSplit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table of names: a tensor here and its tensors in Diffusers.
+    """A line of the name table: one of our tensors and its tensors in Diffusers.
 
     `*` stands for the number of a layer, from 0.
     """
@@ -73,13 +73,13 @@ def linear_rows(
 
 
 def without_biases(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """The lines of `rows` that are no biases, for networks whose linears have none."""
+    """The lines of `rows` without biases, for networks whose linears have none."""
     return tuple(row for row in rows if not row.ours.endswith(".bias"))
 
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
-    """Every tensor of a family's network, with its name and shape here and in Diffusers."""
+    """Every tensor of a family's network, with its name and shape in both networks."""
 
     rows: tuple[Row, ...]
     sizes: Callable[[Any], Mapping[str, int]]
@@ -92,7 +92,7 @@ class NameTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """One tensor of a network here, and the tensors of Diffusers that hold the same numbers."""
+    """One tensor of our network, and the tensors of Diffusers that hold the same numbers."""
 
     ours: str  # as Megatron-Core stores it: the layers of one name together
     layer: int | None  # which of them
@@ -111,7 +111,7 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """The rows of each linear in each of Diffusers' tensors, some of which are fused."""
+        """Number of rows of each linear in each of Diffusers' tensors, some of which are fused."""
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
@@ -121,11 +121,11 @@ class Pair:
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """The tensor here, made of Diffusers' `parts`."""
+        """Our tensor, from Diffusers' `parts`."""
         return self.arrangement.join(parts, self.model)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """Diffusers' tensors, made of the `whole` one here: the inverse of `join`."""
+        """Diffusers' tensors, from our `whole` one: the inverse of `join`."""
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
@@ -158,7 +158,7 @@ def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
-    """All tensors of Diffusers by name, made of the tensors here that `read` gives."""
+    """All tensors of Diffusers by name, computed from our tensors, which `read` returns."""
     return {
         name: tensor
         for pair in pairs

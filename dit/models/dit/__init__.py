@@ -3,8 +3,8 @@
 family      fields, sizes, rules; inputs; layers, from which parameters and operations follow
 model       the network: one row of latents, cross-attention to text, low-rank adaLN, positions
 diffusers   names of tensors, config.json, pipelines, names in other projects
-pipelines   what the pipelines of Diffusers feed it
-conditioner Anima's conditioner as a part of the network: what it costs, and reads of a sample
+pipelines   the inputs that Diffusers' pipelines give it
+conditioner Anima's conditioner as a part of the network: its inputs and memory
 
-conditioner_layers has its layers, conditioner_form its names of tensors and config.json.
+conditioner_layers has the conditioner's layers, conditioner_form its tensor names and config.json.
 """

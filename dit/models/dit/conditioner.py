@@ -11,7 +11,7 @@ MOST_CONDITIONER_LAYERS = 64
 
 
 def token_input(model: Any, *, encoder: str) -> SampleInput:
-    """The tokens that the conditioner starts from, beside the states that they attend to."""
+    """The input with the tokens from which the conditioner starts."""
     return SampleInput(
         name=TOKEN_IDS,
         kind=InputKind.TEXT,

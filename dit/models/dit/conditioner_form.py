@@ -1,4 +1,4 @@
-"""Anima's conditioner in Diffusers, `AnimaTextConditioner`: names of tensors, config.json."""
+"""Anima's conditioner in Diffusers, `AnimaTextConditioner`: tensor names and config.json."""
 
 # D width inside, E width of the embeddings and of what is made, I width of the states that are read
 # F width of an MLP, V tokens with an embedding, K head width; all with a C for conditioner
@@ -68,7 +68,7 @@ ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
 
 
 def sizes(model: Any) -> dict[str, int]:
-    """Width that each letter in the shapes of `ROWS` stands for."""
+    """The width for each letter in the shapes of `ROWS`."""
     width = model.conditioner_size
     return {
         "CD": width,
@@ -81,7 +81,7 @@ def sizes(model: Any) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """What our conditioner has a counterpart for."""
+    """Rules for the file `t` of Diffusers: features that our conditioner must have."""
     most = MOST_CONDITIONER_LAYERS
     return [
         (t.use_self_attention, f"use_self_attention={t.use_self_attention}"),
@@ -91,7 +91,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the states, and of the conditioner's output if that differs, else None."""
+    """Width of the text states, and of the conditioner's output if that differs, else None."""
     return t.source_dim, None if t.target_dim == t.source_dim else t.target_dim
 
 

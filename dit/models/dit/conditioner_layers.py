@@ -1,7 +1,7 @@
 """Anima's conditioner: captions by the tokens of a second tokenizer, before all other layers.
 
-The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every tensor rank has all rows, and the
-whole gradient of them, so that the weights have no mark for sequence parallelism.
+The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every tensor rank has all rows and
+their whole gradient, so the weights need no mark for sequence parallelism.
 """
 
 # L tokens of T5, S states of the text encoder, Q rows of queries, H heads, K head width
@@ -31,7 +31,7 @@ _EPS = 1e-6  # of every norm, in Diffusers
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """Where the rows of each sample lie in a pack, and the rotary angles of each row."""
+    """The place of each sample's rows in a pack, and the rotary angles of each row."""
 
     spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
     angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
@@ -66,10 +66,10 @@ class Conditioner(nn.Module):
         state_starts: Sequence[int],
         token_starts: Sequence[int],
     ) -> Tensor:
-        """Rows [L, E] of the tokens.
+        """Rows [L, E] for the tokens.
 
-        `digits_L2` are token ids as `dit.token_ids` writes them; the starts are the N + 1 offsets
-        of the samples.
+        `digits_L2` are token ids as digits (`dit.token_ids`); the starts are the N + 1 offsets of
+        the samples.
         """
         tokens, states = (self._placed(s, states_SI) for s in (token_starts, state_starts))
         made: Any = {"total": len(digits_L2), "device": states_SI.device}
@@ -120,8 +120,8 @@ class ConditionerLayer(nn.Module):
     ) -> Tensor:
         """The tokens [L, D] after the layer.
 
-        `placed` are the rows of tokens and of states; `spans` those of tokens with tokens, and of
-        tokens with states.
+        `placed` are the rows of tokens and of states; `spans` are for attention to tokens, and to
+        states.
         """
         (tokens, states), (among, across) = placed, spans
         x_LD = self.norm_self(h_LD)
@@ -132,12 +132,12 @@ class ConditionerLayer(nn.Module):
 
 
 class PlacedAttention(nn.Module):
-    """Attention with normalised queries and keys, each rotated by its own positions."""
+    """Attention with normalised queries and keys, which have separate rotary positions."""
 
     def __init__(
         self, width: int, keys: int, *, heads: int, dtype: torch.dtype, backend: AttentionBackend
     ):
-        """`keys`: width of the rows that are attended to."""
+        """`keys` is the width of the rows that are attended to."""
         super().__init__()
         self.heads, self.backend = heads, backend
         self.linear_q = WholeLinear(width, width, bias=False, dtype=dtype)
@@ -150,7 +150,7 @@ class PlacedAttention(nn.Module):
     def forward(
         self, x_QD: Tensor, y_SI: Tensor, placed: tuple[CaptionRows, CaptionRows], spans: Spans
     ) -> Tensor:
-        """Output [Q, D] of `x_QD`, which attends to the rows `y_SI`.
+        """The output [Q, D] for `x_QD`, which attends to the rows `y_SI`.
 
         `placed` has the positions of both.
         """

@@ -1,4 +1,4 @@
-"""The DiT in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+"""The DiT in Diffusers: tensor names, config.json, pipelines, and calls of its network.
 
 Its class is `CosmosTransformer3DModel`.
 """
@@ -171,7 +171,7 @@ COSMOS1_NAMES = _names(
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
@@ -197,22 +197,22 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
-    """A key that older versions of Diffusers do not know."""
+    """A key of config.json that only networks with a text projection have."""
     return Key(name, default=default, write=write, written=lambda m: m.projects_text)
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the text in the shards, and after a projection; None without a projection."""
+    """Width of the text in the shards and after the projection; None without a projection."""
     if t.use_crossattn_projection:
         return t.crossattn_proj_in_channels, t.text_embed_dim
     return t.text_embed_dim, None
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """`max_size` of learnable positions, or one that covers every grid trained on.
+    """Diffusers' `max_size`: that of learnable positions, or one that covers all trained grids.
 
-    Diffusers looks rotary positions up in a table of the longest side; ours are computed. No side
-    was longer than the `longest` pack.
+    Diffusers looks rotary positions up in a table with this many entries a side; ours are computed.
+    A side has at most `longest` tokens, the length of a pack.
     """
     if m.learnable_positions or longest is None:
         return m.max_size
@@ -293,7 +293,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: DitConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express a run, in words."""
     fps = model.base_fps
     if fps in (_BASE_FPS, None):
         return []
@@ -305,7 +305,7 @@ def _inexpressible(model: DitConfig) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: DitConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """The output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 
@@ -337,10 +337,10 @@ def _run_network(
 
 
 def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) -> Tensor:
-    """What Diffusers' network makes of samples side by side, without given frames.
+    """Outputs of Diffusers' network for samples side by side, without given frames.
 
     Raises:
-        ValueError: it has inputs that are not fed here.
+        ValueError: the network has inputs that this function does not give.
     """
     from dit.batch import TEXT
 

@@ -53,7 +53,7 @@ class ExtraPosition(StrEnum):
 
 
 class TextConditioner(StrEnum):
-    """What texts come from: an encoder, or the conditioner of Anima behind it."""
+    """Where text rows come from: the text encoder, or Anima's conditioner after it."""
 
     NONE = "none"  # the text encoder of the size
     STORED = "stored"  # shards hold what the conditioner makes
@@ -156,7 +156,7 @@ OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DitConfig(ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {
@@ -257,7 +257,7 @@ class DitConfig(ModelConfig):
         return self.crossattn_proj_size or self.crossattn_emb_size
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """A conditioner makes one row for each of its tokens."""
+        """Rows of text of each sample; a conditioner makes one row for each of its tokens."""
         if not self.trains_conditioner:
             return batch.text_rows
         return [stop - first for first, stop in pairwise(batch.text_offsets[TOKEN_IDS])]
@@ -284,9 +284,9 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _vae(model: DitConfig) -> str:
-    """Cosmos 1, which has learnable positions, and DiTs of our own: cosmos; else Wan's VAE.
+    """The VAE: cosmos for Cosmos 1 and our own DiTs, Qwen-Image's for Anima, else Wan's.
 
-    Anima: that of Qwen-Image.
+    Cosmos 1 is recognised by learnable positions.
     """
     if model.conditions_text:
         return _text_encoder(model)

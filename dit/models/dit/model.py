@@ -42,7 +42,7 @@ _STATES = "states"
 
 
 class DiT(CrossTransformer):
-    """Noisy tokens, noise level and text of a pack -> raw network output for each token.
+    """Noisy tokens, timesteps and text of a pack -> raw network output for each token.
 
     The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
     """
@@ -75,9 +75,9 @@ class DiT(CrossTransformer):
             )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """`batch`, where a network with a conditioner gets the token ids as its main text.
+        """`batch`, with the token ids as main text if the network has a conditioner.
 
-        So the text has a row for each of its tokens.
+        So the text has a row for each token of the conditioner.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
@@ -117,7 +117,7 @@ class DiT(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
 
     def _conditioned(self, batch: PackedBatch) -> Tensor:
-        """What the conditioner makes of all captions, filled up as captions are [L, E]."""
+        """The conditioner's output for all captions, each padded to `text_pad_to` rows [L, E]."""
         assert self.conditioner is not None
         tokens, states = batch.text_offsets[TOKEN_IDS], batch.text_offsets[_STATES]
         states_SI = batch.texts[_STATES].to(self.config.params_dtype)
@@ -125,7 +125,7 @@ class DiT(CrossTransformer):
         return filled_up(made_LE, tokens, self.model.text_pad_to)
 
     def _with_masks(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """The condition mask, 1 on given frames, then the padding mask, 0: features after C."""
+        """`x_TC` with a condition mask (1 on given frames) and a padding mask (0) appended."""
         if self.model.condition_mask:
             given_T1 = (batch.is_real_T & ~batch.is_target_T)[:, None].to(x_TC.dtype)
             x_TC = torch.cat((x_TC, given_T1.expand(-1, self.model.patch_volume)), dim=1)
@@ -161,7 +161,7 @@ class AddingPositions(RunningPart):
 
 
 class TextProjection(WholeLinear):
-    """Text of any width [L, I] -> [L, E] that the layers attend to, with a GELU (Cosmos 2.5)."""
+    """Projects text [L, I] to the [L, E] that layers read, with a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
@@ -180,7 +180,7 @@ class Rotary(RotaryTable):
 
 
 class LearnablePositions(nn.Module):
-    """Sum of three learnt tables, normalised to unit root mean square (Cosmos)."""
+    """Sum of three learned tables, normalised to unit root mean square (Cosmos)."""
 
     def __init__(self, model: DitConfig, config: TransformerConfig):
         super().__init__()

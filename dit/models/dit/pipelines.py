@@ -1,4 +1,4 @@
-"""The pipelines of Diffusers that run the DiT, and what they feed it."""
+"""The pipelines of Diffusers that run the DiT, and the inputs that they give it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _pipeline(
     conditions_text: bool = False,
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> Pipeline:
-    """A pipeline that fills captions up with zeros, or with states of its encoder.
+    """A pipeline that fills captions up with zeros, or with its encoder's states of padding.
 
-    It tells frames per second or not; with None it makes images, for which they do not matter.
-    Its captions come from its text encoder, or from a conditioner behind it. Without `sampling` it
-    is EDM's, and leaves its options to its scheduler.
+    `tells_fps` says whether it passes frames per second; None is for images, which need none.
+    Captions come from its text encoder, or from a conditioner after it. Without `sampling` it uses
+    EDM with its scheduler's options.
     """
     conditioner = TextConditioner.STORED if conditions_text else TextConditioner.NONE
 
@@ -70,7 +70,7 @@ def _pipeline(
 
 
 def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
-    """Its pipelines write these numbers into their schedulers, whatever stood there."""
+    """The sigmas that pipelines of Predict2 always use, whatever their scheduler's file says."""
     return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
 
 
@@ -82,9 +82,9 @@ def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels_of_anima(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Even steps from 1 to 1 / number of steps, which its scheduler shifts.
+    """Sampling options of Anima: even steps from 1 to 1 / number of steps, then its shift.
 
-    Without the scheduler, beside a transformer alone, the shift is the published one.
+    Where there is no scheduler beside the transformer, the published shift is used.
     """
     of_size = OBJECTIVES_OF_SIZES["anima"]
     return dict(of_size) | ({"flow_shift": scheduler.get("shift", 1.0)} if scheduler else {})

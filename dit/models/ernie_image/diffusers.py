@@ -84,7 +84,7 @@ ERNIE_IMAGE_NAMES = own_names(_TABLE)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     return [
         outputs_as_inputs(t),
         (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),
@@ -122,7 +122,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: ErnieImageConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

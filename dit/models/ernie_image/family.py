@@ -1,4 +1,4 @@
-"""The family `ernie_image`, ERNIE-Image and its Turbo: fields, sizes, rules, and what else."""
+"""The family `ernie_image`, ERNIE-Image and its Turbo: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ErnieImageConfig(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -96,12 +96,12 @@ class ErnieImageConfig(ModelConfig):
 
     @property
     def projects_text(self) -> bool:
-        """Whether text has a linear, as in Diffusers: where its width is not the model's."""
+        """Whether text has a linear, as in Diffusers: if its width is not the model's."""
         return self.crossattn_emb_size != self.hidden_size
 
 
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
-    """The layers, which all take the same rows of the modulations of `VECTORS`."""
+    """The layers, which all use the same rows of the modulations of `VECTORS`."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS, twisted=True)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)

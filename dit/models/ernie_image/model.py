@@ -27,10 +27,10 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
 class ErnieImageNetwork(TextFirstTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `ErnieImageTransformer2DModel`. The first pipeline stage
-    makes the rows of all modulations, 8 for each sample, which travel with the hidden states.
+    computes the rows of all modulations, 8 for each sample, which are sent with the hidden states.
     """
 
     def __init__(

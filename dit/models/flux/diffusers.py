@@ -120,7 +120,7 @@ def _run_network(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     others = dict(sample.others)
@@ -135,9 +135,9 @@ def _run_stacked(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of samples side by side, without references.
+    """Outputs of Diffusers' network for samples side by side, without references.
 
-    It has no mask, so that it attends to the padding of shorter samples and captions.
+    It has no mask, so it attends to the padding of shorter samples and captions.
     """
     import torch
 
@@ -173,7 +173,7 @@ made = made.flatten(4).flatten(2, 3)[:, :, None]"""
 
 
 def _call(model: FluxConfig) -> str | None:
-    """Call of Diffusers' network in a model card; None with references or videos."""
+    """Code of a model card that calls Diffusers' network; None with references or videos."""
     if model.reference_latents or model.patch_temporal > 1:
         return None
     guidance = "torch.ones(1)" if model.guidance_embed else "None"

@@ -1,4 +1,4 @@
-"""The family `flux`, FLUX.1: its fields, sizes and rules, and what else it says of itself."""
+"""The family `flux`, FLUX.1: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext"
 
 @dataclass(frozen=True, kw_only=True)
 class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True

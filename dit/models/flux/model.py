@@ -16,7 +16,7 @@ from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 
 
 class FluxNetwork(DoubleSingleTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `FluxTransformer2DModel`.
     """

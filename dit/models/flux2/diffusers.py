@@ -76,7 +76,7 @@ def _modulation_rows(name: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Rows of double-stream layers: those of latents, then those of text."""
+    """Rows of double-stream layers: first of latents, then of text."""
     rows: list[Row] = []
     for prefix, names, mlp in (("", LATENTS, "ff"), ("text_", TEXT, "ff_context")):
         first, second = (f"{ours}.{prefix}mlp.linear_fc{n}" for n in (1, 2))
@@ -170,7 +170,7 @@ def _run_network(
     model: Flux2Config,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     from dit.models.positions import TimeOffsetPositions

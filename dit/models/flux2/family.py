@@ -1,4 +1,4 @@
-"""The family `flux2`, FLUX.2: its fields, sizes and rules, and what else it says of itself."""
+"""The family `flux2`, FLUX.2: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -105,7 +105,6 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
 
 
 def _processor(model: Flux2Config) -> str:
-    """Dev reads states of Mistral, klein of Qwen3."""
     return "flux2" if model.guidance_embed else "flux2_klein"
 
 
@@ -117,7 +116,7 @@ def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
 
 
 def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
-    """The layers, which take their rows of the modulations of `VECTORS`."""
+    """The layers, which use rows of the modulations of `VECTORS`."""
     return double_then_single(
         model,
         latents=SharedModulation(0),

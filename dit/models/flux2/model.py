@@ -25,10 +25,10 @@ from dit.models.stacks.stacked_transformer import Shapes
 
 
 class Flux2Network(DoubleSingleTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
-    The arithmetic is that of Diffusers' `Flux2Transformer2DModel`. The first pipeline stage makes
-    the rows of all modulations, 17 for each sample, which travel with the hidden states.
+    The arithmetic is that of Diffusers' `Flux2Transformer2DModel`. The first pipeline stage
+    computes the rows of all modulations, 17 for each sample, which are sent with the hidden states.
     """
 
     theta = THETA

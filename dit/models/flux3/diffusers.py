@@ -54,7 +54,7 @@ def _layer_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _modulation_rows() -> list[Row]:
-    """Rows of the linears that make modulations, and of that of the head."""
+    """Rows of the linears of modulations, and of the head."""
     column: Any = {"split": TensorSplit.COLUMN}
     rows: list[Row] = []
     for kind, theirs in _MODULATIONS.items():
@@ -172,7 +172,7 @@ def _pipeline(*, flow_map: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Flux3Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample; a step ends where it begins, as in training."""
+    """Output of Diffusers' network for one sample; a step ends where it begins, as in training."""
     import torch
 
     from dit.models.positions import HalfStepPositions, TimeOffsetPositions, patchify, unpatchify

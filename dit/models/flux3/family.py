@@ -1,4 +1,4 @@
-"""The family `flux3`, FLUX.3 klein: its fields, sizes and rules, and what else it says."""
+"""The family `flux3`, FLUX.3 klein: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flux3Config(HasReferences, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""FLUX.3 klein: layers for text, picture and references alone, then layers over all of them."""
+"""FLUX.3 klein: separate layers for text, picture and references, then layers over all of them."""
 
 # T packed tokens, C patch features, D model width, M level rows, N samples
 
@@ -39,13 +39,13 @@ _EACH = {"early": EARLY, "single": SINGLE}
 
 
 class Flux3Network(DoubleSingleTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has three level rows:
-    its picture has its level, references and text have level 0. Each kind of tokens has linears of
-    its own that make its rows of modulations; the first pipeline stage makes all rows, which travel
-    with the hidden states. With `flow_map` a sample's level at the end of a step is told to all
-    three; in training, which has no steps, that is its own level.
+    its picture has its noise level, references and text have level 0. Each kind of tokens has its
+    own linears for modulations; the first pipeline stage computes all rows, which are sent with the
+    hidden states. With `flow_map` all three are also conditioned on the level at the end of a step;
+    in training, which has no steps, that is the sample's own level.
     """
 
     refines_references = references_meet = True

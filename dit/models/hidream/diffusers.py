@@ -74,7 +74,7 @@ def _sizes(model: HiDreamConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
     return [
         outputs_as_inputs(t),
@@ -96,7 +96,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _states(t: Any) -> int:
-    """Number of states of the encoder: more than layers see, where each sees another one."""
+    """Number of Llama's hidden states; more than the layers use if each uses another one."""
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
 
@@ -149,16 +149,17 @@ def _inexpressible(model: HiDreamConfig) -> list[str]:
 
 
 def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
-    """Rows of `text_2` [L, X] in the shape that Diffusers' network takes, [states, 1, L, H]."""
+    """Rows of `text_2` [L, X] in the shape of Diffusers' network, [states, 1, L, H]."""
     return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
 
 
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: HiDreamConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample, as its pipeline turns it round.
+    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it.
 
-    In training, where alone experts have gradients, it is rows of tokens, [1, C, T, p * p].
+    In training mode, the only one in which experts have gradients, it is rows of tokens, [1, C, T,
+    p * p].
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The family `hidream`, HiDream-I1 Full and Dev: its fields, sizes and rules, and what else."""
+"""The family `hidream`, HiDream-I1 Full and Dev: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HiDreamConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     attends_to_padding: ClassVar[bool] = True
@@ -135,7 +135,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def shared_hidden_size(self) -> int:
-        """Width of the expert that all tokens take."""
+        """Width of the expert that serves all tokens."""
         if self.mlp_ratio == MLP_RATIO:
             return _rounded(2 * self.hidden_size)
         return max(self.ffn_hidden_size // 2, 1)
@@ -158,7 +158,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
 
 def _rounded(width: int) -> int:
-    """Of a SwiGLU in the place of a feed-forward of `width`, as Diffusers rounds it."""
+    """Width of a SwiGLU that replaces a feed-forward of `width`, rounded as in Diffusers."""
     return -(-int(2 * width / 3) // MLP_MULTIPLE) * MLP_MULTIPLE
 
 

@@ -1,4 +1,7 @@
-"""HiDream-I1: double-stream layers, then sequential ones, which see another text in each layer."""
+"""HiDream-I1: double-stream layers, then sequential ones.
+
+Each layer sees another state of the text.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dit.models.stacks.layered_transformer import LayeredTransformer
 
 
 class HiDreamNetwork(LayeredTransformer):
-    """Noisy tokens, noise level and texts of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and texts of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training.
     """

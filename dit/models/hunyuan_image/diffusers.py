@@ -90,7 +90,7 @@ COMFYUI_NAMES = _names(FLUX)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
     return [
         outputs_as_inputs(t),
@@ -142,7 +142,7 @@ def _run_network(
     model: HunyuanImageConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

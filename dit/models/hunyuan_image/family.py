@@ -62,7 +62,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanImageConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -99,7 +99,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """Pictures, whose positions are computed."""
+        """The largest latent: pictures, whose positions are computed."""
         return (1, MOST_SIDE, MOST_SIDE)
 
     @property

@@ -23,7 +23,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanImageNetwork(JointTransformer):
-    """Noisy tokens, noise level, caption and quoted words of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, caption and quoted words of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel` of one sample.
     """

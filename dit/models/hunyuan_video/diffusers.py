@@ -63,7 +63,7 @@ COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
     return [
@@ -114,7 +114,7 @@ def _pipeline(*, of_image: bool) -> Pipeline:
 def without_first_frame(network: Any) -> nn.Module:
     """A copy of `network`, with the same weights, that treats no frame as given.
 
-    Diffusers' class tells tokens of the first frame level 0 in any video, given or not.
+    Diffusers' class gives tokens of the first frame timestep 0 in any video.
     """
     import torch
 
@@ -131,7 +131,7 @@ def _run_network(
     model: HunyuanVideoConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """What Diffusers' network makes of one sample, by the pipeline for what it has."""
+    """Output of Diffusers' network for one sample, by the pipeline for its inputs."""
     import torch
 
     latent, inputs = sample.latent_CFHW, sample.inputs

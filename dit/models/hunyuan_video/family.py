@@ -40,7 +40,7 @@ FIRST_FRAME = "first_frame_latent"
 
 
 class FirstFrame(StrEnum):
-    """How the network is shown a given first frame, in Diffusers' words."""
+    """How the network gets a given first frame, in Diffusers' words."""
 
     NONE = "none"  # text-to-video
     LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
@@ -74,7 +74,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideoConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -108,13 +108,13 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
         shown = self.image_condition is FirstFrame.LATENT_CONCAT
         return self.in_channels + 1 if shown else 0
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of what the network is fed."""
+        """Numbers in one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -125,7 +125,7 @@ _KINDS = {
 
 
 def _codec(model: HunyuanVideoConfig) -> str:
-    """Processor of the published weights, and its text encoder: with Llava for a first frame."""
+    """Codec and text encoder of the published weights, which read a first frame by Llava."""
     return "hunyuanvideo" if model.image_condition is FirstFrame.NONE else "hunyuanvideo_i2v"
 
 

@@ -25,11 +25,11 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanVideoNetwork(JointTransformer):
-    """Noisy tokens, noise level, text and a first frame of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and a first frame of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. Tokens of a first frame
-    that stands in the place of the noisy one are told level 0 to the end, where Diffusers tells its
-    last norm the sample's: nothing reads what comes out of them.
+    in place of the noisy one have timestep 0 in all layers, while Diffusers' last norm uses the
+    sample's: nothing reads their outputs.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ COMFYUI_NAMES = _names(FLUX)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     fed = 2 * t.out_channels + 1
     return [
         (
@@ -127,9 +127,9 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: HunyuanVideo15Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample.
+    """Output of Diffusers' network for one sample.
 
-    Without a picture it is given rows of zeros, as by the pipeline for text-to-video.
+    Without a picture it gets rows of zeros, as in the pipeline for text-to-video.
     """
     import torch
 

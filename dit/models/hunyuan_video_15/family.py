@@ -61,7 +61,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideo15Config(ModelConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -101,12 +101,12 @@ class HunyuanVideo15Config(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: those of given frames, then the mask of these frames."""
+        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
         return self.in_channels + 1
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of what the network is fed."""
+        """Numbers in one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 

@@ -27,7 +27,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanVideo15Network(JointTransformer):
-    """Noisy tokens, noise level, text and a first frame of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and a first frame of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `HunyuanVideo15Transformer3DModel` of one sample.
     """
@@ -92,8 +92,8 @@ class PictureEmbedding(nn.Module):
 class TextRows(nn.Module):
     """Captions, quoted words and pictures -> one row of text [L, D], by sample.
 
-    A sample's rows follow each other; those of each kind bear its mark. Every tensor rank has all
-    rows, and the whole gradient of them, so that the weights have no mark for sequence parallelism.
+    A sample's rows are adjacent; an embedding of its kind is added to each. Every tensor rank has
+    all rows and their whole gradient, so the weights need no mark for sequence parallelism.
     """
 
     def __init__(self, model: HunyuanVideo15Config):
@@ -108,10 +108,10 @@ class TextRows(nn.Module):
         rows: tuple[Tensor, Tensor, Tensor],
         starts: tuple[Sequence[int], Sequence[int], Sequence[int]],
     ) -> Tensor:
-        """The text [L, D].
+        """The text rows [L, D].
 
-        `rows` are those of captions, words and pictures [L, E], and `starts` where those of each
-        sample begin.
+        `rows` are those of captions, words and pictures [L, E], and `starts` the first row of each
+        sample in each kind.
         """
         text_LE, glyph_GE, image_IE = rows
         made = (

@@ -99,7 +99,6 @@ IDEOGRAM4_NAMES = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
         (t.rope_theta == THETA, f"rope_theta={t.rope_theta:g}, not {THETA:g}"),
@@ -141,7 +140,7 @@ KEYS = ConfigKeys(
 def network_inputs(
     rows_TC: Tensor, positions_TA: Tensor, text_LE: Tensor, level: float
 ) -> dict[str, Any]:
-    """What Diffusers' network takes for one sample: its text, then its picture, in one row.
+    """The arguments of Diffusers' network for one sample: its text, then its picture, in one row.
 
     `positions_TA` are of the picture, `level` is the timestep in [0, 1000].
     """
@@ -166,7 +165,7 @@ def network_inputs(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Ideogram4Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     from dit.models.positions import FarPicturePositions, patchify, unpatchify
 
     patch = model.patch_temporal, model.patch_spatial

@@ -1,4 +1,4 @@
-"""The family `ideogram4`, Ideogram 4: its fields, sizes and rules, and what else it says."""
+"""The family `ideogram4`, Ideogram 4: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ideogram4Config(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -117,7 +117,7 @@ class Ideogram4Config(ModelConfig):
 
 
 def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
-    """The layers, whose modulations are linears of a narrow embedding of the level."""
+    """The layers, whose modulations are linears of a narrow timestep embedding."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
@@ -128,7 +128,7 @@ def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
 
 
 def _inputs(model: Ideogram4Config) -> tuple[SampleInput, ...]:
-    """The caption; published guidance leads away from a network that sees none."""
+    """The caption; published guidance leads away from a network without captions."""
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,

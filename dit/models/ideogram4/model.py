@@ -36,10 +36,10 @@ _TEXT, _PICTURE = 0, 1
 
 
 class Ideogram4Network(JointTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `Ideogram4Transformer2DModel`. The first pipeline stage
-    makes the narrow embedding of the level, which all modulations are linears of.
+    computes the narrow timestep embedding, of which all modulations are linears.
     """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
@@ -97,10 +97,10 @@ class Ideogram4Network(JointTransformer):
 
 
 def _waves(part_M: Tensor, width: int) -> Tensor:
-    """Cosines then sines [M, width] of 10000 times the part of data, float32.
+    """Sinusoidal embedding [M, width] of `part_M` times 10000: cosines, then sines, float32.
 
-    The last frequency is 1 / 10000 itself. The order of operations is the published one, whose
-    rounding at angles of up to 10000 is part of the arithmetic.
+    The last frequency is exactly 1 / 10000. The order of operations is that of the published code,
+    because angles up to 10000 make its rounding part of the result.
     """
     half, most = width // 2, 10_000.0
     index = torch.arange(half, dtype=torch.float32, device=part_M.device)

@@ -1,12 +1,12 @@
-"""What families share whose layers attend to latents and text together (FLUX, SD3, Hunyuan, ...).
+"""Parts that families share whose layers attend to latents and text jointly (FLUX, SD3, ...).
 
 family        sizes and their rules; layers
-refined       layers of networks that refine latents and text apart (Lumina, Z-Image)
-layered       likewise of networks each of whose layers sees another layer's text (HiDream)
-tensor_names  names of these layers' tensors in Diffusers
-sequential_names  likewise of layers with norms around attention and MLP (Lumina, Z-Image)
-lumina_names  likewise of networks of Lumina's kind, and keys of config.json (Lumina, OmniGen2)
-expert_names  likewise of layers with experts (HiDream)
-linear_names  names of linears in the code of FLUX and of the Hunyuan models, which adapters have
-diffusers     what they have in common there: keys of config.json, running a network
+refined       layers of networks with separate refiners of latents and of text (Lumina, Z-Image)
+layered       layers of networks in which each layer sees another hidden state of text (HiDream)
+tensor_names  Diffusers' names of the tensors of joint layers
+sequential_names  Diffusers' names for layers with norms around attention and MLP (Lumina, Z-Image)
+lumina_names  Diffusers' names and config.json of networks of Lumina's kind (Lumina, OmniGen2)
+expert_names  Diffusers' names for layers with experts (HiDream)
+linear_names  names of linears in the code of FLUX and of the Hunyuan models, used in adapter files
+diffusers     shared parts of their Diffusers forms: keys of config.json, calls of a network
 """

@@ -1,7 +1,7 @@
-"""What networks with joint attention have in common in Diffusers: config.json, running one.
+"""Parts that Diffusers forms of networks with joint attention share: config.json, calls.
 
 FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
-captions; those of HunyuanVideo 1.5 and HunyuanImage read rows of ByT5, too.
+captions; HunyuanVideo 1.5 and HunyuanImage also read rows of ByT5.
 """
 
 # B samples, L text tokens, E text width, G tokens of words in quotation marks
@@ -30,7 +30,7 @@ PATCH = 2
 
 
 def channels_of_patches(t: Any) -> int:
-    """Channels of the latent, of the file `t`, which counts the numbers in a token.
+    """The channels of the latent, from the file `t`, which counts the numbers of a token.
 
     Raises:
         ValueError: its tokens are no patches.
@@ -54,9 +54,9 @@ def double_single_keys(
     outputs: bool = True,
     patch: bool = True,
 ) -> tuple[Key, ...]:
-    """What classes of double-stream, then single-stream layers have in config.json.
+    """Keys of config.json of classes with double-stream, then single-stream layers.
 
-    `outputs`: whether one of the keys is `out_channels`; `patch`: whether one is `patch_size`.
+    `outputs` says whether `out_channels` is a key, `patch` whether `patch_size` is.
     """
     return (
         *((Key("patch_size", default=1),) if patch else ()),
@@ -84,7 +84,7 @@ DOUBLE_SINGLE_KEYS = double_single_keys(
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """What these have no place for; `rows` and columns of a token in published networks."""
+    """Private keys for the patch, which these classes lack; `rows` is published networks'."""
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
         OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
@@ -95,12 +95,12 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """Tokens are whole patches before they reach the network."""
+    """The rule that tokens are whole patches before they reach the network."""
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
 def outputs_as_inputs(t: Any) -> Rule:
-    """A network predicts as many channels as its latents have; null says the same."""
+    """The rule that a network predicts as many channels as its latents have; null means so, too."""
     return (
         t.out_channels in (None, t.in_channels),
         f"out_channels={t.out_channels} with in_channels={t.in_channels}",
@@ -108,7 +108,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -121,14 +121,14 @@ def mlp_ratio(hidden: int, width: int) -> float:
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
-    """What of a network Diffusers' class has no counterpart for."""
+    """Why Diffusers' class cannot express the network's MLP, in words."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
 
 
 def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
-    """`Pipeline.rules` of FLUX and Chroma; `rows` and columns of a token."""
+    """`Pipeline.rules` of FLUX and Chroma; a token has `rows` rows and columns of cells."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (
@@ -149,10 +149,10 @@ def run_on_patches(
     positions: PositionRule | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """What Diffusers' network makes of samples of one size [B, C, F, H, W].
+    """Outputs of Diffusers' network for samples of one size [B, C, F, H, W].
 
-    `latents` are those of each sample, then its references; `inputs` are others of its class. Text
-    stands at the origin of `positions` (None: `GridPositions`), unless `txt_ids` say where.
+    `latents` has each sample's latent, then its references; `inputs` are further arguments of its
+    class. Text has position 0 in `positions` (None: `GridPositions`), unless `txt_ids` are given.
     """
     import torch
 
@@ -182,7 +182,7 @@ def run_on_sample(
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """What it makes of one sample, [C, F, H, W]; `references` are such latents of any size."""
+    """The network's output for one sample, [C, F, H, W]; `references` are latents of any size."""
     import torch
 
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
@@ -223,9 +223,9 @@ def hunyuan_rules(t: Any) -> list[Rule]:
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """How many frames of a longer latent are given, and these in its shape, then their mask.
+    """The number of given frames of a longer latent, and these frames with their mask.
 
-    The others are zeros, [C + 1, F, H, W].
+    They have the latent's shape, [C + 1, F, H, W], with zeros for other frames.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:
@@ -246,7 +246,7 @@ def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
 
 
 def text_inputs(model: HasGlyphs, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of Diffusers' network for one caption, and for the words that it quotes."""
+    """Arguments of Diffusers' network for a caption, and for the words that it quotes."""
     if glyph_GE is None:
         glyph_GE = text_LE.new_zeros(0, model.glyph_embed_size)
     return {

@@ -1,4 +1,4 @@
-"""Names in Diffusers of experts, and of attention with a norm across heads (HiDream)."""
+"""Diffusers' names for experts, and for attention with a norm across heads (HiDream)."""
 
 # D model width, F width of an expert, S of the one that all tokens take, X number of experts
 
@@ -15,9 +15,9 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def across_heads_rows(ours: str, theirs: str, end: str = "") -> tuple[Row, ...]:
-    """Lines of an attention whose norms are across heads.
+    """Name-table rows of an attention with norms across heads.
 
-    `end` is the end of the names of linears of the text.
+    `end` is the end of the names of its linears for text.
     """
     made = tuple(f"{theirs}.to_{letter}{end}" for letter in "qkv")
     norms = (("query", "q"), ("key", "k"))
@@ -49,7 +49,7 @@ def swiglu_rows(ours: str, theirs: str, hidden: str = "F", **options: Any) -> tu
 
 
 def expert_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Lines of the router, the shared expert and all other experts of a layer."""
+    """Name-table rows of the router, the shared expert and all other experts of a layer."""
     gate = (f"{theirs}.gate.weight",)
     router = Row(f"{ours}.router.weight", gate, _REPLICATED, ("X", "D"))
 
@@ -79,7 +79,7 @@ def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _projections() -> tuple[Row, ...]:
-    """Rows of the projections of Llama's states, one for each layer, then of that of T5's."""
+    """Name-table rows of the projections of Llama's states, one for each layer, then of T5's."""
 
     def row(ours: str, width: str = "H", **options: Any) -> Row:
         theirs = ("caption_projection.*.linear.weight",)
@@ -102,6 +102,6 @@ _BLOCKS = {
 
 
 def layered_rows() -> tuple[Row, ...]:
-    """Lines of all layers, and of the projections of their texts."""
+    """Name-table rows of all layers, and of the projections of their text states."""
     layers = (_layer_rows(ours, theirs) for ours, theirs in _BLOCKS.items())
     return (*_projections(), *(row for rows in layers for row in rows))

@@ -1,4 +1,4 @@
-"""Sizes and rules of networks with joint attention, and their layers."""
+"""Sizes, rules and layers of networks with joint attention."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HasAxes(Protocol):
 
 
 class HasKeyHeads(Protocol):
-    """A configuration whose heads of keys are each read by several heads of queries."""
+    """A configuration in which several heads of queries share a head of keys."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -73,7 +73,7 @@ class HasKeyHeads(Protocol):
 
 
 class HasGlyphs(Protocol):
-    """A configuration with ByT5's rows of words in quotation marks."""
+    """A configuration with ByT5's rows for words in quotation marks."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -82,7 +82,7 @@ class HasGlyphs(Protocol):
 
 
 def even_axes(model: HasAxes) -> Rule:
-    """Rotary positions turn pairs of numbers."""
+    """The rule that each axis has an even size, because rotary positions turn pairs of numbers."""
     axes = list(model.rope_axes)
     return (
         all(axis >= 2 and axis % 2 == 0 for axis in axes),
@@ -91,7 +91,7 @@ def even_axes(model: HasAxes) -> Rule:
 
 
 def axes_fill_heads(model: HasAxes) -> Rule:
-    """All numbers of a head turn with one of the axes."""
+    """The rule that the axes together cover all numbers of a head."""
     heads, axes = model.num_attention_heads, list(model.rope_axes)
     width = model.hidden_size // heads
     return (
@@ -103,7 +103,7 @@ def axes_fill_heads(model: HasAxes) -> Rule:
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention: heads of keys divide those of queries, and split alike."""
+    """Rules of grouped-query attention: heads of keys divide heads of queries and tensor ranks."""
     heads, keys, tp = (
         model.num_attention_heads,
         model.num_kv_heads,
@@ -124,7 +124,7 @@ def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
 
 
 def heads_share_mlp(model: ModelConfig) -> Rule:
-    """Single-stream layers lay attention and feed-forward out head by head."""
+    """The rule that heads divide the MLP, because single-stream layers order it by heads."""
     heads = model.num_attention_heads
     return (
         model.ffn_hidden_size % heads == 0,
@@ -134,7 +134,7 @@ def heads_share_mlp(model: ModelConfig) -> Rule:
 
 
 def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
-    """Rule of families whose published weights mask the padding of captions."""
+    """The rule of families whose published weights mask the padding of captions."""
     return (
         model.text_pad_to is None,
         f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
@@ -143,7 +143,7 @@ def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
 
 
 def learns_pictures(model: ModelConfig, title: str) -> Rule:
-    """Rule of families without video: a patch is one frame deep."""
+    """The rule of families without video: a patch is one frame deep."""
     return (
         model.patch_temporal == 1,
         f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
@@ -151,14 +151,14 @@ def learns_pictures(model: ModelConfig, title: str) -> Rule:
 
 
 def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
-    """ByT5's rows of words in quotation marks."""
+    """The input with ByT5's rows for words in quotation marks."""
     optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
     return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoubleSingleConfig(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
@@ -192,7 +192,7 @@ class DoubleSingleConfig(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of what the network is fed."""
+        """Numbers in one token of the network's input."""
         return self.patch_features
 
 
@@ -203,7 +203,7 @@ def joint_layer_parts(
     activation: Activation = Activation.GELU_TANH,
     bias: bool = True,
 ) -> dict[str, Any]:
-    """Attention, with `norm` of queries and keys, and feed-forward of the layers of either kind."""
+    """Attention, with `norm` on queries and keys, and feed-forward for layers of both kinds."""
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
         "attention": AttentionSpec(width=width, heads=heads, bias=bias, norm=norm),

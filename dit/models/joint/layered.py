@@ -1,4 +1,4 @@
-"""Layers of networks each of whose layers sees another layer's text (HiDream-I1)."""
+"""Layers of networks in which each layer sees another hidden state of text (HiDream-I1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dit.models.layer_spec import (
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """Number of the hidden state that each layer sees: its own, or the last one."""
+    """The index of the hidden state that each layer sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
 
 
@@ -43,7 +43,7 @@ class OwnText(View):
 def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
     """Double-stream layers, then sequential ones, all with experts.
 
-    The text of the last layer is projected before all layers, so that it has no linear for it.
+    The last layer's text is projected before all layers, so the layer has no linear for it.
     """
     double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
 
@@ -85,5 +85,5 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
 
 
 def layered_spec(model: Any) -> NetworkSpec:
-    """The layers, and the texts, which have as many rows in every sample."""
+    """The layers, and the texts, which have equally many rows in every sample."""
     return NetworkSpec(stacks=layered_stacks(model), text_tokens=3 * model.text_length)

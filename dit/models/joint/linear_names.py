@@ -1,9 +1,9 @@
-"""Names of linears in the code of FLUX and of the Hunyuan models -> those of Diffusers.
+"""Names of linears in the code of FLUX and of the Hunyuan models -> Diffusers' names.
 
-Files of adapters have them. `*` stands for the number of a block. Where one linear of theirs is
-several of Diffusers', these stand side by side with spaces: all have as many outputs as it has
-inputs, and the last one the rest. `~` ends the name of a linear whose shift and scale have changed
-places.
+Files of adapters use them. `*` stands for the number of a block. If a project joins several of
+Diffusers' linears in one, their names are listed with spaces: each has as many outputs as there are
+inputs, and the last one the rest. `~` ends the name of a linear whose shift and scale are
+exchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "att
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """The names that a project gives to linears of attention, modulation, MLPs and embeddings."""
+    """A project's names for the linears of attention, modulation, MLPs and embeddings."""
 
     attention: str  # between the name of an attention and that of its linear
     modulation: str
@@ -66,9 +66,9 @@ _NET = ("net.0.proj", "net.2")
 def double_block_names(
     words: Words, *, modulated: bool = True, mlp: tuple[str, str] = _NET
 ) -> Names:
-    """Names in a project -> in Diffusers of the linears of double-stream blocks.
+    """A project's names -> Diffusers' names of the linears of double-stream blocks.
 
-    `modulated` says whether each block has modulations of its own.
+    `modulated` says whether each block has its own modulations.
 
     `mlp` are Diffusers' names of the linears of an MLP.
     """
@@ -87,7 +87,7 @@ def double_block_names(
 
 
 def single_block_names(words: Words, *, modulated: bool = True) -> Names:
-    """Names in a project -> in Diffusers of the linears of single-stream blocks."""
+    """A project's names -> Diffusers' names of the linears of single-stream blocks."""
     block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
     names: Names = {}
     if modulated:
@@ -118,7 +118,7 @@ def refiner_names(words: Words) -> Names:
 
 
 def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
-    """Names of a Hunyuan model with these `embeddings`; `single`: it has single-stream blocks."""
+    """Names of a Hunyuan model with these `embeddings`; `single`: with single-stream blocks."""
     return {
         **double_block_names(words),
         **(single_block_names(words) if single else {}),
@@ -129,7 +129,7 @@ def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool =
 
 
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
-    """Names in a project -> in Diffusers of `embeddings` by two linears."""
+    """A project's names -> Diffusers' names of `embeddings` by two linears."""
     names: Names = {}
     for theirs, ours in embeddings.items():
         names |= _linears(theirs, words.embedding, ours)
@@ -137,7 +137,7 @@ def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
 
 
 def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
-    """Names of an embedding by two linears."""
+    """Names of an embedding's two linears, `theirs.word` -> `ours.linear_1` and `_2`."""
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 

@@ -1,4 +1,4 @@
-"""Names in Diffusers of the networks of Lumina Image 2.0's kind, and keys of their config.json.
+"""Diffusers' names and keys of config.json for networks of Lumina Image 2.0's kind.
 
 OmniGen2's public code has the same names, with more layers.
 """
@@ -34,7 +34,7 @@ _MULTIPLE = 256  # of the width of an MLP, by default
 
 
 def _names(stack: str) -> SequentialNames:
-    """Names of the layers of one stack; those of the text have no modulation."""
+    """Names of the layers of one stack; the text refiner's layers have no modulation."""
     told = stack != "context_refiner"
     return SequentialNames(
         norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
@@ -45,12 +45,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Lines of the linear that embeds patches."""
+    """Name-table rows of the linear that embeds patches."""
     return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Lines of networks with these `stacks`, named as in `LUMINA_STACKS`."""
+    """Name-table rows of networks with these `stacks`, named as in `LUMINA_STACKS`."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),
@@ -79,7 +79,6 @@ def lumina_sizes(model: Any) -> dict[str, int]:
 
 
 def _hidden(t: Any) -> int:
-    """Width of the MLP, as `LuminaFeedForward` computes it."""
     width = 4 * t.hidden_size
     if t.ffn_dim_multiplier is not None:
         width = int(t.ffn_dim_multiplier * width)
@@ -87,7 +86,7 @@ def _hidden(t: Any) -> int:
 
 
 def _usual(model: ModelConfig) -> bool:
-    """Whether the width of the MLP is that of no multiplier."""
+    """Whether the MLP has the width that it gets without a multiplier."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
 
@@ -96,7 +95,7 @@ def _up(width: int) -> int:
 
 
 def _multiplier(model: ModelConfig) -> float | None:
-    """Factor by which Diffusers computes the MLP's width; up by half a unit if it rounds down."""
+    """The `ffn_dim_multiplier` that makes Diffusers compute our width; None if it needs none."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
@@ -110,8 +109,8 @@ def _multiple(model: ModelConfig) -> int:
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
     """Keys of config.json that both networks have, with the defaults of both classes.
 
-    `layers` counts the layers over both rows, then those of a refiner. `largest` has the numbers of
-    rows of the tables of rotary angles.
+    `layers` has the number of joint layers, then of a refiner's. `largest` has the numbers of rows
+    in the tables of rotary angles.
     """
     return (
         Key("patch_size", "patch_spatial", 2),

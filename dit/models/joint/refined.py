@@ -1,4 +1,4 @@
-"""Layers of networks that refine latents and text apart (Lumina Image 2.0, Z-Image)."""
+"""Layers of networks with separate refiners of latents and of text (Lumina Image 2.0, Z-Image)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TINY_REFINED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedConfig(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     refiners: ClassVar[int] = 2
@@ -87,13 +87,13 @@ class RefinedConfig(ModelConfig):
 
     @property
     def told_width(self) -> int:
-        """Width of the embedding of the level."""
+        """Width of the timestep embedding."""
         return min(self.hidden_size, self.most_told)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedRefinedConfig(RefinedConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {
         **RefinedConfig.shown_before,
@@ -118,9 +118,9 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The largest latent whose places have angles in tables of so many rows: frames, rows, columns.
+    """The largest latent (frames, rows, columns) for which tables with so many rows have angles.
 
-    `axes_lens` counts the places of captions, then rows and columns of tokens.
+    `axes_lens` has the number of rows for captions, then for rows and columns of tokens.
     """
     rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
     return 2**20, rows, columns
@@ -133,9 +133,10 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners, of which that of text knows no level, then the layers over both in one row.
+    """The refiners, of which the text's has no timestep, then the layers over both in one row.
 
-    `references`: so many that a sample may have, with a refiner of their own; None: without one.
+    `references` is the largest number of references, which have their own refiner; None: without
+    one.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -160,5 +161,5 @@ def refined_stacks(
 
 
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
-    """The layers, and how far texts and latents are filled up for them."""
+    """The layers, and the multiples to which text and latents are padded for them."""
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

@@ -1,4 +1,4 @@
-"""Names in Diffusers of sequential layers: attention, then a SwiGLU, with norms around both."""
+"""Diffusers' names of sequential layers: attention, then a SwiGLU, with norms around both."""
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
 # T width of what modulations are made of
@@ -16,7 +16,7 @@ from dit.models.joint.tensor_names import norm_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequentialNames:
-    """The names of the parts of a layer in Diffusers, behind the name of the layer."""
+    """Diffusers' names of the parts of a layer, after the name of the layer."""
 
     norms: tuple[str, ...]
     """Before and after attention, before and after the MLP; the two before them alone; or none."""
@@ -32,7 +32,7 @@ class SequentialNames:
 
 
 def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight") -> Row:
-    """The line of a norm's weight, which is called `kind` here."""
+    """The line of a norm's weight, which our network calls `kind`."""
     return Row(f"{ours}.{kind}", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
 
 
@@ -48,7 +48,7 @@ def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
 def sequential_rows(
     stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement, rotated: bool = True
 ) -> tuple[Row, ...]:
-    """Lines of the layers of a stack, which Diffusers calls `theirs`."""
+    """Name-table rows of the layers of a stack, which Diffusers calls `theirs`."""
     named = f"{stack}.layers.*", f"{theirs}.*", names
     return layer_rows(*named, heads=heads, rotated=rotated)
 
@@ -62,10 +62,10 @@ def layer_rows(
     rotated: bool,
     hidden: str = "ffn_hidden_size",
 ) -> tuple[Row, ...]:
-    """Lines of a layer, of which only a modulation has biases.
+    """Name-table rows of a layer, in which only the modulation has biases.
 
-    `rotated`: rotary pairs are neighbours there, not half a head apart. `hidden` is what the
-    configuration calls the width of the MLP.
+    `rotated` says that rotary pairs are adjacent in Diffusers, not half a head apart. `hidden` is
+    the field with the width of the MLP.
     """
     column = TensorSplit.COLUMN
     attention, own = f"{theirs}.{names.attention}", f"{ours}.attention"

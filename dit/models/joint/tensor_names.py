@@ -1,4 +1,4 @@
-"""Names in Diffusers of the layers with joint attention, which several families share."""
+"""Diffusers' names for the layers with joint attention, which several families share."""
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
 # W cosines and sines of a number that is told, P width of pooled text
@@ -41,9 +41,9 @@ def norm_rows(
     exists: Exists = _always,
     kind: str = "weight",
 ) -> tuple[Row, ...]:
-    """Lines of the RMSNorms of queries and of keys, with one weight for all heads.
+    """Name-table rows of the RMSNorms of queries and of keys, with one weight for all heads.
 
-    The weight is called `kind` here.
+    Our network calls the weight `kind`.
     """
     return tuple(
         Row(
@@ -77,7 +77,7 @@ def attention_rows(
     exists: Exists = _always,
     output: bool = True,
 ) -> tuple[Row, ...]:
-    """Lines of an attention.
+    """Name-table rows of an attention.
 
     `normed` says whether it has norms, `output` whether a linear follows.
     """
@@ -100,7 +100,7 @@ def attention_rows(
 
 
 def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Lines of the two linears of a feed-forward."""
+    """Name-table rows of the two linears of a feed-forward."""
     return (
         *linear_rows(f"{ours}.linear_fc1", f"{theirs}.net.0.proj", "F", "D", split=_COLUMN),
         *linear_rows(f"{ours}.linear_fc2", f"{theirs}.net.2", "D", "F", split=_ROW),
@@ -110,7 +110,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 def modulation_rows(
     ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = SAME
 ) -> tuple[Row, ...]:
-    """Lines of the linear of a modulation."""
+    """Name-table rows of the linear of a modulation."""
     return linear_rows(
         f"{ours}.linear", theirs, outputs, "D", split=_COLUMN, arrangement=arrangement
     )
@@ -123,9 +123,9 @@ def double_stream_rows(
     modulations: tuple[str, str] | None = ("norm1.linear", "norm1_context.linear"),
     mlps: tuple[str, str] = ("ff", "ff_context"),
 ) -> tuple[Row, ...]:
-    """Lines of double-stream layers, whose names begin with `ours` and `theirs`.
+    """Name-table rows of double-stream layers, whose names begin with `ours` and `theirs`.
 
-    `modulations` is None where layers have no weights of them.
+    `modulations` is None if layers have no weights for them.
     """
     rows: list[Row] = []
     each = zip(("", "text_"), (LATENTS, TEXT), modulations or (None, None), mlps, strict=True)
@@ -140,9 +140,9 @@ def double_stream_rows(
 
 
 def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tuple[Row, ...]:
-    """Lines of single-stream layers, whose names begin with `ours` and `theirs`.
+    """Name-table rows of single-stream layers, whose names begin with `ours` and `theirs`.
 
-    `modulated`: whether layers have weights of their modulation.
+    `modulated` says whether layers have weights for their modulation.
     """
     made = (*(f"{theirs}.attn.to_{letter}" for letter in "qkv"), f"{theirs}.proj_mlp")
     whole: Any = {"split": _COLUMN}
@@ -162,7 +162,7 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 
 
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
-    """Lines of the embeddings of timestep, guidance and pooled text.
+    """Name-table rows of the embeddings of timestep, guidance and pooled text.
 
     `guidance` says whether a network has a guidance embedding.
     """
@@ -180,7 +180,7 @@ def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
 
 
 def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    """Lines of an embedding by two linears."""
+    """Name-table rows of an embedding by two linears."""
     first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
     return (
         *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
@@ -189,7 +189,7 @@ def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Ro
 
 
 def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple[Row, Row]:
-    """Lines of the weight and the bias of a LayerNorm."""
+    """Name-table rows of the weight and the bias of a LayerNorm."""
     weight, bias = (
         Row(f"{ours}.{name}", (f"{theirs}.{name}",), TensorSplit.REPLICATED, (width,), **options)
         for name in ("weight", "bias")
@@ -198,7 +198,7 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Lines of a token refiner (HunyuanVideo, HunyuanImage), as far as a network has its layers."""
+    """Name-table rows of the layers of a token refiner (HunyuanVideo, HunyuanImage)."""
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
     return (
@@ -225,7 +225,7 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Lines of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
+    """Name-table rows of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
     return (
@@ -239,7 +239,7 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 
 
 def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
-    """Lines of the last norm and linear.
+    """Name-table rows of the last norm and linear.
 
     `features` is the order of the numbers in a token.
     """
@@ -257,7 +257,7 @@ EMBEDDER_ROWS: tuple[Row, ...] = (
 
 
 def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
-    """Lines of double-stream layers and the single-stream ones after them (FLUX, Chroma)."""
+    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma)."""
     double: Any = {} if modulated else {"modulations": None}
     return (
         *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*", **double),
@@ -273,7 +273,7 @@ def stack_layers(model: Any) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """Widths that the letters of these lines stand for, but for P, G and S."""
+    """The width for each letter of these lines, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -1,11 +1,11 @@
-"""Fused kernels in Triton for what lies between matrix products, on GPUs.
+"""Fused Triton kernels for the operations between matrix products, on GPUs.
 
 Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_and_keys`): CPUs use
 it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
-imported when the first kernel runs, so it need not be installed where none does.
+imported when the first kernel runs, so it is not needed on machines where none does.
 
 gated_norm            gated residual, norm, scale and shift by level row, with their gradients;
-                      tokens by level row, cut into chunks: who adds up what, in a fixed order
+                      chunks of tokens by level row, for sums in a fixed order
 gated_norm_triton     its kernels
 adapter_dropout       dropout on the input of adapters
 adapter_dropout_triton  its kernel
@@ -13,8 +13,8 @@ rotated_heads         RMSNorm of each head and rotary positions of queries and k
 rotated_heads_triton  its kernels
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
 across_heads_triton   its kernels
-row_gradient          the gradient of values, written beside those of queries and keys
-restored_rows         matrices in 8 bits as they are multiplied
+row_gradient          the gradient of values, written next to those of queries and keys
+restored_rows         matrices in 8 bits, restored for products
 restored_rows_triton  its kernel
 traffic               bytes that the loads and stores of each operator move
 """

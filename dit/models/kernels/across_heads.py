@@ -1,12 +1,12 @@
 """RMSNorm over all heads of a token and rotary positions, of queries and keys.
 
-1. across_heads_sums       squares of a token; tensor ranks, which share its heads, add up theirs
+1. across_heads_sums       sums of squares of a token; tensor ranks, which divide heads, add theirs
 2. across_heads            scaled, and rotated if there are angles
-3. across_heads_sums       backward: of results times their gradients, which ranks add up as well
+3. across_heads_sums       backward: sums of results times their gradients, which ranks add as well
 4. across_heads_backward
 
-Queries and keys are read where the matrix product wrote them, beside the values of their head, and
-their gradients are written there: nothing cuts the product's output apart or joins its gradient.
+Queries and keys are read where the matrix product wrote them, next to the values of their head, and
+their gradients are written there, so no copy divides the product's output or joins its gradient.
 """
 
 # T tokens, H heads of this tensor rank, K head width, X numbers of a head in the product, P parts
@@ -31,9 +31,9 @@ HEADS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormedRow:
-    """Rows [T, H, X] whose heads begin with `parts` of K numbers that are normalised.
+    """Rows [T, H, X] whose heads begin with `parts` parts of K numbers that are normalised.
 
-    Parts of the widths `widths` follow, which stay as they are.
+    Parts of the widths `widths` follow, which do not change.
     """
 
     x_THX: Tensor
@@ -60,11 +60,11 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """The parts of each row, normalised and rotated by `angles`, and then the others as views.
+    """The parts of each row, normalised and rotated by `angles`, then the other parts as views.
 
-    `weights` [H * K] are those of all parts in turn; `angles` cosines and sines in float32, [T, K]
-    or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes
-    (cos a - sin b, cos' b + sin' a), with (cos', sin') those of the second half.
+    `weights` [H * K] are those of all parts in order; `angles` cosines and sines in float32, [T, K]
+    or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes (cos a - sin b,
+    cos' b + sin' a), with (cos', sin') those of the second half.
     """
     width = len(weights[0]) // rows[0].x_THX.shape[1]
     layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)
@@ -80,7 +80,10 @@ def normalised(
 
 
 class _AcrossHeads(torch.autograd.Function):
-    """Not the operators' own gradient formulas: other ranks are asked, and values are views."""
+    """The autograd function of `normalised`, which communicates with ranks and returns views.
+
+    So the operators' own gradient formulas cannot serve.
+    """
 
     @staticmethod
     def forward(
@@ -115,7 +118,10 @@ class _AcrossHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """`gradients` are [T, H, width], of each row those of its parts, then of the others."""
+        """Gradients of the inputs.
+
+        `gradients` are [T, H, width] for each row's parts, then its others.
+        """
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
         count = sum(parts for parts, *_ in layout)
@@ -142,7 +148,6 @@ class _AcrossHeads(torch.autograd.Function):
 
 
 def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
-    """Views of the first parts of each head."""
     return (x_THX[..., part * width : (part + 1) * width] for part in range(count))
 
 
@@ -150,7 +155,7 @@ def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
     "dit::across_heads_sums", mutates_args=(), schema="(Tensor a, Tensor? b) -> Tensor"
 )
 def across_heads_sums(a_THK: Tensor, b_THK: Tensor | None) -> Tensor:
-    """Sums [T] in float32 of the products of all numbers of a token; without `b` of squares."""
+    """Sums [T] in float32 of the products of all numbers of a token; of squares without `b`."""
     a_THK, b_THK = _columns(a_THK), None if b_THK is None else _columns(b_THK)
     tokens, heads, width = a_THK.shape
     sums_T = a_THK.new_empty(tokens, dtype=torch.float32)
@@ -228,10 +233,10 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_out` are [T, H, K] of the parts. `to_others` [T, H, width] are copied behind the first
-    `begin` numbers of each head; what lies between the parts and them is there already.
-    `weights` are [H * K]; `squares` and `products` are sums [parts * T], float32, part after part;
-    `cos` and `sin` are [T, K] or [T, H, K].
+    `to_out` are [T, H, K] for the parts. `to_others` [T, H, width] are copied after the first
+    `begin` numbers of each head; the numbers between are in place already. `weights` are [H * K];
+    `squares` and `products` are sums [parts * T], float32, part after part; `cos` and `sin` are [T,
+    K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:
@@ -272,17 +277,17 @@ def _(
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Number of programs of the kernel, and of the groups of heads that they share."""
+    """Number of programs of the kernel, and of the groups of heads that they divide."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 
 def _columns(x_THK: Tensor) -> Tensor:
-    """Heads whose numbers are neighbours."""
+    """`x_THK`, copied if the numbers of a head are not contiguous."""
     return x_THK if x_THK.stride(-1) == 1 else x_THK.contiguous()
 
 
 def _angles(*both: Tensor | None) -> list[Tensor | None]:
-    """Cosines and sines [T, K] or [T, H, K], contiguous: kernels are told no strides of them."""
+    """Cosines and sines [T, K] or [T, H, K], copied if not contiguous, as the kernels require."""
     return [one if one is None else one.contiguous() for one in both]
 
 
@@ -292,22 +297,21 @@ def _how(cos: Tensor | None, twisted: bool, numbers: int, eps: float) -> dict[st
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import across_heads_triton
 
     return across_heads_triton
 
 
 def _tile(heads: int, width: int) -> tuple[int, int]:
-    """Heads and numbers of a tile: the least powers of two that suffice."""
+    """Heads and numbers of a kernel's tile, rounded up to powers of two."""
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width))
     return rows, block
 
 
 def _sizes(heads: int, width: int) -> dict[str, int]:
-    """How programs cut a token: 4 numbers of each half in a thread, which is one wide load.
+    """Launch parameters of a kernel: each thread loads 4 numbers of each half in one instruction.
 
-    1024 threads of a multiprocessor run at once.
+    A multiprocessor runs 1024 threads at once.
     """
     rows, block = _tile(heads, width // 2)
     warps = min(max(rows * block // 128, 1), 16)

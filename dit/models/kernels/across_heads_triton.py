@@ -1,7 +1,7 @@
 """Kernels of `across_heads`.
 
-The numbers of a head are two halves, which are rotated in pairs: two tiles [heads, half of the
-width]. All arithmetic is in float32; each result is rounded once.
+A head's numbers are two halves, rotated in pairs, and so two tiles [heads, half of the width]. All
+arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -29,7 +29,7 @@ def across_heads_sums(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of products over all numbers of a token, which is a program's."""
+    """Sums of products over all numbers of a token; each program has one token."""
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     total = tl.zeros([HEADS, BLOCK], tl.float32)
@@ -60,7 +60,7 @@ def rotated(
     TWISTED: tl.constexpr,  # and so has each half
     BACK: tl.constexpr,  # by the transposed matrix
 ):
-    """Both halves of each head of a token, rotated; unchanged where `cos` is None."""
+    """Both halves of each head of a token, rotated; unchanged if `cos` is None."""
     if cos is not None:
         if OF_HEADS:
             at = (token * H + head[:, None]) * (2 * HALF) + column[None, :]
@@ -149,11 +149,11 @@ def across_heads_backward(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the gradient of x, and this program's part of the weight's.
+    """Stores the gradient of x, and this program's part of the weight's gradient.
 
-    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and
-    a = g · weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n. What is rotated
-    back has the same product with n · weight as to_out with out, which needs no rotation.
+    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
+    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n. The rotated-back gradient
+    has the same product with n · weight as to_out with out, so the means need no rotation.
     """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]

@@ -1,6 +1,6 @@
 """Dropout on the input of adapters: one kernel, which reads and writes each number once.
 
-`dit.lora.adapter` has the plain form, whose bits these are.
+`dit.lora.adapter` has the plain form, whose results are equal to the bit.
 """
 
 # T rows, I channels
@@ -23,7 +23,7 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
-    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), as the hash of its place says."""
+    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by the hash of its place."""
     out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     _launch(out_TI, x_TI, place_T, rate, key, first, added=False)
     return out_TI
@@ -37,7 +37,7 @@ def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first:
 def adapter_dropout_add(
     sum_TI: Tensor, x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int
 ) -> None:
-    """Adds what `adapter_dropout` gives to a sum of the same type."""
+    """Adds the result of `adapter_dropout` to a sum of the same type."""
     if not sum_TI.is_contiguous():
         sum_TI.add_(adapter_dropout(x_TI, place_T, rate, key, first))
         return
@@ -68,7 +68,6 @@ def _(*_arguments: Any) -> None:
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import adapter_dropout_triton
 
     return adapter_dropout_triton

@@ -1,7 +1,7 @@
 """Kernel of `adapter_dropout`.
 
-The plain form hashes in int64. Here the 31-bit words are int32: a product that overflows keeps its
-lower 32 bits, of which both forms take 31.
+The plain form hashes in int64. The kernel has the 31-bit words in int32: a product that overflows
+keeps its lower 32 bits, of which both forms use 31.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one

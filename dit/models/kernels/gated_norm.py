@@ -1,22 +1,22 @@
 """Gated residual, LayerNorm or RMSNorm, scale and shift by level row: one kernel each way.
 
-1. sum = h + gate · y        the output of one part of a layer is added
+1. sum = h + gate · y              the output of one part of a layer is added
 2. x = norm(sum) · scale + shift   the input of the next part
 
 Either step may be absent. The backward pass keeps `sum`, `y` and two numbers for each token, and
-adds the gradients that reach `sum` by both ways inside of the kernel.
+adds the two gradients of `sum` inside the kernel.
 
 `RowChunks` are tokens in the order of their level rows, cut into chunks that each have one row. The
-gradient of a row's scale is a sum over its tokens, wherever in the pack they lie: frames that are
-given, reference latents and joint rows of latents and text are told levels of their own. So the
-tokens are sorted by row, which leaves them in place where they are in order already, and cut after
-each CHUNK tokens and after each row. One program takes one such piece, keeps scale and shift of its
-row in registers, and writes its part of the sums to a place of its own; a second kernel adds the
-parts of a row, first to last. Nothing depends on which program comes first.
+gradient of a row's scale is a sum over its tokens, wherever in the pack they are: given frames,
+reference latents and joint rows of latents and text have timesteps of their own. So tokens are
+sorted by row, stably, and cut after each CHUNK tokens and after each row. One program takes one
+such piece, keeps scale and shift of its row in registers, and writes its part of the sums to its
+own slot; a second kernel adds the parts of a row, first to last. The result does not depend on the
+order of programs.
 
-The place of the piece of row r in chunk c is c + r. Going through the sorted tokens, each piece
-raises c or r, so that no two pieces share a place, and their number is known without asking the
-device how long the rows are.
+The piece of row r in chunk c has slot c + r. Along the sorted tokens each piece raises c or r, so
+no two pieces share a slot, and the number of slots is known without asking the device for the
+lengths of rows.
 """
 
 # T packed tokens, N level rows, D model width, S slots, each of a piece or empty
@@ -50,7 +50,7 @@ class RowChunks:
 
     @classmethod
     def of(cls, level_row_T: Tensor, rows: int) -> RowChunks:
-        """Chunks of tokens that name one of `rows` level rows each; rows may have no tokens."""
+        """Chunks of tokens, each token with one of `rows` level rows; a row may have no tokens."""
         device, tokens = level_row_T.device, len(level_row_T)
         sorted_T, order_T = level_row_T.sort(stable=True)
         row_N = torch.arange(rows, device=device)
@@ -86,7 +86,7 @@ def modulate(
 ) -> tuple[Tensor, Tensor]:
     """`h_TD` itself, and norm(h) * (1 + scale) + shift, with the rows of each token's noise level.
 
-    What goes on with the first result hands its gradient to the kernel of the second. `rms`: the
+    Further use of the first result passes its gradient to the kernel of the second. With `rms` the
     norm is RMSNorm.
     """
     return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
@@ -107,14 +107,14 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum h + gate * y of `add`, and what `modulate` makes of it."""
+    """The sum h + gate * y of `add`, and the result of `modulate` for it."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 class _GatedNorm(torch.autograd.Function):
-    """Not the operator's own gradient formula, because without a gate `sum` is the input itself.
+    """The autograd function of the kernel; without a gate `sum` is the input itself.
 
-    An operator must not return its input; here its gradient comes back to the kernel that way.
+    An operator must not return its input, so the operator's own gradient formula cannot serve.
     """
 
     @staticmethod
@@ -142,7 +142,7 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """`gradients` are [T, D], of `sum` and of `x`; None for a result that nothing reads."""
+        """Gradients of the inputs; `gradients` [T, D] are of `sum` and of `x`, None if unused."""
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
         if h_TD is not None and to_x_TD is None:
@@ -178,7 +178,7 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
     slots_S3: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """Forward pass: `sum` where there is a gate; `x` and statistics [T, 2] where there is a scale.
+    """The forward pass: `sum` if there is a gate; `x` and statistics [T, 2] if there is a scale.
 
     `sum` is h + gate * y, and `x` its norm * (1 + scale) + shift.
     """
@@ -232,7 +232,7 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     rows_N2: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `h` where there is a scale, of `y` where there is a gate, and of the level rows.
+    """Gradients of `h` if there is a scale, of `y` if there is a gate, and of the level rows.
 
     `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is `sum` as the forward
     pass kept it. The gradients of the rows are [P, N, D]: shift and scale, then gate.
@@ -278,7 +278,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Room for the gradients of the rows, [P, N, D]."""
+    """Empty memory for partial gradients of the modulation's rows, [P, N, D]."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)
@@ -293,19 +293,18 @@ def _given(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def _columns(rows_ND: Tensor) -> Tensor:
-    """Rows whose numbers are neighbours: those that `chunk` cuts out of wider ones are."""
+    """`rows_ND`, copied if the numbers of a row are not contiguous."""
     return rows_ND if rows_ND.stride(-1) == 1 else rows_ND.contiguous()
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import gated_norm_triton
 
     return gated_norm_triton
 
 
 def _sizes(h_TD: Tensor) -> dict[str, int]:
-    """How programs cut the tokens: 8 numbers of each tensor in a thread, which is one wide load."""
+    """Launch parameters of a kernel, whose threads load 8 numbers of each tensor at once."""
     width = h_TD.shape[-1]
     block = _power_of_two(width)
     tokens = min(max(2048 // block, 1), 16)
@@ -314,10 +313,11 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 
 
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
-    """Sizes with 4 numbers of a tile in a thread, which also holds the sums of its columns.
+    """Launch parameters whose threads have 4 numbers of a tile, and the sums of its columns.
 
-    Columns beyond a power of two are a smaller tile, so that registers suffice, and few idle. 64
-    of them do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes a thread at 3072.
+    Columns beyond a power of two form a smaller tile, so that registers suffice and few are idle.
+    64 registers do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes in each thread at
+    3072.
     """
     width = h_TD.shape[-1]
     block, tail = _power_of_two(width), 0
@@ -333,10 +333,9 @@ def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
 
 
 def _power_of_two(width: int) -> int:
-    """The least that is not below `width`, and at least 2."""
     return 1 << max(width - 1, 1).bit_length()
 
 
 def _threads(warps: int) -> dict[str, int]:
-    """Warps, and registers of a thread: 768 or 1024 threads of a multiprocessor run at once."""
+    """Warps and registers for each thread, so that 768 or 1024 threads share a multiprocessor."""
     return {"num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

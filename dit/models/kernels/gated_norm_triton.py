@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """The level row of a slot, and its first token and the one past its last, in sorted order."""
+    """The level row of a slot, its first token, and the token after its last, in sorted order."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
@@ -132,11 +132,11 @@ def gated_norm_backward(
 ):
     """Gradients of the tokens of a slot, and its parts of the gradients of level rows.
 
-    With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale:
-    dL/dh = r · (a - mean(a) - n · mean(a · n)) + dL/dsum; of RMSNorm without mean(a).
+    With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale: dL/dh = r
+    · (a - mean(a) - n · mean(a · n)) + dL/dsum; for RMSNorm without mean(a).
 
-    The last columns of wide tokens are a tile of their own, whose names end in 2: tiles are powers
-    of two, and one of all columns would need more registers than 1024 threads have.
+    The last columns of wide tokens are a separate tile, whose names end in 2: tiles are powers of
+    two, and a tile of all columns would need more registers than 1024 threads have.
     """
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)

@@ -1,6 +1,6 @@
-"""Matrices in 8 bits as they are multiplied: one kernel, which moves 1 byte and 2 a number.
+"""Matrices in 8 bits, restored for products by one kernel, which moves 3 bytes for each number.
 
-`dit.models.stacks.frozen_blocks.restored` has the plain form, whose bits these are.
+`dit.models.stacks.frozen_blocks.restored` has the plain form, whose results are equal to the bit.
 """
 
 # O rows, I numbers of a row
@@ -25,7 +25,7 @@ _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
 def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
     """The matrix [O, I] in `dtype`: its float8_e4m3fn numbers times a float8_e8m0fnu of each row.
 
-    Both are given as uint8. Numbers of a row lie side by side; rows and exponents may lie apart.
+    Both are given as uint8. Numbers of a row are contiguous; rows and exponents may be strided.
     """
     rows, width = bytes_OI.shape
     out_OI = bytes_OI.new_empty(rows, width, dtype=dtype)
@@ -44,7 +44,6 @@ def _(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:  # no
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import restored_rows_triton
 
     return restored_rows_triton

@@ -1,7 +1,7 @@
 """Kernel of `restored_rows`.
 
-Numbers are read as bytes and put together as bits of float32: Triton knows float8_e4m3fn from
-sm_89 on alone.
+Numbers are read as bytes and assembled as bits of float32, because Triton has float8_e4m3fn only
+from sm_89 on.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one

@@ -1,7 +1,7 @@
 """RMSNorm of each head and rotary positions, of queries and keys: one kernel in each direction.
 
-Queries and keys are read where the matrix product wrote them, beside the values of their head, and
-their gradients are written there: nothing cuts the product's output apart or joins its gradient.
+Queries and keys are read where the matrix product wrote them, next to the values of their head, and
+their gradients are written there, so no copy divides the product's output or joins its gradient.
 """
 
 # T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
@@ -34,11 +34,11 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, and what follows them in each head of `x_THX`.
+    """Queries and keys, normalised and rotated, and the parts after them in each head of `x_THX`.
 
-    Each head holds K queries, K keys and parts of widths `others`, which come back as views.
-    `weights_K` are those of the norms of queries and of keys, `angles_TK` cosines and sines, whose
-    two halves are alike, as `RotaryTable` makes them.
+    Each head has K numbers of queries, K of keys, and parts of widths `others`, which are returned
+    as views. `weights_K` are the weights of the norms of queries and of keys, `angles_TK` cosines
+    and sines with equal halves, from `RotaryTable`.
     """
     place = RowGradient(2 * len(weights_K[0]))
     made = _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others), place)
@@ -49,10 +49,10 @@ def queries_and_keys(
 
 
 class _RotatedHeads(torch.autograd.Function):
-    """Not the operator's own gradient formula, because values are a view of the operator's input.
+    """The autograd function of the kernel, which returns values as a view of its input.
 
-    An operator must not return one. Their gradient is copied to its place beside the others, unless
-    it was written there.
+    An operator must not return one. The gradient of values is copied to its place beside the
+    others, unless it was written there.
     """
 
     @staticmethod
@@ -75,7 +75,10 @@ class _RotatedHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """`gradients` are [T, H, K] of queries and of keys, then [T, H, width] of the others."""
+        """Gradients of the inputs.
+
+        `gradients` are [T, H, K] of queries and keys, then of the others.
+        """
         to_q_THK, to_k_THK, *to_others = gradients
         # Asked for once: a recomputed layer has them no longer.
         x_THX, *weights_and_angles = ctx.saved_tensors
@@ -142,8 +145,8 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> Tensor:
     """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_others` are copied there behind the first `begin` numbers of each head; what lies between
-    keys and them is there already.
+    `to_others` are copied into it after the first `begin` numbers of each head; the numbers between
+    keys and them are in place already.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
     for place, one in zip(_places(begin, to_others), to_others, strict=True):
@@ -183,7 +186,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """Where each of the parts [T, H, width] begins in a head; `first` numbers precede them."""
+    """First column of each of `parts` [T, H, width] in a head, after `first` other columns."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])
@@ -191,24 +194,23 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
 
 
 def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
-    """Programs of the kernel over tokens, and groups of heads `width` numbers wide beside them."""
+    """Number of programs of the kernel, and of groups of heads `width` numbers wide."""
     return min(tokens, PROGRAMS), -(-heads // _most_heads(width))
 
 
 def _most_heads(width: int) -> int:
-    """Heads of `width` numbers that one program reads."""
+    """Number of heads of `width` numbers that one program reads."""
     return HEADS if width <= WIDE else HEADS // 2
 
 
 def _kernels() -> Any:
-    """The module that needs Triton."""
     from dit.models.kernels import rotated_heads_triton
 
     return rotated_heads_triton
 
 
 def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
-    """How programs cut a token: so many numbers of each half in a thread of so many registers."""
+    """Launch parameters of a kernel, whose threads have `numbers` numbers of each half."""
     _, heads, every = x_THX.shape
     of_program = min(heads, _most_heads(width)), width // 2
     rows, block = (1 << max(size - 1, 1).bit_length() for size in of_program)

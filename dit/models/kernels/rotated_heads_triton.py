@@ -1,8 +1,8 @@
 """Kernels of `rotated_heads`.
 
 A program has a group of heads and goes through tokens at equal distances: cosines and sines of a
-token are read once for the group. The two halves of a head, whose numbers are rotated in pairs, are
-two tiles [heads, half of the width]. All arithmetic is in float32; each result is rounded once.
+token are read once for the group. The two halves of a head, rotated in pairs, are two tiles [heads,
+half of the width]. All arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -62,10 +62,10 @@ def turned_back(
     HALF: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """Stores the gradient of queries, or keys, of one token; returns its parts of the weight's.
+    """Stores the gradient of queries, or keys, of one token; returns its part of the weight's.
 
-    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and
-    a = g · weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n.
+    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
+    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n.
     """
     g_low, g_high = load_halves(to_out, out_place, inside, HALF)
     cos, sin = angles[0][None, :], angles[1][None, :]

@@ -1,11 +1,11 @@
-"""The gradient of a part of a row, written where the gradient of the row needs it.
+"""The gradient of a part of a row, written directly into the gradient of the row.
 
-Values are a view of the row [T, H, X] that a matrix product wrote. Memory of its own for their
-gradient would be copied to its place in the row.
+Values are a view of the row [T, H, X] that a matrix product wrote. A gradient in separate memory
+would have to be copied into the row.
 
-1. offered      the kernel that hands out the view offers a place with it
+1. offered      the kernel that returns the view offers a place with it
 2. taken        attention's backward pass writes the gradient there
-3. row_to_fill  the kernel's own backward pass completes the row, if it gets that very gradient
+3. row_to_fill  the kernel's own backward pass completes the row, if it receives that very gradient
 """
 
 # T tokens, H heads, K head width, X numbers of a head in the row
@@ -23,19 +23,19 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient of a row of heads, of which another kernel may write the part behind `begin`."""
+    """The gradient of a row of heads, whose part after `begin` another kernel may write."""
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None
 
 
 def offered(part_THK: Tensor, place: RowGradient) -> None:
-    """Offers a place for the gradient of a view; it is lost where the view is cut or copied."""
+    """Offers a place for the gradient of a view; the offer is lost if the view is cut or copied."""
     setattr(part_THK, _NAME, place)
 
 
 def offer_of(part_THK: Tensor) -> RowGradient | None:
-    """The place that `offered` has left with this very tensor; None if there is none."""
+    """The place that `offered` attached to this very tensor; None if there is none."""
     return getattr(part_THK, _NAME, None)
 
 
@@ -51,9 +51,9 @@ def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
 def row_to_fill(
     place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
 ) -> tuple[Tensor, list[Tensor], int]:
-    """The gradient of `x_THX`, those of `parts` that are not in it yet, and where they begin.
+    """The gradient of `x_THX`, those of `parts` that are not in it yet, and their first number.
 
-    `parts` are gradients [T, H, width] of what follows the first numbers of each head.
+    `parts` are gradients [T, H, width] of the parts after the first numbers of each head.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

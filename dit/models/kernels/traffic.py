@@ -1,8 +1,8 @@
 """Bytes that the loads and stores of a fused operator move between the chip and its memory.
 
-From shapes alone, so that it serves tensors without values; a test holds it against the loads and
-stores that Triton's interpreter makes. What a program reads once and keeps is counted once for each
-program, though most of it comes from a cache.
+Only shapes matter, so it serves tensors without values; a test compares it with the loads and
+stores of Triton's interpreter. Data that a program reads once and keeps count once for each
+program, although most come from a cache.
 """
 
 # T tokens, N level rows, S slots, D model width, H heads, K head width, X numbers of a head in the
@@ -113,13 +113,13 @@ def _bytes(x: Tensor) -> int:
 
 
 def _row(*rows: Tensor | None) -> int:
-    """A level row of one of `rows` [N, D]."""
+    """Bytes of one row of the first tensor of `rows` [N, D] that is not None."""
     row = next(one for one in rows if one is not None)
     return row.shape[-1] * row.element_size()
 
 
 def _places(tokens: Tensor, slots: Tensor) -> int:
-    """Where the tokens of each program lie: 3 numbers of a slot, and one of a token.
+    """Bytes of the indices of tokens: three numbers for each slot and one for each token.
 
     `tokens` are [T, D], `slots` [S, 3].
     """
@@ -127,14 +127,15 @@ def _places(tokens: Tensor, slots: Tensor) -> int:
 
 
 def _stats(tokens: Tensor) -> int:
-    """Mean and 1 / standard deviation of each token of [T, D], float32."""
+    """Bytes of the mean and 1 / standard deviation of each token of [T, D], float32."""
     return 2 * len(tokens) * _NUMBER
 
 
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
-    """Cosines and sines, half of them if halves are alike, for each group of heads or head.
+    """Bytes of cosines and sines that all groups of heads read.
 
-    `cos` is [T, K], which each group of heads reads again, or [T, H, K].
+    `cos` is [T, K], which each group reads again, or [T, H, K]. Without `twisted` both halves share
+    one.
     """
     if cos is None:
         return 0
@@ -142,7 +143,7 @@ def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
 
 
 def _added_parts(weight: Tensor, programs: int) -> int:
-    """Programs write parts of the weight's gradient; torch adds them, and rounds the sums.
+    """Bytes of the weight's gradient: programs write partial sums, torch adds and rounds them.
 
     `weight` is [K], of each head, or [H * K], of all.
     """
@@ -152,7 +153,7 @@ def _added_parts(weight: Tensor, programs: int) -> int:
 
 
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
-    """Half of the cosines and sines for each group of heads, and the weights for each program.
+    """Bytes of half the cosines and sines for each group of heads, and of weights for each program.
 
     `x` is [T, H, X], `weight` that of queries or of keys [K], `cos` [T, K].
     """
@@ -161,5 +162,5 @@ def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
 
 
 def _heads(x: Tensor, weight: Tensor) -> int:
-    """Queries, or keys, of all tokens: of K numbers in each head of `x` [T, H, X]."""
+    """Bytes of the queries, or the keys, of all tokens: K numbers in each head of `x` [T, H, X]."""
     return x.shape[0] * x.shape[1] * len(weight) * x.element_size()

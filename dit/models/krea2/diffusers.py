@@ -65,7 +65,7 @@ _TEXT_HEADS = ByKeyHead(heads="text_heads", key_heads="text_kv_heads", width="te
 
 
 def _fusion_rows(ours: str, theirs: str, count: str) -> tuple[Row, ...]:
-    """Rows of the layers of one kind over text, as far as a network has them."""
+    """Rows of the layers of one kind over text, for the layers that a network has."""
     rows = []
     for number in range(MOST_REFINER_LAYERS):
         at = f"text_fusion.{ours}_{number}", f"text_fusion.{theirs}.{number}", _LAYERS
@@ -132,7 +132,7 @@ _TABLE = NameTable(
 
 
 def _linears(theirs: str, ours: str) -> dict[str, str]:
-    """Linears of one layer, by the names of the original project."""
+    """Names of the linears of one layer: the original project's -> Diffusers'."""
     attention = {"wq": "to_q", "wk": "to_k", "wv": "to_v", "wo": "to_out.0", "gate": "to_gate"}
     return {
         **{f"{theirs}.attn.{name}": f"{ours}.attn.{one}" for name, one in attention.items()},
@@ -157,7 +157,7 @@ KREA2_NAMES = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     told = t.timestep_embed_dim
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),
@@ -223,7 +223,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Krea2Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample; text stands at the origin of positions."""
+    """Output of Diffusers' network for one sample; text has position 0."""
     import torch
     from torch.nn.functional import pad
 

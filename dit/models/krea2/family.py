@@ -1,4 +1,4 @@
-"""The family `krea2`, Krea 2: its fields, sizes and rules, and what else it says of itself."""
+"""The family `krea2`, Krea 2: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Krea2Config(ModelConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"num_kv_heads": "mlp_ratio"}
@@ -148,7 +148,7 @@ class Krea2Config(ModelConfig):
 
     @property
     def text_width(self) -> int:
-        """Width of one state of a token of text."""
+        """Width of one hidden state of a text token."""
         return self.crossattn_emb_size // self.num_text_layers
 
     @property

@@ -57,11 +57,11 @@ _SHARED = sum(VECTORS.values())
 
 
 class Krea2Network(JointTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `Krea2Transformer2DModel`. The first pipeline stage fuses
-    the states of the text and makes the rows that all modulations share, which travel with the
-    embedding of the level, 7 rows for each sample.
+    the hidden states of the text, and computes the rows that all modulations share; these are sent
+    on with the timestep embedding, 7 rows for each sample.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Krea2Network(JointTransformer):
         )
 
     def _rows(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Rows that all layers share [M, 6 D], and the embedding of the level [M, D]."""
+        """Modulation [M, 6 D] that all layers share, and the timestep embedding [M, D]."""
         width = self.config.hidden_size
         shared_MX, told_MD = blocks[T_EMB].split((_SHARED * width, width), dim=-1)
         return shared_MX, told_MD
@@ -143,10 +143,10 @@ def _norm(width: int, context: BuildContext) -> CentredNorm:
 
 
 class TextFusion(MegatronModule):
-    """All hidden states of each token of text [L, X] -> one row of it [L, E].
+    """All hidden states of each text token [L, X] -> one row for it [L, E].
 
-    The states of a token attend to each other, one linear makes one row of them, and the tokens of
-    a caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
+    The states of a token attend to each other, one linear joins them to a row, and the tokens of a
+    caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
     """
 
     def __init__(self, context: BuildContext):
@@ -181,9 +181,10 @@ class TextFusion(MegatronModule):
         return h_LE
 
     def _again(self, layer: nn.Module, h: Tensor, conditions: JointConditions, rows: int) -> Tensor:
-        """Output of a layer, whose backward pass computes it again.
+        """The output of a layer that is recomputed in the backward pass.
 
-        All of them would keep about 4 MB for each token of text; inputs are 61 KB a layer.
+        Without recomputation all of them would keep about 4 MB for each text token; inputs are 61
+        KB in each layer.
         """
         dropout = _of_states(rows)
 
@@ -195,6 +196,6 @@ class TextFusion(MegatronModule):
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """What adapters drop where each token of text has so many rows."""
+    """Rows for the dropout of adapters where each text token has `count` rows."""
     rows = dropout_rows()
     return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

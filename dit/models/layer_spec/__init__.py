@@ -1,4 +1,4 @@
-"""Sizes and choices of the layers of a network, which are built of them.
+"""Specifications of layers, from which networks are built: sizes and choices.
 
 shapes  rows of tokens, and who attends to whom
 parts   attention and feed-forward; scales, shifts and gates

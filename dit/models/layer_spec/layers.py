@@ -20,7 +20,7 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """The layers of a network, and how many tokens they see of a sample."""
+    """The layers of a network, and the number of tokens that they see of a sample."""
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
@@ -53,7 +53,7 @@ class NetworkSpec:
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Text tokens that the layers see, of samples with so many rows of all text inputs."""
+        """Text tokens that layers see, for samples with so many rows of all text inputs."""
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
         if self.image_rows:
@@ -61,7 +61,7 @@ class NetworkSpec:
         return self.filled(lengths)
 
     def filled(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Tokens that the layers see, of latents or texts of so many."""
+        """Tokens that layers see, for latents or texts of these `lengths`."""
         multiple = self.attended_multiple
         if multiple == 1:
             return lengths

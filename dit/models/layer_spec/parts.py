@@ -1,6 +1,7 @@
-"""Attention, feed-forward, modulation: sizes and choices.
+"""Specifications of attention, feed-forward and modulation: sizes and choices.
 
-Modulation is how scales, shifts and gates of a layer are made of the embedding of its level.
+Modulation is the way in which scales, shifts and gates of a layer are computed from the timestep
+embedding.
 """
 
 # D model width, F width inside a feed-forward, K head width
@@ -12,7 +13,7 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """What stands between the two linears of a feed-forward."""
+    """The function between the two linears of a feed-forward."""
 
     GELU = "gelu"  # exact (erf)
     GELU_TANH = "gelu_tanh"
@@ -22,7 +23,7 @@ class Activation(StrEnum):
 
     @property
     def inputs(self) -> int:
-        """Numbers that the first linear makes for each hidden unit."""
+        """Numbers that the first linear outputs for each hidden unit."""
         return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
@@ -36,7 +37,7 @@ class QkNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Attention over one token row."""
+    """Attention over one row of tokens."""
 
     width: int  # D, of tokens and of all heads together
     heads: int
@@ -87,7 +88,7 @@ MOST_EXPERTS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsSpec:
-    """Feed-forwards that a router weighs for each token, and one that all tokens take (HiDream).
+    """Feed-forwards that a router weighs for each token, and a shared one (HiDream).
 
     y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x))
     """
@@ -104,7 +105,7 @@ class ExpertsSpec:
 
     @property
     def hidden(self) -> int:
-        """Units of all of them together."""
+        """Hidden units of all experts together."""
         return self.shared.hidden + self.count * self.expert.hidden
 
     @property
@@ -114,9 +115,9 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextSpec:
-    """Text that gives each layer of a network another hidden state of its encoder (HiDream).
+    """Text with another hidden state of its encoder for each layer (HiDream).
 
-    Each layer projects its state itself; that of the last layer is projected before all layers.
+    Each layer projects its own state; the last layer's is projected before all layers.
     """
 
     width: int
@@ -127,12 +128,12 @@ class LayerTextSpec:
     """Layers before those of the stack."""
 
     def state(self, layer: int) -> int | None:
-        """Hidden state, by number, of `layer` of the stack; None for the last of the network."""
+        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
     def columns(self, state: int) -> slice:
-        """Where a hidden state stands among all of them, side by side."""
+        """The columns of a hidden state in the row of all of them."""
         return slice(state * self.width, (state + 1) * self.width)
 
 
@@ -149,7 +150,7 @@ MOST_REFINER_LAYERS = 16
 
 @dataclass(frozen=True, slots=True)
 class LowRankModulation:
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift that all layers share.
+    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
 
     Source: Cosmos (`adaln_lora_dim`).
     """
@@ -170,17 +171,17 @@ class PerBlockModulation:
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
-    """A learned row for each scale, shift and gate, plus rows that all layers share (Wan, LTX).
+    """A learned row for each scale, shift and gate, plus rows shared by all layers (Wan, LTX).
 
-    Computed in float32 whatever the type of the weights, as in Wan's published code.
+    It is computed in float32 whatever the type of the weights, as in Wan's published code.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ApproximatorModulation:
-    """Rows that one network makes for all layers together, so that layers have no weights (Chroma).
+    """Rows that one network computes for all layers, which have no weights of their own (Chroma).
 
-    Those of a layer follow those of the layer before it.
+    The rows of a layer follow those of the layer before it.
     """
 
     first: int
@@ -189,7 +190,7 @@ class ApproximatorModulation:
 
 @dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Rows that linears make once for a whole stack, so that layers have no weights (FLUX.2)."""
+    """Rows that linears compute once for a whole stack, so that layers have no weights (FLUX.2)."""
 
     first: int
     """Row of the stack among those of all stacks, which every layer of it takes."""

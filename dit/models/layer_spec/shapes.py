@@ -7,7 +7,7 @@ from enum import Flag, auto
 
 
 class RowKind(Flag):
-    """What a layer runs over, or what attends: tokens, or one row for each sample."""
+    """What a layer computes, or what attends: tokens, or one row for each sample."""
 
     LATENTS = auto()
     TEXT = auto()
@@ -20,7 +20,10 @@ class RowKind(Flag):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """Every query of a sample with every key of it; `width` is that of all heads together."""
+    """Attention of every query of a sample to every key of it.
+
+    `width` is that of all heads together.
+    """
 
     width: int
     queries: RowKind = RowKind.LATENTS

@@ -1,13 +1,13 @@
-"""What a network knows of low-rank adapters, which `dit.lora` gives to its linears.
+"""The interface between a network's linears and low-rank adapters, which `dit.lora` adds.
 
 names of their weights   in a network and in checkpoints
-Adaptable                what a linear has for adapters, and where its matrix is frozen
-adapters_off             a network without some of them
-DropoutRows              the pack that is computed now, which decides what adapters drop
-mark_split               marks on weights by which Megatron-Core knows what tensor ranks share;
-                         sees_part_of_tokens sets another one
+Adaptable                a linear to which adapters can be added
+adapters_off             a context without some adapters
+DropoutRows              the present pack, which decides what adapters drop
+mark_split               marks weights that tensor ranks divide, for Megatron-Core;
+                         sees_part_of_tokens sets another mark
 
-Nothing here imports `dit.lora`, so that runs without adapters do not open it.
+This module does not import `dit.lora`, so that runs without adapters do not open it.
 """
 
 # T rows, I inputs, O outputs (of this tensor rank), X any width
@@ -45,31 +45,31 @@ _OF_ANY = re.compile(rf"\.({FROZEN}|{CHILD})(_\w+)?\.")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a weight, by its name in a network or a checkpoint, is one of a trained adapter."""
+    """Whether a name, in a network or a checkpoint, is of a trained adapter's weight."""
     return _TRAINED.search(name) is not None
 
 
 def is_of_any_adapter(name: str) -> bool:
-    """Whether it is one of an adapter that is trained or frozen."""
+    """Whether a name is of a weight of a trained or frozen adapter."""
     return _OF_ANY.search(name) is not None
 
 
 def is_stored(name: str, *, adapted: bool) -> bool:
     """Whether a checkpoint of trained adapters (`adapted`), or of weights, has a weight.
 
-    None has frozen adapters: their files do.
+    Neither has frozen adapters, which are in their own files.
     """
     return is_adapter(name) if adapted else not is_of_any_adapter(name)
 
 
 def is_up(name: str) -> bool:
-    """Whether it is a B, which starts at zero."""
+    """Whether a name is of an adapter's B, which starts at zero."""
     return is_of_any_adapter(name) and name.endswith(f".{UP}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSharing:
-    """How tensor ranks split a linear's weight, its input and the gradient of its input."""
+    """How tensor ranks divide a linear's weight, its input and the gradient of its input."""
 
     axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
     group: dist.ProcessGroup | None = None  # tensor ranks
@@ -78,9 +78,10 @@ class TensorSharing:
     token_row: str | None = None  # its input is this row of tokens, which ranks may share
 
     def exchanged(self, rows: Tensor) -> Tensor:
-        """Rows on their way to a product, where outputs are split, or from it, where inputs are.
+        """Rows [T, X], complete on each tensor rank that needs them.
 
-        Each tensor rank that needs them gets them complete. They are [T, X].
+        They are inputs of a product whose outputs are divided, or outputs of one whose inputs are
+        divided.
         """
         if self.axis is None or self.group is None or self.group.size() == 1:
             return rows
@@ -96,7 +97,7 @@ class TensorSharing:
 
 
 class Adaptable(nn.Module):
-    """What a linear has for adapters; it stands before the class of the linear itself."""
+    """Interface of a linear to which adapters can be added; a base before the linear's class."""
 
     lora: Any
     """Its `dit.lora.adapter.Adapter`; None, or absent, without one."""
@@ -112,29 +113,29 @@ class Adaptable(nn.Module):
     """Linears of the published network that it is made of, such as queries, keys and values."""
 
     def tensor_sharing(self) -> TensorSharing:
-        """What tensor ranks share of this linear."""
+        """How tensor ranks divide this linear."""
         raise NotImplementedError
 
     @property
     def is_frozen(self) -> bool:
-        """Whether no step changes the matrix."""
+        """Whether the matrix is not trained."""
         return not self.weight.requires_grad  # type: ignore[union-attr]
 
     def add_adapter(self, name: str, adapter: nn.Module) -> None:
-        """Gives the linear an adapter, or another one in the place of that of this name."""
+        """Adds an adapter to the linear, or replaces the one with this name."""
         setattr(self, name, adapter)
         if name != CHILD and name not in self.beside:
             self.beside = (*self.beside, name)
 
     def adapters(self) -> dict[str, Any]:
-        """Adapters of this linear, by name, in the order in which its output adds them."""
+        """Adapters of this linear by name, in the order in which its output adds them."""
         named = ((name, getattr(self, name, None)) for name in (*self.beside, CHILD))
         return {name: one for name, one in named if one is not None}
 
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """The output [T, O] of the linear and its adapters.
 
-        `product` is [T, I] -> [T, O] by the matrix alone, where that is on the device.
+        `product` is [T, I] -> [T, O] by the matrix alone, once that is on the device.
         """
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         for adapter in self.adapters().values():
@@ -149,9 +150,9 @@ class Adaptable(nn.Module):
         sharded_offsets: Any,
         metadata: Any,
     ) -> ShardedStateDict:
-        """The linear's own sharded state, without what it says of adapters, and that of these.
+        """The linear's own sharded state, without adapters, and the adapters' state.
 
-        Megatron-Core's linears list all that `state_dict` has, which includes adapters.
+        Megatron-Core's linears list all of `state_dict`, which includes adapters.
         """
         found = {name: value for name, value in frozen.items() if not is_of_any_adapter(f".{name}")}
         for name, one in self.adapters().items():
@@ -161,9 +162,9 @@ class Adaptable(nn.Module):
 
 @contextmanager
 def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
-    """Inside, each linear of `network` gives what it would give without adapters of these names.
+    """A context in which linears of `network` compute without the adapters `names`.
 
-    None stands for all that are trained.
+    None stands for all trained adapters.
     """
     linears = (module for module in network.modules() if isinstance(module, Adaptable))
     switched = [
@@ -183,7 +184,7 @@ def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> It
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPlaces:
-    """Where the tokens of one row stand in the pack, int64."""
+    """The places of one row's tokens in the pack, int64."""
 
     whole_T: Tensor  # of those that a linear on whole rows sees
     own_T: Tensor  # of those that this rank holds between two matrices
@@ -191,14 +192,14 @@ class TokenPlaces:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DropoutRows:
-    """One pack at one step: what its dropped numbers follow from."""
+    """One pack at one step, which determines the numbers that adapters drop."""
 
     seed: int  # 63 bits
     places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
     fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """Place of each row of the input of a linear on `token_row`.
+        """The place of each row of a linear's input, which is on `token_row`.
 
         None is for text and level rows that every rank has whole.
         """
@@ -209,7 +210,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """What is dropped where each token of `token_row` has `count` rows behind each other."""
+        """The rows for dropout where each token of `token_row` has `count` consecutive rows."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)
@@ -226,13 +227,13 @@ _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=No
 
 
 def dropout_rows() -> DropoutRows | None:
-    """Rows that adapters drop in the pack that is computed now; None if they drop nothing."""
+    """Rows for the dropout of adapters in the present pack; None without dropout."""
     return _current.get()
 
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """Inside, adapters drop numbers of their input as `rows` says."""
+    """A context in which adapters drop numbers of their input as `rows` determines."""
     token = _current.set(rows)
     try:
         yield
@@ -243,8 +244,8 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
 def mark_split(weight: nn.Parameter, *, axis: int) -> None:
     """Tells Megatron-Core that each tensor rank has its own part of a weight.
 
-    Without the marks the norm of the gradient counts one part instead of all. Megatron-Core's
-    layers set them while they initialise their weights, which `init.initialise` does here instead.
+    Without the mark the norm of the gradient counts one part instead of all. Megatron-Core's layers
+    set it while they initialise their weights, for which this project uses `initialise` instead.
     """
     marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
     for name, value in marks.items():

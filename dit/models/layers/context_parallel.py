@@ -1,13 +1,12 @@
 """Self-attention over context ranks, each of which holds a part of the pack.
 
-    a2a         a rank gets all tokens of some heads for all heads of its tokens, and back
+    a2a         a rank exchanges all heads of its tokens for some heads of all tokens
     all_gather  a rank keeps its queries and gets the keys and values of all tokens
     p2p         keys and values are passed round a ring by Transformer Engine; not between two rows
 
-The first two attend with the function that a rank alone uses. By a2a, ranks hold pieces of the pack
-one after the other, so that nothing has to be put in order. Where latents and text lie in rows of
-their own, each holds a part of every sample, and the same exchange brings both into joint order
-(joint_order.py).
+The first two use the same attention function as a single rank. With a2a, ranks hold consecutive
+pieces of the pack, so nothing has to be reordered. If latents and text are separate rows, each rank
+holds a part of every sample, and the same exchange brings both into joint order (joint_order.py).
 """
 
 # T tokens of this rank, W = R * T tokens of all R context ranks, H heads, K head width, X any width
@@ -36,10 +35,10 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """Two orders of the same W tokens: the rows that ranks hold, and the one that attention wants.
+    """Two orders of the same W tokens: as ranks hold them, and as attention needs them.
 
-    With several ranks the rows are those of rank 0, then those of rank 1, and so on. Both are None
-    where the orders are the same.
+    With several ranks the first is rank 0's rows, then rank 1's, and so on. Both are None if the
+    orders are the same.
     """
 
     to_pack_W: Tensor | None  # row, as ranks hold them, of each token in the order of attention
@@ -51,8 +50,8 @@ class TokenOrder:
     ) -> TokenOrder:
         """The order of the pack for attention, or with the tokens of `first` before all others.
 
-        `first` are (row, number of rows). `rows` counts the tokens of one rank, with those that
-        fill up the end of the pack.
+        `first` are (row, number of rows). `rows` is the number of tokens of one rank, including the
+        padding at the end of the pack.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -83,7 +82,7 @@ class TokenOrder:
 
 
 def then_others(first: Tensor, total: int) -> Tensor:
-    """The numbers of `first`, then all others below `total`, ascending."""
+    """The indices of `first`, then all others below `total`, ascending."""
     others = torch.ones(total, dtype=torch.bool)
     others[first] = False
     return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
@@ -104,10 +103,7 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Plain indexing, whose own backward pass would sort the indices and add row to row.
-
-    Rows and gradients are [W, X].
-    """
+    """Reorders rows by a permutation, with a backward pass that does not sort and add rows."""
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -122,7 +118,7 @@ class _Permute(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenExchange:
-    """Where samples lie for attention, and how ranks reorder tokens before and after it."""
+    """How tokens are reordered between context ranks before attention and after it."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
     own: TokenOrder | None = None  # of this rank's rows; None where they are in that order
@@ -191,8 +187,8 @@ class Context:
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
-        `qkv` are queries, keys and values; by a2a, or on a rank alone, what follows them goes with
-        them, and `attend` takes it, too.
+        `qkv` are queries, keys and values; with a2a, or on a single rank, further tensors after
+        them are exchanged with them and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -237,14 +233,14 @@ class Context:
         return self._tokens_of_mine(queries.restore(attend(q_WHK, k_WHK, v_WHK, spans)))
 
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
-        """All heads of this rank's tokens -> this rank's heads of all tokens [W, H / R, n K]."""
+        """Exchanges all heads of this rank's tokens for some of all tokens, [W, H / R, n K]."""
         ranks = self.group.size()
         by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
         x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy does both
         return all_to_all(self.group, x_RTHX).flatten(0, 1)
 
     def _tokens_of_mine(self, x_WHK: Tensor) -> Tensor:
-        """The way back: this rank's tokens [T, H, K] with all their heads."""
+        """The reverse exchange: all heads of this rank's tokens, [T, H, K]."""
         x_RTHK = all_to_all(self.group, x_WHK.unflatten(0, (self.group.size(), -1)))
         return torch.cat(x_RTHK.unbind(), dim=1)
 
@@ -252,7 +248,7 @@ class Context:
 def _attend_here(
     attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
 ) -> Tensor:
-    """Attention where this rank holds all tokens; `qkv` are [T, H, K] each."""
+    """Attention on a rank that holds all tokens; each of `qkv` is [T, H, K]."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)
     parts = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(len(qkv), dim=-1)
@@ -260,20 +256,21 @@ def _attend_here(
 
 
 def check_joint_context(comm: ContextComm, ranks: int) -> None:
-    """Checks that context ranks exchange tokens in a way that joint attention knows.
+    """Checks that context ranks exchange tokens in a way that joint attention supports.
 
     Raises:
         ValueError: they pass keys and values round a ring.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
-            "model.cp_comm_type=p2p sends one row of tokens round, and this network attends to"
-            " latents and text in rows of their own; use a2a or all_gather"
+            "model.cp_comm_type=p2p works for one sequence of tokens, and this network keeps"
+            " latents and"
+            " text in two; use a2a or all_gather"
         )
 
 
 def check_ring(ranks: int) -> None:
-    """Checks that Transformer Engine's ring attention can run here, on so many ranks.
+    """Checks that Transformer Engine's ring attention can run on this machine with `ranks` ranks.
 
     Raises:
         ValueError: Transformer Engine, or a GPU, is missing.
@@ -290,8 +287,8 @@ def attend_in_ring(
 ) -> Tensor:
     """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
-    `spans` are those of the whole pack. A rank holds two pieces of each sample (`Share.halves`),
-    which is what Transformer Engine's THD layout prescribes.
+    `spans` are the whole pack's. A rank holds two pieces of each sample (`Share.halves`), as
+    Transformer Engine's THD layout prescribes.
     """
     heads, width = q_THK.shape[1:]
     length = spans.total // group.size()
@@ -319,7 +316,7 @@ def attend_in_ring(
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """Offsets of the samples of a whole pack without and with their padding, and the longest.
 
-    Of so many samples and such a length that each pack finds the graphs, and memory, of another.
+    The numbers are rounded so that each pack can reuse the graphs and memory of another.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)

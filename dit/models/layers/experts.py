@@ -1,4 +1,4 @@
-"""Mixture of experts: feed-forwards whose outputs a router weighs for each token."""
+"""Mixture of experts: feed-forwards whose outputs are weighted by a router for each token."""
 
 # T tokens, D model width, E experts
 
@@ -15,13 +15,12 @@ from dit.models.layers.parallel_linear import BuildContext, FeedForward, Replica
 
 
 class Experts(MegatronModule):
-    """`ExpertsSpec` says what it computes; every expert computes every token.
+    """Experts as described by `ExpertsSpec`; every expert computes every token.
 
-    Tensor ranks share the hidden units of each expert, whose outputs are weighed once they are
-    sums over the ranks: so each rank has the whole gradient of the weights of its tokens. Routers
-    of published networks keep their softmax as it is, without a sum of 1 over the chosen ones, and
-    are trained without a loss that evens their choices out.
-    Source: `MOEFeedForwardSwiGLU` of Diffusers.
+    Tensor ranks divide the hidden units of each expert. Outputs are summed over the ranks before
+    they are weighted, so each rank has the whole gradient of the weights of its tokens. Routers of
+    published networks do not renormalise their softmax over the chosen experts, and are trained
+    without a loss that balances their choices. Source: `MOEFeedForwardSwiGLU` of Diffusers.
     """
 
     def __init__(self, context: BuildContext, spec: ExpertsSpec):
@@ -35,7 +34,7 @@ class Experts(MegatronModule):
             setattr(self, f"expert_{number}", FeedForward(context, spec.expert))
 
     def weights(self, x_TD: Tensor) -> Tensor:
-        """Weight [T, E] of each expert for each token; 0 for those that it does not choose."""
+        """Weight [T, E] of each expert for each token; 0 for experts that it does not choose."""
         p_TE = self.router(x_TD).softmax(-1)
         chosen_TX, expert_TX = p_TE.topk(self.chosen, dim=-1)
         return torch.zeros_like(p_TE).scatter(-1, expert_TX, chosen_TX)

@@ -1,17 +1,16 @@
-"""Latents and text in rows of their own, and the order in which attention takes both together.
+"""Latents and text in separate rows, and the joint order in which attention reads both.
 
-1. Piece, TokenRow    where the samples of a pack lie in one row, and which part of it is here
+1. Piece, TokenRow    the places of samples in one row, and the part of it on this rank
 2. text_row           text, which arrives whole, with this context rank's share of each piece
 3. row_exchange       where the queries of one row meet the keys of another
 4. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
 
-Softmax attention does not see the order of keys, so that one order serves every family. The real
-tokens of a sample lie side by side in it, latents before text, and all padding lies at the end:
-the attention functions of one row take it as it is.
+Softmax attention does not depend on the order of keys, so one order serves every family. The real
+tokens of a sample are adjacent in it, latents before text, and all padding is at the end, so the
+attention functions for one row can be used.
 
-Under context parallelism each rank holds a share of every piece of both rows, so that no rank
-computes text that another one computes too. Under sequence parallelism tensor ranks share out each
-row by itself.
+Under context parallelism each rank holds a share of every piece of both rows, so that no text is
+computed twice. Under sequence parallelism tensor ranks divide each row separately.
 """
 
 # T latent tokens, L text tokens, J = T + L tokens of both, all of this context rank
@@ -52,7 +51,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one sample, side by side in a row: those that are meant, then others."""
+    """Adjacent tokens of one sample in a row: first the real ones, then others."""
 
     sample: int
     start: int  # first row
@@ -61,7 +60,7 @@ class Piece:
     before: int = 0  # rows in front of the real ones, of another picture of the sample
 
     def on(self, share: SequenceShard) -> Piece:
-        """The part of it that a context rank holds, in the row of that rank."""
+        """The part of the piece on a context rank, in that rank's row."""
         assert self.size % share.count == 0
         size = self.size // share.count
         first, stop = (
@@ -73,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRow:
-    """One kind of tokens of a pack, laid end to end; each context rank holds a share of a piece."""
+    """One kind of tokens of a pack, end to end; each context rank holds a share of each piece."""
 
     pieces: tuple[Piece, ...]  # of all ranks together, in the order of the row; sizes divide
     rows: int  # of one context rank, with those that fill up its end: as many on every rank
@@ -81,9 +80,10 @@ class TokenRow:
 
     @classmethod
     def of_latents(cls, batch: PackedBatch, *, attended: Sequence[int]) -> TokenRow:
-        """The row that the loader packs and the step splits.
+        """The row of latents, as the loader packs them and the step divides them.
 
-        `attended` are the tokens of each sample that attention sees, some of its padding with them.
+        `attended` are the numbers of tokens of each sample that attention computes, some padding
+        included.
         """
         spans = zip(pairwise(batch.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
@@ -92,9 +92,9 @@ class TokenRow:
 
     @classmethod
     def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:
-        """Row in which each target and each reference counts as a sample of its own.
+        """The row in which each target and each reference counts as a sample of its own.
 
-        So none of them attends to another one. With `references_meet` all references of a sample
+        So pictures do not attend to each other. With `references_meet` all references of a sample
         count as one.
         """
         pieces: list[Piece] = []
@@ -113,7 +113,7 @@ class TokenRow:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Real tokens of each sample on all ranks; samples without a piece are not in it."""
+        """Number of real tokens of each sample on all ranks, for samples with a piece."""
         lengths: dict[int, int] = {}
         for piece in self.pieces:
             lengths[piece.sample] = lengths.get(piece.sample, 0) + piece.real
@@ -129,13 +129,12 @@ class TextRow:
     sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """This rank's part of what is whole: embeddings, positions; zeros for padding."""
+        """This rank's part of a whole tensor, as of embeddings or positions; zeros for padding."""
         last = (0, 0) * (whole_X.dim() - 1)
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 
 
 def _multiple_of(number: int, length: int) -> int:
-    """The next one."""
     return -(-length // number) * number
 
 
@@ -144,7 +143,7 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Rows of text on each context rank, as `text_row` lays them."""
+    """Number of rows of text on each context rank, as `text_row` arranges them."""
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
 
@@ -154,8 +153,8 @@ def text_row(
 ) -> TextRow:
     """This context rank's share of each text; `lengths` may hold zeros.
 
-    The rows are filled up to a `multiple`, which sequence parallelism divides by. There is at least
-    one, so that the weights of a text have a gradient, if of zeros, whatever the pack holds.
+    The rows are padded to a `multiple` for sequence parallelism. There is at least one row, so that
+    weights for text always have a gradient, if only of zeros.
     """
     sizes = [_padded(length, share) for length in lengths]
     starts = list(accumulate(sizes, initial=0))
@@ -211,7 +210,7 @@ def row_exchange(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointOrder:
-    """Two rows of a pack, and the row of both that single-stream layers and attention work on."""
+    """Two rows of a pack, and the joint row for single-stream layers and attention."""
 
     sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
     own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
@@ -231,8 +230,8 @@ class JointOrder:
     ) -> JointOrder:
         """`rows` in the order in which a sample's tokens follow each other.
 
-        With `sequences`, those of all samples, attention is block-causal (`block_causal.py`); rows
-        are those of latents and of text.
+        With `sequences` of all samples, attention is block-causal (`block_causal.py`); rows are
+        then latents and text.
         """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
@@ -267,25 +266,25 @@ class JointOrder:
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """The way back."""
+        """The inverse of `join`: the joint row [J, X] -> the rows [T, X] and [L, X]."""
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
     def latents(self, joint_JX: Tensor) -> Tensor:
-        """The latents of a joint row that is whole on this rank."""
+        """The latents of a joint row that this rank has whole."""
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
-        """Values [T, ...] and [L, ...] of all tokens of this context rank in joint order, [J, ...].
+        """Values [T, ...] and [L, ...] of this rank's tokens in joint order, [J, ...].
 
-        For example samples or angles.
+        Values are, for example, sample indices or angles.
         """
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
         """A row [T, X], [L, X] or [J, X] of this context rank, from this tensor rank's part `x`.
 
-        `_scattered` hands all tensor ranks the whole gradient, so that none are added up here.
+        `_scattered` gives all tensor ranks the whole gradient, so gradients are not added up.
         """
         if self.shared_by is None:
             return x
@@ -304,7 +303,10 @@ Real = dict[int, int]  # real tokens by sample
 
 
 def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
-    """Rows of a rank in joint order, padding last; and its real tokens of each sample."""
+    """Indices of a rank's rows in joint order, padding last.
+
+    And its number of real tokens by sample.
+    """
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
@@ -313,7 +315,7 @@ def _joint_rows_of_all(
 ) -> tuple[Tensor, Real]:
     """Joint rows of all context ranks, whose `rows` follow each other.
 
-    Samples without real tokens in `asked` come behind the others: no query attends to them.
+    Samples without real tokens in `asked` come last, because no query attends to them.
     """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
@@ -324,7 +326,7 @@ def _joint_rows_of_all(
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
-    """(sample, its real tokens in one piece of a rank), row after row."""
+    """(sample, indices of its real tokens in one piece on a rank), row after row."""
     offset = 0
     for row in rows:
         for piece in row.on(rank):
@@ -339,9 +341,9 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """Where the tokens of each sample in `spans`, joint rows of `ranks`, stand in its sequence.
+    """The place in its sequence of each token of the samples in `spans`, joint rows of `ranks`.
 
-    They follow each other as in `_real_rows`: by rank, then by row.
+    Tokens are ordered as in `_real_rows`: by rank, then by row.
     """
     kinds = [number > 0 for number in range(len(rows))]  # latents, then text
     whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]
@@ -365,9 +367,9 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """Rows in joint order, int64 [J] or [W], padding last; and the real tokens of each sample.
+    """Indices of rows in joint order, int64 [J] or [W], padding last; real tokens of each sample.
 
-    `parts` are those of one rank or of all, each of pairs (sample, its real tokens in one piece).
+    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:

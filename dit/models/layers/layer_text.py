@@ -1,7 +1,7 @@
 """Text of which each layer sees hidden states of another layer of its encoder (HiDream).
 
-Its rows stand behind the other text of a sample. Between two layers they hold the projection that
-the last layer of the network sees, which so reaches it on whatever stage that is.
+Its rows follow the other text of a sample. Between two layers they hold the projection for the
+network's last layer, which thus reaches that layer on any stage.
 """
 
 # B rows of such texts in a pack, X all hidden states side by side, D model width
@@ -25,7 +25,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """Where the rows of a layer's text stand in a row of tokens."""
+    """The places of a layer's text in a row of tokens."""
 
     places: Tensor  # int64, of those of this context rank
     rows: int  # W
@@ -38,13 +38,13 @@ class PlacedRows:
         return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
 
     def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
-        """The tokens of `by_TD` where the text stands, and those of `h_TD` elsewhere."""
+        """`h_TD` with the tokens of `by_TD` at the places of the text."""
         return torch.where(self.is_there_T[:, None], by_TD, h_TD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextRows:
-    """The hidden states of the text of a pack, and where layers see them among their tokens."""
+    """The hidden states of a pack's text, and their places among tokens."""
 
     states_BX: Tensor
     source: Tensor  # int64, the row of each place
@@ -62,7 +62,7 @@ class LayerTextRows:
         order: JointOrder,
         my_tokens: Callable[[Tensor], Tensor],
     ) -> LayerTextRows:
-        """States of samples with `lengths` rows of text, each behind `before` rows of other texts.
+        """Hidden states of samples with `lengths` rows, each after `before` rows of other texts.
 
         They are placed in the row `text`, and among the tokens of `order`.
         """
@@ -83,7 +83,7 @@ class LayerTextRows:
         return cls(states_BX=states_BX, source=both[1], placed=placed, my_tokens=my_tokens)
 
     def laid(self, text_BD: Tensor, token_row: str) -> Tensor:
-        """`text_BD` where it stands among this rank's tokens of `token_row`; zeros elsewhere."""
+        """`text_BD` at its places among this rank's tokens of `token_row`; zeros elsewhere."""
         at = self.placed[token_row]
         whole_WD = text_BD.new_zeros(at.rows, text_BD.shape[1])
         return self.my_tokens(whole_WD.index_copy(0, at.places, text_BD[self.source]))

@@ -1,4 +1,4 @@
-"""How the noise level steers the network: its embedding, and adaLN in its published forms."""
+"""How the timestep conditions the network: its embedding, and published forms of adaLN."""
 
 # N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
 # D model width, R rank of a modulation, P width of pooled text, X any width
@@ -35,7 +35,7 @@ _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
     """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
 
-    `scale` multiplies the angles last, as Qwen-Image does: before, it would be rounded otherwise.
+    `scale` multiplies the angles last, as in Qwen-Image; earlier, rounding would differ.
 
     Source: arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
     """
@@ -46,7 +46,7 @@ def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
 
 
 class TimestepEmbedding(nn.Module):
-    """Level [N] -> normalised sinusoid [N, D] and the shift [N, 3 D] that all modulations share."""
+    """Timestep [N] -> normalised sinusoid [N, D] and the shift [N, 3 D] of all modulations."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -62,12 +62,12 @@ class TimestepEmbedding(nn.Module):
 
 
 class ConditionEmbedding(nn.Module):
-    """Levels [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
+    """Timesteps [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
 
-    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX), of
-    `CombinedTimestepTextProjEmbeddings` without guidance (SD3), and without pooled text of
-    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also knows where a step ends, or, without
-    biases, of `Flux2TimestepGuidanceEmbeddings`.
+    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX);
+    without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
+    `HunyuanImageCombinedTimeGuidanceEmbedding`, which also embeds the end of a step; without biases
+    of `Flux2TimestepGuidanceEmbeddings`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ConditionEmbedding(nn.Module):
         step_end: bool = False,
         bias: bool = True,
     ):
-        """`pooled` is the width of the pooled text; `step_end`: of a network of mean flow."""
+        """`pooled` is the width of the pooled text; `step_end` is for networks of mean flow."""
         super().__init__()
         make = partial(TwoLinears, config=config, bias=bias)
         self.level = make(LEVEL_WAVES)
@@ -98,7 +98,7 @@ class ConditionEmbedding(nn.Module):
     ) -> Tensor:
         """`pooled_XP` has a row for each sample, which all level rows of a sample share.
 
-        Rows of the clean level, which follow the samples' own, are told no guidance (HunyuanVideo).
+        Rows of the clean level, which follow the samples' own, get no guidance (HunyuanVideo).
         """
         t_emb_ND = self.level(self._waves(level_N))
         if self.step_end is not None:
@@ -132,7 +132,10 @@ class TwoLinears(nn.Module):
         activation: Callable[[Tensor], Tensor] = silu,
         token_row: str | None = None,
     ):
-        """`widths` are those that the linears make; None: the model's. `token_row`: their input."""
+        """`widths` are the outputs of the linears, by default the model's width.
+
+        `token_row` names the row of tokens that is the input; None is for level rows.
+        """
         super().__init__()
         inside, width = widths or (config.hidden_size,) * 2
         self.activation = activation
@@ -175,14 +178,14 @@ class AdaLN:
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
-        """The tokens, which the part's output is added to, and the input of the part.
+        """The tokens, to which the part's output will be added, and the input of the part.
 
-        Layers go on with this `h_TD`, not with their own: `PerSample.branch` says why.
+        Layers continue with the returned tokens, not their own; `PerSample.branch` explains why.
         """
         return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """Tokens that a norm with weights made, scaled and shifted: the input of the part."""
+        """Tokens from a norm with weights, scaled and shifted: the input of the part."""
         y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
         if self.shift_ND is None:
             return y_TD
@@ -196,7 +199,7 @@ class AdaLN:
     def add_and_branch(
         self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then `branch` of the next part: one kernel where kernels are fused."""
+        """`add`, then `branch` of the next part; one kernel if kernels are fused."""
         assert self.gate_ND is not None
         rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
         return per_sample.add_and_branch(h_TD, x_TD, **rows)
@@ -210,7 +213,7 @@ class AdaLN:
 class AdaLNModule(MegatronModule):
     """`AdaLN` of each of `parts` parts of a layer from the conditioning, for each level row.
 
-    A module of Megatron-Core, because torch's own would store a split weight as a replicated one.
+    It is a module of Megatron-Core, because torch's would store a split weight as a replicated one.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class AdaLNModule(MegatronModule):
         self.each = 1 + gated + shifted
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
-        """Shift, scale and gate of the parts, one after the other: [N, parts * each * D]."""
+        """Shift, scale and gate of all parts in sequence: [N, parts * each * D]."""
         raise NotImplementedError
 
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
@@ -299,7 +302,7 @@ class TableAdaLN(AdaLNModule):
 
 
 class PrecomputedAdaLN(AdaLNModule):
-    """Some of the rows that were made before the layers (Chroma, FLUX.2); it has no weights."""
+    """Some of the rows that were computed before the layers (Chroma, FLUX.2); it has no weights."""
 
     def __init__(
         self,
@@ -310,7 +313,7 @@ class PrecomputedAdaLN(AdaLNModule):
         gated: bool = True,
         shifted: bool = True,
     ):
-        """`first` counts the rows, each of the model's width, before those of this module."""
+        """`first` is the number of rows, each as wide as the model, before this module's."""
         super().__init__(config, parts=parts, gated=gated, shifted=shifted)
         self.first = first
 
@@ -322,9 +325,9 @@ class PrecomputedAdaLN(AdaLNModule):
 class SharedModulations(MegatronModule):
     """Embedding [N, D] -> the rows of several modulations side by side, [N, R D].
 
-    Each is one linear of the SiLU of the embedding, for a whole stack of layers, which take their
-    rows by `PrecomputedAdaLN`. The gradients of all these layers add up in the one linear.
-    Source: FLUX.2, `Flux2Modulation` of Diffusers.
+    Each is one linear of the SiLU of the embedding, for a whole stack of layers, which read their
+    rows by `PrecomputedAdaLN`. The gradients of all these layers are summed in that linear. Source:
+    FLUX.2, `Flux2Modulation` of Diffusers.
     """
 
     def __init__(
@@ -337,7 +340,7 @@ class SharedModulations(MegatronModule):
         plain: Collection[str] = (),
         activation: Callable[[Tensor], Tensor] = silu,
     ):
-        """`vectors`: name of a linear -> scales, shifts and gates that it makes, in their order.
+        """`vectors` has, by linear, the number of scales, shifts and gates it computes.
 
         `plain` are the names of linears that read the embedding itself.
         """
@@ -366,7 +369,7 @@ def make_modulation(
     shifted: bool = True,
     layer: int = 0,
 ) -> AdaLNModule:
-    """The modulation that `spec` asks for, of `parts` parts of one layer.
+    """The modulation that `spec` describes, for `parts` parts of one layer.
 
     Layers are counted from 0.
     """

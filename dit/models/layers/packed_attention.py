@@ -41,7 +41,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """What layers need to know of the tokens of one row."""
+    """What layers need to know about the tokens of one row."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
@@ -54,7 +54,7 @@ QKV = tuple[Tensor, Tensor, Tensor]
 class PackedAttention(MegatronModule):
     """Attention whose queries, keys and values come from packed tokens.
 
-    The names of weights are those that Megatron-Core reduces over tensor ranks.
+    By the names of its weights, Megatron-Core sums gradients over tensor ranks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PackedAttention(MegatronModule):
         image: bool = False,
         output: bool = True,
     ):
-        """`image`: there are keys of an image beside the others; `output`: it has `linear_proj`."""
+        """`image` adds keys of an image; `output` adds `linear_proj`."""
         super().__init__(config=context.config)
         model, width = context.model, spec.width
         self.head_width = spec.head_width
@@ -88,9 +88,9 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys without rotation; keys of an image if the norm is across heads.
+        """Queries and keys without rotation; with keys of an image if the norm is across heads.
 
-        Queries are [T, H, K], and so are keys of the same tokens; keys of text have [L, H, K].
+        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K].
         """
         if self.across_heads is not None:
             return self.across_heads(*heads)
@@ -114,7 +114,7 @@ class PackedAttention(MegatronModule):
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
-        """Queries and keys of each head, positioned, and the parts that follow, as they are."""
+        """Queries and keys of each head, positioned, and the other parts unchanged."""
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
@@ -126,7 +126,7 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """Attention inside of samples, computed again in the backward pass where that is asked."""
+        """Attention inside each sample, recomputed in the backward pass if configured."""
         if not spans.lengths:
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
@@ -145,7 +145,7 @@ class PackedAttention(MegatronModule):
     def attend_cubes(
         self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
     ) -> Tensor:
-        """Attention of tokens to some cubes of their sample, and by `gate_THK` to means of all."""
+        """Attention of tokens to some cubes of their sample, plus `gate_THK` times means of all."""
         attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
         return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
@@ -161,7 +161,7 @@ def _turn(
 
 
 class SelfAttention(PackedAttention):
-    """Tokens of a sample attend to each other."""
+    """Attention of the tokens of a sample to each other."""
 
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
@@ -181,7 +181,7 @@ class SelfAttention(PackedAttention):
         return q, k, v
 
     def _made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
-        """Queries, keys and values [T, H, K]; then the gate of the output, if there is one."""
+        """Queries, keys and values [T, H, K], then the gate of the output, if there is one."""
         width, readers, gates = self.head_width, self.readers, int(self.output_gate)
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
@@ -215,7 +215,7 @@ class SelfAttention(PackedAttention):
 
 
 def _among_states(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, states: int) -> Tensor:
-    """Attention [T, H, K] of each `states` neighbouring rows, those of one token, to each other."""
+    """Attention [T, H, K] within groups of `states` adjacent rows, each of one token."""
     q, k, v = (x.unflatten(0, (-1, states)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
@@ -229,9 +229,9 @@ class AttendedRows:
 
 
 class CrossAttention(PackedAttention):
-    """Tokens of a sample attend to its caption, which every context and tensor rank holds whole.
+    """Attention of a sample's tokens to its caption, which every context and tensor rank has whole.
 
-    With `image` they also attend to what an image encoder made of its picture, with the same
+    With `image` they also attend to an image encoder's features of its picture, with the same
     queries, and both outputs are added (Wan 2.1's image-to-video).
     """
 
@@ -287,7 +287,7 @@ class CrossAttention(PackedAttention):
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
         """Queries [T, H, K], then keys and values [L, H, K] of text and of an image.
 
-        `products` are [T, H * K], then [L, H * 2 * K] of each.
+        `products` are [T, H * K], then [L, H * 2 * K] for text and for an image.
         """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)
@@ -304,10 +304,10 @@ def joint_attention(
     second: tuple[SelfAttention, Tensor, RowConditions],
     exchange: TokenExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over two token rows together, each with weights of its own.
+    """Attention over two token rows together, with separate weights.
 
-    Takes (module, normalised tokens, conditions) of each row and returns the outputs [T, H * K] of
-    each before its own `linear_proj`.
+    It takes (module, normalised tokens, conditions) of each row, and returns the outputs [T, H * K]
+    of each before its own `linear_proj`.
     """
     each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))

@@ -37,7 +37,7 @@ from dit.models.layers.transformer_engine import engine_linear
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
-    """What Megatron-Core's layers, schedules and checkpoints need to know of the model."""
+    """The model's settings in the form of Megatron-Core's layers, schedules and checkpoints."""
     bf16, virtual = model.precision is Precision.BF16, model.virtual_stages
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -85,7 +85,7 @@ def dtype(model: ModelConfig) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """What every part of a network is built with, beside its own sizes."""
+    """What every part of a network is built with, besides its own sizes."""
 
     model: ModelConfig  # precision, layout, recomputation and implementation; never a width
     config: TransformerConfig
@@ -95,19 +95,19 @@ class BuildContext:
 
 
 class _ParallelLinear(Adaptable):
-    """What Megatron-Core's two linears have in common here."""
+    """The common part of our versions of Megatron-Core's two linears."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, I] -> [T, O] alone, where Megatron-Core's have an (output, bias) pair."""
+        """The output [T, O] for [T, I], where Megatron-Core's return an (output, bias) pair."""
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output of the linear alone.
+        """The output of the linear without adapters.
 
         [T, I] -> [T, O]; with sequence parallelism a column linear gathers the rows that tensor
-        ranks share, and a row linear shares them out.
+        ranks divide, and a row linear scatters them.
         """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
@@ -153,7 +153,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """`partial_gradient` leaves the gradient of the input a part that later sums complete."""
+        """With `partial_gradient` the input's gradient is a part that later sums complete."""
         super().__init__(
             inputs,
             outputs,
@@ -171,8 +171,8 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
 class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
     """Linear whose inputs are split over tensor ranks; outputs are summed.
 
-    The bias is added once, after the sum. Under sequence parallelism it sees a part of the tokens,
-    which Megatron-Core's mark on it says.
+    The bias is added once, after the sum. Under sequence parallelism it is added to a part of the
+    tokens, for which it has Megatron-Core's mark.
     """
 
     AXIS = 1
@@ -200,15 +200,14 @@ class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
 
 
 class GatheredLinear(ColumnLinear):
-    """Linear on the level rows of a pack: each tensor rank computes some outputs, all get them all.
+    """A linear on level rows of a pack: each tensor rank computes some outputs, and gets all.
 
-    For matrices that are large while their input has few rows: the per-block modulations of FLUX,
-    Qwen-Image and HunyuanVideo are 27 to 33 % of all parameters.
+    It is for large matrices whose input has few rows: the per-block modulations of FLUX, Qwen-Image
+    and HunyuanVideo hold 27 to 33 % of all parameters.
 
-    With sequence parallelism each rank reads the outputs for its own tokens, so that its gradient
-    of them is a part of the sum: the way back adds the parts and hands each rank its columns.
-    Without it every rank has the whole gradient, of which it takes its columns. The gradient of the
-    input is what `Replicated` would have given it.
+    With sequence parallelism each rank reads the outputs for its own tokens, so its gradient of
+    them is a part of the sum: the backward pass adds the parts and gives each rank the gradient of
+    its own outputs. Without it every rank has the whole gradient, and takes these columns.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ def split_linear(
 ) -> nn.Module:
     """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's.
 
-    `parts` are the linears of the published network that it is made of (`Adaptable.parts`).
+    `parts` is the number of the published network's linears that it joins (`Adaptable.parts`).
     """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
@@ -263,13 +262,14 @@ def split_linear(
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Lets the backward products of split weights add their gradients to DDP's buffers directly.
+    """Lets the backward products of split weights add their gradients to DDP's buffers.
 
-    For a model under Megatron-Core's DDP, which owns these buffers. Layers of Transformer Engine do
-    it by themselves, Megatron-Core's with Apex; without Apex their gradients are added as always.
+    It is for a model under Megatron-Core's DDP, which owns these buffers. Layers of Transformer
+    Engine do so by themselves, Megatron-Core's by Apex; without Apex their gradients are added as
+    usual.
 
     Raises:
-        ValueError: no layer has such a product here.
+        ValueError: no layer has such a product on this machine.
     """
     layers = list(model.modules())
     of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
@@ -282,10 +282,10 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex adds the gradients; `of_engine`: some layers are Transformer Engine's.
+    """Whether Apex adds the gradients; `of_engine` says that some layers are Transformer Engine's.
 
     Raises:
-        ValueError: nothing here can add them.
+        ValueError: nothing on this machine can add them.
     """
     apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
     if not (apex or of_engine):
@@ -298,14 +298,14 @@ def check_fusion(*, of_engine: bool) -> bool:
 
 
 class WholeLinear(Adaptable, nn.Linear):
-    """Linear that every tensor rank holds whole, and whose input is whole on every one, too."""
+    """A linear that every tensor rank holds whole, with an input that every rank has whole."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[T, I] -> [T, O], with that of the adapter."""
+        """The output [T, O] for [T, I], including adapters."""
         return self.adapted(input, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output [T, O] of the linear alone, of [T, I]."""
+        """The output [T, O] for [T, I], without adapters."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:
@@ -326,7 +326,7 @@ class WholeLinear(Adaptable, nn.Linear):
 
 
 class Replicated(WholeLinear):
-    """Linear that every tensor rank holds whole; under sequence parallelism each sees its rows."""
+    """A linear that tensor ranks hold whole; under sequence parallelism each sees its rows."""
 
     def __init__(
         self,
@@ -337,16 +337,17 @@ class Replicated(WholeLinear):
         bias: bool = False,
         token_row: str | None = None,
     ):
-        """`token_row`: the row of tokens that its input is; None for level rows."""
+        """`token_row` names the row of tokens that is its input; None is for level rows."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
         self.token_row = token_row
         sees_part_of_tokens(self, config)
 
 
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """f(gate) · up (arXiv:2002.05202); the two alternate, so that any split keeps them paired.
+    """The product f(gate) · up (arXiv:2002.05202), whose columns alternate in `x_TX`.
 
-    Were all gates before all ups, a tensor rank's part of the matrix would hold either.
+    So each tensor rank has pairs; with all gates first, a part of the matrix would have only one
+    kind.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF
@@ -362,7 +363,7 @@ ACTIVATIONS = {
 
 
 class FeedForward(MegatronModule):
-    """Linear, activation, linear."""
+    """The feed-forward of a layer: linear, activation, linear."""
 
     def __init__(self, context: BuildContext, spec: FeedForwardSpec):
         super().__init__(config=context.config)

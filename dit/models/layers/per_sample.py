@@ -1,10 +1,10 @@
-"""Level rows [N, D] of scale, shift and gate -> what each token [T, D] takes of them.
+"""Level rows [N, D] of scale, shift and gate, applied to tokens [T, D].
 
-On a CPU neighbouring samples of equal length form a rectangle, to which the rows are broadcast
-without a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices
-each token looks its row up, inside the kernel that uses the row: one of `dit/models/kernels` where
-they run, or with `model.compile` one that torch.compile makes. Without either, a row is spread over
-its tokens first (`look_up`, also for other tables of few rows).
+On a CPU adjacent samples of equal length form a rectangle, to which the rows are broadcast without
+a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices each
+token looks its row up inside the kernel that uses it: one of `dit/models/kernels` if they run, or
+one of torch.compile with `model.compile`. Without either, rows are copied to tokens first
+(`look_up`, also for other small tables).
 """
 
 # N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
@@ -40,7 +40,7 @@ def kernels_run_on(device: torch.device) -> bool:
 
 @cache
 def _usable(device: torch.device) -> bool:
-    """Older GPUs than Ampere (8.0) have no bfloat16, and Triton refuses it there."""
+    """Whether Triton's kernels run on `device`: GPUs before Ampere (8.0) have no bfloat16."""
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -50,8 +50,8 @@ def compiled(
 ) -> Callable[..., Tensor]:
     """`function` as a fused kernel, compiled once for packs of all sizes.
 
-    The rows of its tensors may vary in number. Their widths are constants of the kernel, so that a
-    norm over the width is computed in one piece.
+    The number of rows may vary. Widths are constants of the kernel, so a norm over the width is
+    computed at once.
     """
     made: Any = compile_here(function, dynamic=False, backend=backend)
 
@@ -75,7 +75,7 @@ def _with_any_rows(x: Any, most: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A rectangle of tokens: G neighbouring samples of equal length, S tokens each."""
+    """A rectangle of tokens: G adjacent samples of equal length, S tokens each."""
 
     sample: int  # the first
     count: int
@@ -94,11 +94,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """Which row of scales, shifts and gates each token takes.
+    """The row of scales, shifts and gates for each token.
 
-    There is one row for each sample, or two where a sample has clean tokens beside noisy ones.
-    Rows may be float32 where tokens are bfloat16: then the sums are float32, too, and the tokens
-    are rounded once, at the end.
+    There is one row for each sample, or two if a sample has clean tokens beside noisy ones. If rows
+    are float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the end.
     """
 
     level_row_T: Tensor  # int64
@@ -135,10 +134,10 @@ class PerSample:
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """`h_TD`, to which a part is added later, and what `modulate` makes of it.
+        """`h_TD`, to which a part is added later, and the result of `modulate` for it.
 
-        What goes on with the first result hands its gradient to the kernel of the second, which
-        adds them.
+        Further use of the first result passes its gradient to the kernel of the second, which adds
+        them.
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
@@ -166,7 +165,7 @@ class PerSample:
         scale_ND: Tensor,
         shift_ND: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """What `branch` makes of the sum h + gate * x."""
+        """The result of `branch` for the sum h + gate * x."""
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
@@ -174,7 +173,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """The chunks for `rows` level rows, which are made once for all layers."""
+        """The chunks for `rows` level rows, made once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -230,7 +229,7 @@ def _on_rectangles(
 
 
 class _Rectangles(torch.autograd.Function):
-    """base + x · scale; `base` has the rows of samples (`shifts`) or of tokens."""
+    """Autograd function of base + x · scale; `base` has rows of samples (`shifts`) or of tokens."""
 
     @staticmethod
     def forward(
@@ -268,7 +267,7 @@ def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Plain indexing, whose own backward pass sorts the indices and adds row after row.
+    """Looks up rows of a small table, with a backward pass that does not sort them.
 
     The table is [R, X], its rows and their gradient are [T, X].
     """

@@ -1,14 +1,14 @@
-"""What queries and keys go through before attention: RMSNorm, then rotary positions.
+"""Preparation of queries and keys before attention: RMSNorm, then rotary positions.
 
 1. RMSNorm          of each head, or across all heads of a token; `CentredNorm`: also of tokens
 2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
-   InterleavedRotary one set of frequencies, of which each turns by one of the axes (MRoPE)
-   WholeWidthRotary the same over the width of a token, so that each head has others
-   rotate           turns queries and keys by them
+   InterleavedRotary one set of frequencies, each for one of the axes (MRoPE)
+   WholeWidthRotary angles over the width of a token, so that each head has its own
+   rotate           rotates queries and keys by them
 
-`hold_key_bias` is for keys without a norm.
-`fused_parts` is the norm of each head and the rotation in one kernel of `dit/models/kernels`,
-`fused_across_heads` the norm across heads with or without it.
+`hold_key_bias` is for keys without a norm. `fused_parts` computes the norm of each head and the
+rotation in one kernel of `dit/models/kernels`, `fused_across_heads` the norm across heads, with or
+without rotation.
 """
 
 # T query tokens, S key tokens, A axes, H heads of this tensor rank, K head width, X numbers of a
@@ -34,16 +34,17 @@ class HeadNorm(nn.RMSNorm):
     """RMSNorm (arXiv:1910.07467) over the width of a head, with one weight for all heads.
 
     GPUs have a kernel for it. On a CPU torch composes it of small operations, whose backward pass
-    reads all tokens twice as often as it must.
+    reads all tokens twice as often as necessary.
     """
 
     def __init__(self, width: int, *, dtype: torch.dtype, eps: float = 1e-5):
         super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """`x` is [T, H, K]. Of None it is the weight [K], for a kernel that does the rest.
+        """The normalised `x` [T, H, K]; for None, the weight [K], for a kernel that does the rest.
 
-        It is asked for by a call, because Megatron-Core's DDP waits there for weights on their way.
+        The weight is returned by a call, because Megatron-Core's DDP waits at calls for weights
+        being gathered.
         """
         if x is None:
             return self.weight
@@ -66,7 +67,7 @@ class CentredNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """`x` is [..., X]. Of None it is what numbers are multiplied by [X], as of `HeadNorm`."""
+        """The normalised `x` [..., X]; for None, the factors [X], as in `HeadNorm`."""
         weight_X = self.offset.float() + 1
         if x is None:
             return weight_X
@@ -74,7 +75,7 @@ class CentredNorm(nn.Module):
 
 
 class _Normalised(torch.autograd.Function):
-    """y = n · w with n = x / rms(x), in float32."""
+    """The autograd function of y = n · w with n = x / rms(x), in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -86,7 +87,7 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
-        """With g = dL/dy: dL/dw = sum g · n, dL/dx = (g · w - n · mean(g · w · n)) / rms(x).
+        """Gradients: dL/dw = sum g · n, dL/dx = (g · w - n · mean(g · w · n)) / rms(x), g = dL/dy.
 
         g and dL/dx are [T, H, K], dL/dw is [K].
         """
@@ -100,14 +101,14 @@ class _Normalised(torch.autograd.Function):
 
 
 class AcrossHeadsNorm(nn.Module):
-    """RMSNorm of queries and of keys over all heads of a token, which tensor ranks share (Wan).
+    """RMSNorm of queries and of keys over all heads of a token, which tensor ranks divide (Wan).
 
-    Each rank normalises and scales its own heads: all that it needs of the others is their sum of
-    squares for each token, which is one all-reduce for queries and all keys together.
+    Each rank normalises and scales its own heads. It needs only the others' sums of squares for
+    each token, by one all-reduce for queries and all keys together.
 
     Each rank holds the weights of its own heads and has their whole gradient. So they must not be
-    named q_layernorm or k_layernorm: Megatron-Core adds up gradients under these names over tensor
-    ranks, which here would mix those of different heads.
+    named q_layernorm or k_layernorm: Megatron-Core sums gradients under these names over tensor
+    ranks, which would mix those of different heads.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class AcrossHeadsNorm(nn.Module):
         group: dist.ProcessGroup,
         image: bool = False,
     ):
-        """`image`: there are keys of an image, too."""
+        """`image` says that there are keys of an image, too."""
         super().__init__()
         self.width, self.eps, self.group = width, eps, group
         part = width // group.size()
@@ -131,9 +132,9 @@ class AcrossHeadsNorm(nn.Module):
             mark_split(scale, axis=0)
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries [T, H, K], keys [S, H, K], and where there are any the keys of an image.
+        """Normalised queries [T, H, K], keys [S, H, K], and keys of an image if there are any.
 
-        Of nothing it is the weights, for kernels that do the rest, as with `HeadNorm`.
+        Without arguments it returns the weights, for kernels that do the rest, as with `HeadNorm`.
         """
         if not heads:
             return tuple(self.parameters())
@@ -150,7 +151,7 @@ class AcrossHeadsNorm(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """All weights, split by heads."""
+        """All weights, divided by heads."""
         scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
             scales,
@@ -163,10 +164,10 @@ class AcrossHeadsNorm(nn.Module):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks, in both directions, of a number of each query and key, [T + S].
+    """Sum over ranks, in both directions, of a number for each query and key, [T + S].
 
-    The sum of squares of one rank takes part in the norms of all ranks, so that its gradient is the
-    sum of theirs.
+    One rank's sum of squares takes part in the norms of all ranks, so its gradient is the sum of
+    theirs.
     """
 
     @staticmethod
@@ -190,9 +191,9 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
     """Sets the gradient of the bias of keys to zero, in a bias [H, 3, K] flattened: q, k, v.
 
-    For keys without a norm. Their bias adds the same number to all scores of a query, which softmax
-    ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW would turn
-    into full steps, different ones on each layout.
+    It is for keys without a norm. Their bias adds the same number to all scores of a query, which
+    softmax ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW
+    would turn into full steps that differ between layouts.
     """
 
     def without_keys(gradient_P: Tensor) -> Tensor:
@@ -206,7 +207,7 @@ def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
 class RotaryTable(nn.Module):
     """Cosines and sines of each token's angles, from its position on each axis.
 
-    The axes share the width of a head: `widths` add up to it. Frequencies are computed, so that any
+    The axes divide the width of a head: `widths` add up to it. Frequencies are computed, so any
     position is valid.
     """
 
@@ -219,7 +220,7 @@ class RotaryTable(nn.Module):
         rounded: bool = False,
         twisted: bool = False,
     ):
-        """`dtype` is that of the angles; float64 is what Wan, FLUX, Lumina and HiDream compute in.
+        """`dtype` is the type of the angles; Wan, FLUX, Lumina and HiDream use float64.
 
         In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
         rounded to float32 before their cosines are taken, as those of Z-Image are. `twisted`: the
@@ -249,7 +250,7 @@ class RotaryTable(nn.Module):
 
 
 class InterleavedRotary(nn.Module):
-    """Cosines and sines of one set of frequencies, each of which turns by one of several axes.
+    """Cosines and sines of one set of frequencies, each of which belongs to one of several axes.
 
     Axis a of A, but for the first, has `sections[a]` frequencies, with numbers a, a + A, a + 2 A;
     the first axis has all others. Angles are float32: positions beyond 65536 were trained so.
@@ -257,7 +258,7 @@ class InterleavedRotary(nn.Module):
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):
-        """`width` is that of a head."""
+        """`width` is the width of a head."""
         super().__init__()
         exponent_F = torch.arange(0, width, 2, dtype=torch.float32) / width
         axis_F, axes = torch.zeros(width // 2, dtype=torch.int64), len(sections)
@@ -275,15 +276,15 @@ class InterleavedRotary(nn.Module):
 
 
 class WholeWidthRotary(nn.Module):
-    """Cosines and sines of angles that cover all heads of a token, so that each head has others.
+    """Cosines and sines of angles over the width of all heads, so that each head has its own.
 
-    Pair f * axes + a of a token turns by the f-th frequency of axis a; pairs that are left over lie
-    in front and are not turned. Angles are float32, by the operations of `LTXVideoRotaryPosEmbed`
-    in Diffusers in their order: the largest is 15,700, whose rounding is part of the arithmetic.
+    Pair f * axes + a of a token has the f-th frequency of axis a; remaining pairs come first and
+    are not rotated. Angles are float32, by the operations of Diffusers' `LTXVideoRotaryPosEmbed` in
+    their order: they reach 15,700, so rounding is part of the arithmetic.
     """
 
     def __init__(self, width: int, heads: int, group: dist.ProcessGroup, *, axes: int = 3):
-        """`width` is that of all heads; tensor ranks of `group` share the heads."""
+        """`width` is the width of all heads, which tensor ranks of `group` divide."""
         super().__init__()
         exponent_F = torch.linspace(0, 1, width // (2 * axes), dtype=torch.float32)
         frequency_F = 10_000.0**exponent_F * math.pi / 2
@@ -294,7 +295,7 @@ class WholeWidthRotary(nn.Module):
         self.heads, self.here = heads, slice(group.rank() * here, (group.rank() + 1) * here)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, H, K], float32; positions lie in [0, 1] as far as trained on."""
+        """Cosines and sines [T, H, K], float32; trained positions lie in [0, 1]."""
         angle_TAF = self.get_buffer("frequency_F") * (position_TA[..., None] * 2 - 1)
         angle_TP = pad(angle_TAF.transpose(1, 2).flatten(1), (self.still, 0))
         angle_THP = angle_TP.unflatten(1, (self.heads, -1))[:, self.here]
@@ -303,7 +304,7 @@ class WholeWidthRotary(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """Keeps nothing of x: the way back is the transposed rotation.
+    """The autograd function of a rotation, which keeps nothing of x: its gradient is rotated back.
 
     x and its gradient are [T, H, K], cosines and sines [T, K] or [T, H, K].
     """
@@ -322,7 +323,10 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -> Tensor:
-    """`cos` is [T, K] or [T, H, K]; each of `sines` is half as wide; `sign` -1 turns back."""
+    """`x_THK`, rotated; with `sign` -1 back.
+
+    `cos` is [T, K] or [T, H, K]; each of `sines` is half as wide.
+    """
     half, wide_THK = x_THK.shape[-1] // 2, x_THK.float()
     cos, low, high = (x if x.dim() == 3 else x[:, None] for x in (cos, *sines))
     out_THK = wide_THK * cos
@@ -332,10 +336,10 @@ def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -
 
 
 def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns each pair (i, i + K/2) of a head by the token's angles, in float32.
+    """Rotates each pair (i, i + K/2) of a head by the token's angles, in float32.
 
-    Cosines and sines are [T, K], or [T, H, K] where heads have their own; (a, b) becomes
-    (cos a - sin b, cos' b + sin' a), where the second half may have others than the first.
+    Cosines and sines are [T, K], or [T, H, K] if heads have their own; (a, b) becomes (cos a - sin
+    b, cos' b + sin' a), where cos' and sin' of the second half may differ.
     """
     turned_THK = _Rotate.apply(x_THK, cos, sin)
     assert isinstance(turned_THK, Tensor)
@@ -364,10 +368,10 @@ def fused_across_heads(
     *,
     twisted: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Of each row its parts normalised, and rotated if there are `angles`; then what follows them.
+    """The parts of each row, normalised, and rotated if there are `angles`; then its other parts.
 
-    A row is [T, H, X], how many parts of a head the norm has, and the widths of the others.
-    `twisted`: the two halves of a head have angles of their own.
+    A row is (tensor [T, H, X], number of normalised parts of a head, widths of the others). With
+    `twisted` the two halves of a head have separate angles.
     """
     from dit.models.kernels import across_heads
 

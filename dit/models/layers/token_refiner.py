@@ -1,9 +1,9 @@
-"""Captions told to each other before all other layers: the token refiner of HunyuanVideo's family.
+"""The token refiner of the Hunyuan models: attention among a caption's tokens before all layers.
 
 HunyuanVideo, HunyuanVideo 1.5 and HunyuanImage 2.1 have it. The arithmetic is that of Diffusers'
 `HunyuanVideoTokenRefiner` and `HunyuanVideo15ByT5TextProjection`, which each of the three has under
-names of its own. Every tensor rank has all rows, and the whole gradient of them, so that the
-weights have no mark for sequence parallelism.
+other names. Every tensor rank has all rows and their whole gradient, so the weights need no mark
+for sequence parallelism.
 """
 
 # N samples, L rows of text, G of words in quotation marks
@@ -85,7 +85,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, each gated by noise level and mean of the caption."""
+    """A layer of attention and feed-forward, each gated by timestep and mean of the caption."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()
@@ -120,7 +120,7 @@ class RefinerLayer(nn.Module):
 def by_sample(rows: Sequence[Tensor], starts: Sequence[Sequence[int]]) -> Tensor:
     """Rows of several kinds [., X] -> one row of text [L, X], sample after sample.
 
-    `starts` says of each kind where the rows of each sample begin, and where those of the last end.
+    `starts` has, for each kind, the first row of each sample and the end of the last.
     """
     parts = [
         kind[first:last]

@@ -2,7 +2,7 @@
 
 These are Transformer Engine's own modules. Megatron-Core's wrappers store the amax history of 8-bit
 products, which would tie a checkpoint to this implementation. Only recipes without a history are
-offered here, so that a run resumes exactly with either implementation.
+supported, so that a run resumes exactly with either implementation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dit.models.layers.adaptable import Adaptable, TensorSharing, mark_split
 
 
 def check_engine(model: ModelConfig) -> None:
-    """Checks that Transformer Engine can run here, if the model asks for it.
+    """Checks that Transformer Engine can run on this machine, if the model needs it.
 
     Raises:
         ValueError: it, or a GPU, is missing.
@@ -86,7 +86,7 @@ def _linear_class() -> Any:
                 mark_split(self.bias, axis=0)
 
         def forward(self, x: Tensor) -> Tensor:
-            """Rows [T, I] -> [T, O] of this tensor rank, with that of the adapter."""
+            """Rows [T, I] -> [T, O] of this tensor rank, including adapters."""
             return self.adapted(x, super().forward)
 
         def tensor_sharing(self) -> TensorSharing:
@@ -97,7 +97,7 @@ def _linear_class() -> Any:
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
         ) -> Any:
-            """Weight and bias alone, under the names that the other implementation gives them."""
+            """Weight and bias, under the names of the other implementation."""
             axes = {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {})
             own = make_sharded_tensors_for_checkpoint(
                 dict(self.named_parameters(recurse=False)),

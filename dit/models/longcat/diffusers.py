@@ -55,7 +55,7 @@ KEYS = ConfigKeys(
 
 @dataclass(frozen=True, slots=True)
 class _BehindText:
-    """Positions as the pipelines make them for a text of so many rows."""
+    """Positions as in the pipelines, for pictures after a text of so many rows."""
 
     rows: int
     axes: int = 3
@@ -71,7 +71,7 @@ class _BehindText:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LongCatConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     rows = len(sample.text_LE)

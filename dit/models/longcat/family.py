@@ -1,4 +1,4 @@
-"""The family `longcat`, LongCat-Image: its fields, sizes and rules, and what else it says."""
+"""The family `longcat`, LongCat-Image: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LongCatConfig(HasReferences, DoubleSingleConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True

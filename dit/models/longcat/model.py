@@ -1,4 +1,4 @@
-"""LongCat-Image: FLUX's layers, with pictures behind their text on rows and columns."""
+"""LongCat-Image: FLUX's layers; pictures come after their text on the axes of rows and columns."""
 
 # M level rows, D model width, N samples, T packed tokens, L text tokens, A axes of positions
 
@@ -19,11 +19,12 @@ from dit.pack_wire import to_device
 
 
 class LongCatNetwork(DoubleSingleTransformer):
-    """Noisy tokens, noise level, text and pictures to edit of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and pictures to edit of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`, and positions (kind, row,
-    column) are those of its pipelines: token number n of a text has (0, n, n), and behind L of them
-    row r and column c of a picture have (1, L + r, L + c), of the first to edit (2, L + r, L + c).
+    column) are those of its pipelines: token n of a text has (0, n, n); after a text of L tokens,
+    row r and column c of the picture have (1, L + r, L + c), those of the first picture to edit (2,
+    L + r, L + c).
     """
 
     def __init__(

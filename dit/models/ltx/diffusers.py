@@ -47,7 +47,7 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def _heads_norms(ours: str, theirs: str, **options: Any) -> tuple[Row, ...]:
-    """RMSNorm of queries and of keys across heads, which tensor ranks share."""
+    """Rows of the RMSNorms of queries and keys over all heads, which tensor ranks divide."""
     names = {"query": "norm_q", "key": "norm_k"}
     return tuple(
         Row(f"{ours}.across_heads.{a}_scale", (f"{theirs}.{b}.weight",), _COLUMN, ("D",), **options)
@@ -131,7 +131,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",
@@ -221,7 +221,7 @@ _PIPELINES = {
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LtxConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample: of its target, in front of its references."""
+    """Output of Diffusers' network for one sample, whose references follow its target."""
     import torch
 
     from dit.models.positions import patchify, unpatchify

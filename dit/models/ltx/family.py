@@ -59,7 +59,7 @@ logit-normal levels, and the scheduler of 0.9.0 for those of its samplers."""
 
 
 class FramePositions(StrEnum):
-    """At which second a latent frame begins; no config.json says it."""
+    """The second at which a latent frame begins; no config.json says it."""
 
     EVEN = "even"  # 8 f / fps (0.9.0 and 0.9.1)
     CAUSAL = "causal"  # max(8 f - 7, 0) / fps: the first is one pixel frame (0.9.5 and later)
@@ -82,7 +82,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LtxConfig(HasReferences, ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"frame_positions": "reference_latents"}
@@ -137,7 +137,7 @@ def _inputs(model: LtxConfig) -> tuple[SampleInput, ...]:
 
 
 def ltx_positions(model: LtxConfig) -> PixelPositions:
-    """Where tokens begin in seconds and pixels."""
+    """The positions of tokens, in seconds and pixels."""
     from dit.models.positions import PixelPositions
 
     causal = model.frame_positions is FramePositions.CAUSAL
@@ -145,7 +145,7 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
 
 
 def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
-    """Pictures and clips at any frame: of `LTXConditionPipeline`, whose positions are causal."""
+    """Rules for pictures and clips at any frame; None unless positions are causal."""
     from dit.models.positions import CELL
 
     if model.frame_positions is not FramePositions.CAUSAL or model.patch_temporal > 1:

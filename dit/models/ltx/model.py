@@ -24,7 +24,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
 class LtxNetwork(CrossTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `LTXVideoTransformer3DModel`.
     """

@@ -39,7 +39,7 @@ _TABLE = NameTable(
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Names of linears in a stack of the original project -> in Diffusers."""
+    """Names of linears in a stack of the original project -> Diffusers' names."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     made = " ".join(f"{stack}.*.attn.to_{letter}" for letter in "qkv")
     names = {f"{attention}.qkv": made, f"{attention}.out": f"{stack}.*.attn.to_out.0"}
@@ -78,7 +78,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: Lumina2Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     text_1LE = sample.text_LE[None]

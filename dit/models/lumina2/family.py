@@ -1,4 +1,4 @@
-"""The family `lumina2`, Lumina Image 2.0: its fields, sizes and rules, and what else it says."""
+"""The family `lumina2`, Lumina Image 2.0: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_hea
 
 @dataclass(frozen=True, kw_only=True)
 class Lumina2Config(GroupedRefinedConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     title: ClassVar[str] = "Lumina Image 2.0"
@@ -54,7 +54,7 @@ class Lumina2Config(GroupedRefinedConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """Sides as long as the tables of Diffusers' network."""
+        """The largest latent for the tables of Diffusers' network."""
         return sides_of_tables(self, AXES_LENS)
 
 

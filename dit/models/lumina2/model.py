@@ -1,4 +1,4 @@
-"""Lumina Image 2.0: latents and text refined apart, then layers over both in one row."""
+"""Lumina Image 2.0: separate refiners of latents and of text, then layers over both in one row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dit.models.stacks.refined_transformer import RefinedTransformer
 
 
 class Lumina2Network(RefinedTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `Lumina2Transformer2DModel`.
     """

@@ -1,6 +1,6 @@
-"""OmniGen2 as its folders have it: names of tensors, config.json, pipelines, running its network.
+"""OmniGen2 in its own public code: tensor names, config.json, pipelines, calls of its network.
 
-Diffusers has no class of it; its own public code is `OmniGen2Transformer2DModel`.
+Diffusers has no class for it; that of its code is `OmniGen2Transformer2DModel`.
 """
 
 # D model width, N numbers of a picture
@@ -82,7 +82,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: OmniGen2Config
 ) -> Tensor:
-    """What the public code's network makes of one sample, as its pipeline turns it round."""
+    """Output of the public code's network for one sample, with its pipeline's sign."""
     import torch
     from diffusers.models.embeddings import get_1d_rotary_pos_embed
 
@@ -106,7 +106,7 @@ def _run_network(
 
 
 def _sampling(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Its scheduler shifts unless it says that it does not."""
+    """Sampling options of a scheduler's file; it shifts the schedule unless the file says no."""
     return {} if scheduler.get("dynamic_time_shift", True) else {"shift_base_tokens": None}
 
 

@@ -1,4 +1,4 @@
-"""The family `omnigen2`, OmniGen2: its fields, sizes and rules, and what else it says."""
+"""The family `omnigen2`, OmniGen2: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OmniGen2Config(HasReferences, GroupedRefinedConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     refiners: ClassVar[int] = 3

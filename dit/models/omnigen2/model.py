@@ -1,4 +1,4 @@
-"""OmniGen2: target, references and text refined apart, then layers over all in one row."""
+"""OmniGen2: separate refiners of target, references and text, then layers over all in one row."""
 
 # T latent tokens, C patch features, P pictures of a sample, D model width
 
@@ -20,7 +20,7 @@ _NUMBER = 3
 
 
 class OmniGen2Network(RefinedTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
     The arithmetic is that of the public code's `OmniGen2Transformer2DModel`.
     """

@@ -61,7 +61,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     channels = _latent_channels(t)
     features = t.patch_size**2 * channels
     return [
@@ -77,9 +77,10 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _references(t: Any) -> int:
-    """Number of references of published weights; `zero_cond_t` marks those of 2511.
+    """The most references of published weights; `zero_cond_t` marks those of Edit-2511.
 
-    Nothing tells Qwen-Image from Qwen-Image-Edit, whose samples may, but need not, bring a picture.
+    Nothing in the file tells Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or
+    none.
     """
     return MOST_REFERENCES if t.zero_cond_t else 0
 
@@ -105,7 +106,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImageConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express a run, in words."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [
@@ -138,7 +139,7 @@ def _pipeline(name: str) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImageConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
     from torch.nn.functional import pad
 

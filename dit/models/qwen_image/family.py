@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageConfig(ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 

@@ -1,4 +1,4 @@
-"""Qwen-Image: latents and text in rows of their own, which attend to each other in every layer."""
+"""Qwen-Image: latents and text in separate rows, which attend to each other in every layer."""
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
 # E text width, A axes of a position, X cosines and sines of a level
@@ -25,7 +25,7 @@ from dit.pack_wire import to_device
 
 
 class QwenImageNetwork(JointTransformer):
-    """Noisy tokens, noise level, text and pictures to edit of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and pictures to edit of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `QwenImageTransformer2DModel`.
     """
@@ -72,7 +72,7 @@ class QwenImageNetwork(JointTransformer):
 def text_positions(lengths: Sequence[int], grids: Sequence[Sequence[Grid]]) -> Tensor:
     """Positions [L, 3] float32 of the texts of samples, whose pictures are `grids`.
 
-    A token has the same position on all axes, counted on from half of the longest side.
+    A token has the same position on all axes, counted from half of the longest side.
     """
     rows = [
         torch.arange(length) + max(side // 2 for grid in pictures for side in grid[1:])

@@ -82,7 +82,6 @@ QWEN_IMAGE21_NAMES = own_names(_TABLE)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
     channels = t.out_channels or t.in_channels
     return [
         (channels == t.in_channels, f"out_channels={channels} with in_channels={t.in_channels}"),
@@ -119,7 +118,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImage21Config) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express this one, in words."""
     ratio = model.mlp_ratio
     if ratio == int(ratio):
         return []
@@ -129,7 +128,7 @@ def _inexpressible(model: QwenImage21Config) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImage21Config
 ) -> Tensor:
-    """What Diffusers' network makes of one sample; it reads no states at slots of pictures."""
+    """Output of Diffusers' network for one sample; states in place of pictures are not read."""
     import torch
     from torch.nn.functional import pad
 

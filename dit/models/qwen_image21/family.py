@@ -1,4 +1,4 @@
-"""The family `qwen_image21`, Qwen-Image-2.1: its fields, sizes and rules, and what else it says."""
+"""The family `qwen_image21`, Qwen-Image-2.1: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImage21Config(HasReferences, ModelConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -131,7 +131,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
 
 
 def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
-    """The layers, which all take the same rows of the modulations of `VECTORS`."""
+    """The layers, which all use the same rows of the modulations of `VECTORS`."""
     width = model.hidden_size
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
@@ -144,7 +144,7 @@ def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
 
 
 def text_names(model: QwenImage21Config) -> tuple[str, ...]:
-    """Names of the texts of a sample, in their order: one before each reference, and the last."""
+    """Names of the texts of a sample in order: one before each reference, and the last."""
     return (*(f"text_before_{n}" for n in range(model.reference_latents)), "text")
 
 

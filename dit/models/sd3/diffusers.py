@@ -55,7 +55,7 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Lines of a stack; nothing is rotated, and the text of the last layer has no output."""
+    """Name-table rows of a stack; nothing is rotated, and the last layer gives no text."""
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}
@@ -101,7 +101,7 @@ def _sizes(model: Sd3Config) -> dict[str, int]:
 
 
 def _first_layers(model: Sd3Config) -> dict[str, int]:
-    """Diffusers' number of the first layer of each stack."""
+    """Diffusers' index of the first layer of each stack, by the stack's name."""
     found, before = {}, 0
     for name, count in model.stack_layers.items():
         found[name] = before
@@ -144,7 +144,7 @@ SD3_NAMES: dict[str, str] = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
         outputs_as_inputs(t),
@@ -206,7 +206,7 @@ KEYS = ConfigKeys(
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: Sd3Config) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

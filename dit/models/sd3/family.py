@@ -74,7 +74,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sd3Config(ModelConfig):
-    """The network: sizes, positions, precision and how it is spread over devices."""
+    """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -144,7 +144,7 @@ class Sd3Config(ModelConfig):
 
     @property
     def stack_layers(self) -> dict[str, int]:
-        """Layers by stack, in their order; the last layer is one of its own."""
+        """Number of layers of each stack, in order; the last layer is a stack of its own."""
         dual = min(self.dual_attention_layers, self.num_layers - 1)
         counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
         return {name: count for name, count in counts.items() if count}
@@ -197,7 +197,7 @@ def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
 
 
 def ends_dual(model: Sd3Config) -> bool:
-    """Whether the last layer has a second attention, too."""
+    """Whether the last layer also has a second attention."""
     return model.dual_attention_layers == model.num_layers
 
 

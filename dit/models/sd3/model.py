@@ -1,4 +1,4 @@
-"""Stable Diffusion 3: double-stream layers alone, over latents with positions added and text."""
+"""Stable Diffusion 3: only double-stream layers, over latents with added positions and text."""
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
 # G rows or columns of the table of positions, F frequencies, X sines and cosines of one of them
@@ -21,7 +21,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class Sd3Network(JointTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `SD3Transformer2DModel`.
     """
@@ -56,9 +56,9 @@ class Sd3Network(JointTransformer):
 
 
 class PositionTable(nn.Module):
-    """A row for each place of a square; no step changes it, and checkpoints hold it.
+    """A row for each place of a square, which is never trained and is stored in checkpoints.
 
-    Published weights bring theirs along. A new one has sines and cosines, first of columns, then of
+    Published weights include theirs. A new one has sines and cosines, first of columns, then of
     rows, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4; the table of Diffusers'
     `PatchEmbed`).
     """
@@ -78,6 +78,6 @@ class PositionTable(nn.Module):
         self.register_buffer("table", table_GGD.flatten(0, 1))
 
     def forward(self, position_TA: Tensor) -> Tensor:
-        """Rows [T, D] of the places (row, column)."""
+        """The rows [T, D] for positions (row, column)."""
         row_T, column_T = position_TA.long().unbind(1)
         return self.table[row_T * self.side + column_T]

@@ -8,10 +8,10 @@ offload              page-locked host memory, from and to which a GPU copies bes
                      activations that wait there
 frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
 token_routing        layers that see a part of the tokens in training; the others wait
-stacked_transformer  embed, stacks, head, and what pipeline stages hand on
-cross_transformer    the same for networks of one row of latents, with cross-attention to text
-joint_transformer    the same for networks that attend to latents and text together
-refined_transformer  of these, layers over either row alone, then over both (Lumina Image 2.0)
-layered_transformer  of these, layers each of which sees another layer's text (HiDream)
-double_single_transformer  of these, double-stream layers and then single-stream ones (FLUX, Chroma)
+stacked_transformer  embed, stacks, head, and the tensors that pipeline stages send on
+cross_transformer    networks with one row of latents and cross-attention to text
+joint_transformer    networks that attend to latents and text jointly
+refined_transformer  joint networks with refiners of each row, then layers over both (Lumina)
+layered_transformer  joint networks in which each layer sees another hidden state of text (HiDream)
+double_single_transformer  joint networks with double-stream, then single-stream layers (FLUX)
 """

@@ -28,7 +28,7 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """How many numbers of a head are rotated by frame, by row and by column.
+    """Numbers of a head that are rotated by frame, by row and by column.
 
     Rows and columns get a third each, rounded down to an even number, and frames the rest.
     """
@@ -73,8 +73,8 @@ class CrossTransformer(StackedTransformer):
 class TextEmbedding(nn.Module):
     """The embedding of rows of the text encoder, padding included, [L, E] -> [L, D].
 
-    Every tensor rank has all rows and the whole gradient of them, so that the weights have no mark
-    for sequence parallelism.
+    Every tensor rank has all rows and their whole gradient, so the weights need no mark for
+    sequence parallelism.
     """
 
     def __init__(self, model: ModelConfig):
@@ -88,19 +88,19 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans of this rank's tokens, and of the text rows of their samples, from `starts` on."""
+    """Spans of this rank's tokens, and of their samples' text rows, which begin at `starts`."""
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
 def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
-    """Number of rows of all captions of a pack, each filled up to `length` (null: as they are)."""
+    """Number of rows of all captions of a pack, each padded to `length` (None: not padded)."""
     return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
-    """Appends zero vectors to every caption up to `length` tokens (null: leaves them alone).
+    """Appends zero vectors to every caption up to `length` tokens (None: does nothing).
 
     The published weights of Cosmos and of Wan attend to this padding.
 
@@ -120,7 +120,7 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, followed by zeros up to `length` (null: as they are)."""
+    """The rows of each sample, followed by zeros up to `length` (None: unchanged)."""
     if length is None:
         return rows_LE
     parts, width = [], rows_LE.shape[-1]

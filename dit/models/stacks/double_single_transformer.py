@@ -26,9 +26,9 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class DoubleSingleTransformer(JointTransformer):
-    """Noisy tokens, noise level, text and reference pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
 
-    `told`, also in names of weights, embeds the timestep; a family says what it makes of a pack.
+    `told`, also in names of weights, embeds the timestep; each family has its own.
     """
 
     theta: ClassVar[float] = 10_000.0
@@ -62,11 +62,11 @@ class DoubleSingleTransformer(JointTransformer):
         self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=self.has_biases)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """What all modulations are made of, [M, X]."""
+        """The embedding [M, X] from which all modulations are computed."""
         raise NotImplementedError
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings of the patches `x_TC`, those of this tensor rank."""
+        """Embeddings of this tensor rank's patches of `x_TC`."""
         return self.patches(x_TC)
 
     def embed(

@@ -1,17 +1,17 @@
 """Blocks whose matrices are frozen: in 8 bits, and on the host until their turn.
 
 1. rounded         a matrix -> float8_e4m3 (arXiv:2209.05433) and a factor for each of its rows
-2. FrozenMatrix    the matrix of a linear, made for each product and kept by none
-3. frozen_product  x W^T, which asks for the matrix again on the way back
+2. FrozenMatrix    the matrix of a linear, restored for each product and kept by none
+3. frozen_product  x W^T, which restores the matrix again in the backward pass
 4. round_blocks    the matrices of all layers to 8 bits, one after the other
-5. ByteRows        a matrix whose rows are bytes, each with its factor, so that ranks can share them
-6. place_networks  networks to the device, but for blocks that wait (`model.blocks_to_swap`)
-7. BlockPrefetch      begins to copy the blocks whose turns come next
+5. ByteRows        a matrix whose rows are bytes with their factor, so that ranks can divide them
+6. place_networks  networks to the device, except for blocks that wait (`model.blocks_to_swap`)
+7. BlockPrefetch   starts to copy the next blocks
 8. WaitingBlock    the matrices of a block on the host, as one row of bytes
-9. Places          rows of bytes on the device, in which blocks take turns
+9. Places          rows of bytes on the device, which blocks use in turn
 
-A block is copied while the one before it, in the order of the pass, is computed. Which block lies
-where is no matter of correctness: a product whose block is not there waits for it.
+A block is copied while the one before it, in the order of the pass, is computed. Correctness does
+not depend on when: a product waits for its block.
 """
 
 # T rows, I inputs, O outputs (both of this tensor rank)
@@ -55,12 +55,11 @@ _AT_ONCE = 2
 def rounded(
     weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The matrix in 8 bits and a factor [O] for each row, which is that of the whole row.
+    """The matrix in 8 bits, and a factor [O] for each row, equal for all parts of the row.
 
-    `columns` are the ranks that share the columns of a matrix; all of them call it.
-
-    A factor is a power of two, the least with which the row fits. So what is restored has four
-    significant bits, which bfloat16 holds as exactly as float32.
+    `columns` are the ranks that divide the columns of a matrix; all of them call it. A factor is
+    the smallest power of two with which the row fits. Restored numbers have four significant bits,
+    which bfloat16 holds exactly.
     """
     most_O = weight_OI.abs().amax(dim=1).float()
     if columns is not None and columns.size() > 1:
@@ -77,7 +76,7 @@ def restored(
 ) -> Tensor:
     """The matrix in `dtype` from its 8-bit numbers and factors: the exact inverse of `rounded`.
 
-    `fused_kernels` allows our kernel for such factors, which runs where `kernels_run_on` says so.
+    `fused_kernels` allows our kernel, which runs where `kernels_run_on` says so.
     """
     if fused_kernels and per_sample.kernels_run_on(weight_OI.device):
         # Torch reads all modules' sources as an operator is declared: 0.2 s of other runs' starts.
@@ -91,8 +90,8 @@ def restored(
 class ByteRows:
     """The form of a matrix in 8 bits whose rows are bytes: the numbers, then the factor and zeros.
 
-    So ranks can share out its rows, as `dit.distributed.row_shares.PackedRows` says. The zeros let
-    each row begin where a thread of the GPU reads 16 bytes at once.
+    So ranks can divide its rows (`dit.distributed.row_shares.PackedRows`). The zeros align each row
+    for reads of 16 bytes.
     """
 
     width: int
@@ -103,7 +102,7 @@ class ByteRows:
     """See `restored`."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
-        """Shape of the bytes of a matrix of shape `whole`, [O, I]."""
+        """Shape of the bytes for a matrix of shape `whole`, [O, I]."""
         return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
@@ -118,13 +117,13 @@ class ByteRows:
         return bytes_OB
 
     def unpack(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows [O, I] in `dtype`, from their bytes; exact."""
+        """The rows [O, I] in `dtype`, exactly, from their bytes."""
         narrow_OI, factor_O = rows[:, : self.width].view(ROUNDED), rows[:, self.width].view(_FACTOR)
         return restored(narrow_OI, factor_O, dtype, fused_kernels=self.fused_kernels)
 
 
 class FrozenMatrix:
-    """The frozen matrix of a linear, which may be rounded, swapped to the host or in shares."""
+    """The frozen matrix of a linear, which may be rounded, on the host or in shares."""
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
@@ -135,17 +134,17 @@ class FrozenMatrix:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The linear's weight at this moment; with weights in shares each pass has another one."""
+        """The linear's present weight; with weights in shares each pass has another one."""
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
-        """Puts 8 bits in the place of the weight, on the device; see `rounded`."""
+        """Replaces the weight by 8-bit numbers on the device (see `rounded`)."""
         whole = self.weight.detach().to(device)
         self.weight.data, factor_O = rounded(whole, columns=columns)
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """The output of `linear`, which has this matrix, for `x_TI`, summed as the linear sums."""
+        """The output of `linear`, which has this matrix, for `x_TI`, summed as by the linear."""
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
@@ -165,7 +164,7 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """Makes products of the linear ask for its matrix, whose bytes may then lie elsewhere."""
+    """Makes the linear's products restore its matrix, whose bytes may then be elsewhere."""
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
@@ -178,7 +177,7 @@ def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = N
 
 
 class _Product(torch.autograd.Function):
-    """Autograd would keep the matrix of each product on the device, in its whole width.
+    """The autograd function of a product, which does not keep the matrix on the device.
 
     The product is [T, I] -> [T, O].
     """
@@ -199,7 +198,7 @@ class _Product(torch.autograd.Function):
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
-    """Rounds the matrices of all layers to 8 bits, each on the device; the others stay there.
+    """Rounds the matrices of all layers to 8 bits on the device, where they stay.
 
     All tensor ranks call it.
     """
@@ -208,7 +207,7 @@ def round_blocks(network: Any, device: torch.device) -> None:
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """The matrices of all layers, which have no memory yet, and their rows as bytes."""
+    """The matrices of all layers, which have no memory yet, and their form as rows of bytes."""
     for matrix, columns in _matrices(network):
         weight = matrix.weight
         matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
@@ -216,7 +215,7 @@ def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
-    """Frozen matrices of all layers, each with the ranks that share its columns."""
+    """Frozen matrices of all layers, each with the ranks that divide its columns."""
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
@@ -226,11 +225,11 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
-    """Moves the parts of a pipeline stage to the device, less `swapped` blocks of each.
+    """Moves the parts of a pipeline stage to the device, except for `swapped` blocks of each.
 
-    With two more blocks, which take turns in their places, these wait on the host. They lie evenly
-    among those that have frozen matrices, so that there is time to copy one while those before it
-    are computed. All of these wait where they are too few.
+    These, and two more blocks, wait on the host and share two places on the device. They are spread
+    evenly over the blocks with frozen matrices, so that there is time to copy one while earlier
+    ones are computed. If there are too few of them, all wait.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -259,7 +258,7 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
-    """By the number of the layer on this stage."""
+    """Blocks that wait, by the index of the layer on this stage."""
     frozen = [
         (number, linears)
         for number, layer in enumerate(_layers(network))
@@ -272,7 +271,7 @@ def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
 
 
 class _Part(NamedTuple):
-    """Where a matrix lies in the row of its block."""
+    """The place of a matrix in the row of its block."""
 
     bytes: slice
     dtype: torch.dtype
@@ -286,7 +285,7 @@ class WaitingBlock:
     """The frozen matrices of a block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Takes them from the device, or from where they are on the host."""
+        """Takes the matrices from the device, or from their place on the host."""
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0
@@ -302,7 +301,7 @@ class WaitingBlock:
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:
-        """Moves the matrices to the host; products will look for them in `places`."""
+        """Moves the matrices to the host; products then read them from `places`."""
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             matrix.weight.data = part.of(self.home)
             matrix.fetched = partial(self._fetched, part, places)
@@ -317,7 +316,7 @@ class _Copy(NamedTuple):
 
 
 class Places:
-    """Rows of bytes on the device; the block that was asked for longest ago makes room."""
+    """Rows of bytes on the device; the least recently used block makes room."""
 
     def __init__(
         self, count: int, size: int, device: torch.device, *, copies: PlainCopies | None = None
@@ -328,7 +327,7 @@ class Places:
         self.held: OrderedDict[WaitingBlock, _Copy] = OrderedDict()
 
     def fetch(self, block: WaitingBlock) -> _Copy:
-        """Begins to copy a block, unless it is there or on its way; nothing waits for it."""
+        """Starts to copy a block, unless it is there or on its way, without waiting."""
         if block not in self.held:
             row = self.free.pop() if self.free else self.held.popitem(last=False)[1].row
             arrival = self.copies.overwrite(row[: block.home.numel()], block.home)
@@ -337,20 +336,20 @@ class Places:
         return self.held[block]
 
     def take(self, block: WaitingBlock) -> Tensor:
-        """The bytes of a block; what is computed from now on waits for them."""
+        """The bytes of a block; later computations wait for them."""
         row, arrival = self.fetch(block)
         self.copies.wait(arrival)
         return row
 
 
 class BlockPrefetch:
-    """The blocks of a part of a network that wait, by the number of their layer."""
+    """The waiting blocks of a part of a network, by the index of their layer."""
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):
         self.blocks, self.places = dict(sorted(blocks.items())), places
 
     def forward_from(self, number: int) -> None:
-        """The forward pass has come to a layer."""
+        """Fetches blocks for the forward pass, from layer `number` on."""
         self._fetch(n for n in self.blocks if n >= number)
 
     def backward_from(self, number: int) -> None:

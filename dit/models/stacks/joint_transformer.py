@@ -1,4 +1,4 @@
-"""Networks whose layers attend to latents and text together (FLUX, Qwen-Image, SD3)."""
+"""Networks whose layers attend to latents and text jointly (FLUX, Qwen-Image, SD3)."""
 
 # T latent tokens, L text tokens, J tokens of both, N samples, C patch features, A axes of positions
 
@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """Where latents and text of a pack lie on this rank."""
+    """The places of a pack's latents and text on this rank."""
 
     text: TextRow
     order: JointOrder
@@ -51,12 +51,12 @@ class JointLayout:
 
 
 class JointTransformer(StackedTransformer):
-    """A network whose layers attend to latents and text together.
+    """A network whose layers attend to latents and text jointly.
 
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's share of it, and
-    `my_tokens` of that what this tensor rank holds. `embed` gives the rows `hidden` and
-    `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations are computed
-    from. A head that `build_head` makes predicts for all latents of this context rank.
+    `my_tokens` of that is this tensor rank's part. `embed` returns the rows `hidden` and
+    `text_hidden` and the embedding `T_EMB` of the level rows, from which all modulations are
+    computed. The head of `build_head` predicts for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
@@ -86,22 +86,22 @@ class JointTransformer(StackedTransformer):
         self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
-        """Tokens of all text inputs of each sample; zero is legal."""
+        """Number of tokens in all text inputs of each sample; may be zero."""
         return list(batch.text_rows)
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
-        """The latents, with the padding among them that attention sees."""
+        """The row of latents, including padding that attention computes."""
         return TokenRow.of_latents(batch, attended=self.model.attended_in(batch))
 
     def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
-        """Texts and pictures of each sample, in the order in which they see each other.
+        """Texts and pictures of each sample in sequence, for block-causal attention.
 
-        None: all tokens of a sample do.
+        None: all tokens of a sample attend to each other.
         """
         return None
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """Positions [L, A] of the whole text; zeros do not rotate."""
+        """Positions [L, A] of the whole text; zeros mean no rotation."""
         rows = sum(self.text_lengths(batch))
         return batch.position_TA.new_zeros(rows, batch.position_TA.shape[1])
 
@@ -130,7 +130,7 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Text stands after all latents of the pack."""
+        """Places of tokens in the pack; text comes after all latents."""
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
         joint_J = layout.order.arranged((latents_T, text_L))
@@ -180,7 +180,10 @@ class JointTransformer(StackedTransformer):
         return self._order(self.latents_row(batch), device=batch.segment_T.device).apart
 
     def _keys(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Tensor | None]:
-        """Which tokens have keys: of latents, of text, and of the joint row; None: all."""
+        """Masks of the tokens that have keys: of latents, of text and of the joint row.
+
+        None: all have.
+        """
         attended = self.model.attended_in(batch)
         if self.padding_has_keys or attended == list(batch.num_tokens):
             return (None,) * 3
@@ -199,7 +202,7 @@ class JointTransformer(StackedTransformer):
         return JointOrder.of(rows, context=self.context, **options)
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """Latents and text lie apart until a layer takes both in one row."""
+        """The rows of a stack: latents and text separately, until layers take both in one row."""
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
@@ -228,9 +231,9 @@ class JointTransformer(StackedTransformer):
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
         bias: bool = True,
     ) -> None:
-        """Makes the modulated norm and the linear behind the layers, which work on `token_row`.
+        """Creates the modulated norm and the linear after the layers, which work on `token_row`.
 
-        `modulate_out` builds another modulation than one with a linear of its own.
+        `modulate_out` builds a modulation other than one with its own linear.
         """
         if self.post_process:
             model, config = self.model, self.config
@@ -251,7 +254,7 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A network in whose positions the picture stands behind its caption.
+    """A network in whose positions the picture comes after its caption.
 
     Tokens of the picture have the caption's length on the first axis.
     """

@@ -1,4 +1,4 @@
-"""Networks each of whose layers sees the text as another layer of its encoder does (HiDream-I1)."""
+"""Networks in which each layer sees another hidden state of the text (HiDream-I1)."""
 
 # T packed tokens, M level rows, C patch features, L text tokens, D model width, E width of a text
 # B rows of the text of layers in a pack, X its hidden states side by side
@@ -34,11 +34,11 @@ from dit.models.stacks.views import RunningView
 
 
 class LayeredTransformer(JointTransformer):
-    """Noisy tokens, noise level, texts and pooled text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, texts and pooled text of a pack -> velocity of each token.
 
-    The text of a sample is that of one encoder, the last projection of the other one's, and a
-    projection that is each layer's own. Latents that are no squares are filled up with zeros:
-    tokens of which layers see the values, with keys of zeros.
+    The text of a sample is one encoder's rows, the last projection of the other encoder's, and each
+    layer's own projection. Latents that are not square are filled up with tokens of zeros, whose
+    values layers read, and whose keys are zero.
     """
 
     padding_has_keys = False
@@ -129,5 +129,5 @@ class SeeingOwnText(RunningView):
 
 
 def _lengths(batch: PackedBatch, name: str) -> list[int]:
-    """Rows of one text of each sample."""
+    """Number of rows of the text `name` of each sample."""
     return [stop - first for first, stop in pairwise(batch.text_offsets[name])]

@@ -1,19 +1,19 @@
-"""What the backward pass needs of a layer, kept in host memory until its turn comes.
+"""Keeps tensors for the backward pass in host memory until they are needed.
 
-1. on_host          inside, tensors that autograd saves are copied to the host
-2. OffloadedLayer   those of one layer; `fetch` begins to copy all of them back
-3. settle           after each layer: what the one before it kept is dropped on the device
+1. on_host          a context in which tensors that autograd saves are copied to the host
+2. OffloadedLayer   the tensors of one layer; `fetch` starts to copy all of them back
+3. settle           after each layer, frees the previous layer's tensors on the device
 4. when_reached     calls `fetch` as soon as the backward pass reaches a layer
-5. StreamCopies     copies on two streams of their own, one for each way; PlainCopies on a CPU
+5. StreamCopies     copies on two streams, one for each direction; PlainCopies on a CPU
 
-Kernels of the stream that computes wait for no copy to the host. A layer is fetched while the one
-after it is computed backward, so that they rarely wait for a copy from there.
+Computing kernels do not wait for copies to the host. A layer is fetched while the one after it is
+computed backward, so kernels rarely wait for copies from the host.
 
-The host's memory is page-locked (`PinnedRows`), so that a GPU copies beside its work. torch's own
-(`pin_memory=True`) rounds each tensor up to a power of two, up to twice what is asked for
+Host memory is page-locked (`PinnedRows`), so that a GPU copies during its work. torch's own
+(`pin_memory=True`) rounds each tensor up to a power of two, to at most twice its size
 (at::CachingHostAllocatorImpl::allocate, torch 2.11 to 2.13). Its option against that,
-`pinned_max_round_threshold_mb`, there hands out blocks that are too small for what is written to
-them (pytorch/pytorch#192722). So rows that stay are locked here.
+`pinned_max_round_threshold_mb`, returns blocks that are too small (pytorch/pytorch#192722). So this
+module locks rows itself and keeps them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lock_pages(address: int, size: int) -> None:
     """Lets GPUs read and write `size` bytes from `address` on.
 
     Raises:
-        RuntimeError: the driver cannot lock so much memory.
+        RuntimeError: the driver cannot lock this much memory.
     """
     runtime: Any = torch.cuda.cudart()
     error = runtime.cudaHostRegister(address, size, 0)
@@ -54,10 +54,10 @@ def lock_pages(address: int, size: int) -> None:
 
 
 class PinnedRows:
-    """Tensors in page-locked memory, which the next ones of about the same size take over.
+    """Tensors in page-locked memory, which later tensors of about the same size reuse.
 
-    A row is free as soon as its tensor and all views of it are gone: who drops a tensor with a copy
-    under way orders the next use of the row behind it. Rows are never given back to the system.
+    A row is free as soon as its tensor and all views of it are gone; whoever drops a tensor during
+    a copy must order the next use of the row after the copy. Rows are never returned to the system.
     """
 
     def __init__(self, lock: Callable[[int, int], None] = lock_pages):
@@ -67,10 +67,10 @@ class PinnedRows:
         """Of all rows, free ones included."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor of any values.
+        """A tensor with undefined values.
 
         Raises:
-            RuntimeError: the driver cannot lock so much memory.
+            RuntimeError: the driver cannot lock this much memory.
         """
         count = math.prod(shape)
         if not count:
@@ -90,7 +90,7 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Bytes of a row for `size` bytes: whole pages, and few sizes, so that rows are used again."""
+    """Bytes of a row for `size` bytes: whole pages, and few sizes, so that rows can be reused."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 
@@ -102,10 +102,10 @@ Arrival = Any
 
 
 class PlainCopies:
-    """Copies that are made at once, where there is no other memory than the host's."""
+    """Copies that are made at once, on devices without memory of their own."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """To `home`, or to new memory of the host."""
+        """A copy of `kept` in `home`, or in new memory of the host."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -115,23 +115,23 @@ class PlainCopies:
         return home.to(device, copy=True), None
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
-        """Copies into memory of the device that what has been queued so far may still read."""
+        """Copies into device memory that queued work may still read."""
         row.copy_(home)
 
     def wait(self, arrival: Arrival) -> None:
-        """Lets what is computed from now on wait for a copy."""
+        """Makes later computations wait for a copy."""
 
     def settle(self) -> None:
-        """A layer has been computed: what left before it was is dropped on the device."""
+        """Frees, after a layer was computed, device memory whose copies began before it."""
 
 
 class StreamCopies(PlainCopies):
-    """Copies on streams of their own.
+    """Copies on separate streams.
 
-    All memory belongs to the stream that computes, whose next tensors take it over at once. So
-    what is copied is held until this stream has waited for the copy. `record_stream` would do
-    without the wait, but keeps memory until the device is done with it, while Python, which is
-    ahead by whole layers, asks for new memory for each.
+    All memory belongs to the computing stream, whose next tensors reuse it at once. So tensors are
+    held until this stream has waited for their copies. `record_stream` would need no wait, but
+    keeps memory until the device is done with it, while Python, which is ahead by whole layers,
+    allocates new memory for each.
     """
 
     def __init__(self, cuda: Any = torch.cuda):
@@ -189,10 +189,10 @@ def copies_of(device: torch.device) -> PlainCopies:
 
 
 class _Away:
-    """Memory of saved tensors that is on the host."""
+    """The memory of saved tensors, which is on the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
-        """`kept` is the whole of it as one row."""
+        """`kept` is all of that memory as one row."""
         self.copies, self.device = copies, kept.device
         self.home, self.left = copies.to_host(kept)
         self.returned: tuple[Tensor, Arrival] | None = None
@@ -216,7 +216,7 @@ class _Away:
 
 
 class _View:
-    """A saved tensor: where it lies in memory that is on the host."""
+    """A saved tensor, as a view of memory that is on the host."""
 
     def __init__(self, kept: Tensor, away: _Away):
         self.away = away
@@ -235,7 +235,7 @@ class OffloadedLayer:
         self.memory: list[_Away] = []
 
     def fetch(self) -> None:
-        """Begins to copy them back; nothing waits for it."""
+        """Starts to copy the tensors back, without waiting."""
         for one in self.memory:
             one.fetch()
 
@@ -245,7 +245,8 @@ def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
     """A context in which tensors that autograd saves go to pinned host memory.
 
     The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
-    Views of the same memory, such as values and the row of queries, keys and values, go once.
+    Views of the same memory, such as values and the row of queries, keys and values, are copied
+    once.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
     offloaded = OffloadedLayer()
@@ -286,9 +287,9 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
 
 
 def settle(hidden: Any) -> None:
-    """Drops on the device what left it before the layer of these hidden states was computed.
+    """Frees on the device the tensors whose copies began before the layer of these hidden states.
 
-    That layer is the last one whose tensors may be leaving.
+    That layer is the last one whose tensors may still be leaving.
     """
     copies_of(_row(hidden).device).settle()
 

@@ -1,4 +1,4 @@
-"""Networks that refine latents and text apart, then join them in one row (Lumina, Z-Image)."""
+"""Networks with separate refiners of latents and of text, then joint layers (Lumina, Z-Image)."""
 
 # T packed tokens, M level rows, C patch features, A axes of positions, L text tokens, E text width
 # X width of what modulations are made of
@@ -34,11 +34,11 @@ from dit.pack_wire import to_device
 
 
 class RefinedTransformer(TextFirstTransformer):
-    """Noisy tokens, noise level and text of a pack -> velocity of each token.
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
 
-    Its stacks are sequential layers: those of latents alone and of text alone, then of both. With
-    `ModelConfig.attended_multiple`, learned tokens fill up text and latents of each sample: those
-    of text have places of their own, those of latents stand at the origin.
+    Its stacks are sequential layers: over latents only and over text only, then over both. With
+    `ModelConfig.attended_multiple`, learned tokens pad text and latents of each sample: those of
+    text have their own places, those of latents have position 0.
     """
 
     theta: ClassVar[float]
@@ -108,11 +108,11 @@ class RefinedTransformer(TextFirstTransformer):
         return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings of the patches `x_TC`, those of this tensor rank."""
+        """Embeddings of this tensor rank's patches of `x_TC`."""
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """All captions [L, E], filled up to `text_lengths`, and which rows are their own [L]."""
+        """All captions [L, E], padded to `text_lengths`, and a mask [L] of their own rows."""
         text_LE, lengths = batch.text_LE, self.text_lengths(batch)
         starts, device = pairwise(batch.text_starts), text_LE.device
         source_L = torch.full((sum(lengths),), len(text_LE))
@@ -125,7 +125,7 @@ class RefinedTransformer(TextFirstTransformer):
 
 
 class PadToken(nn.Module):
-    """A learned token that stands where a sample has none of its own."""
+    """A learned token that pads the text or latents of a sample."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()

@@ -1,7 +1,7 @@
-"""A stack: layers of one kind, as far as this pipeline stage holds them.
+"""A stack: the layers of one kind on this pipeline stage.
 
-1. pipeline_stages  the layers of all stacks, cut into stages
-2. LayerStack       those of one stack that a stage holds: construction, recomputation, names
+1. pipeline_stages  the layers of all stacks, divided into stages
+2. LayerStack       the layers of one stack on a stage: construction, recomputation, names
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dit.models.stacks.step_layer import StepLayer
 
 @dataclass(frozen=True, slots=True)
 class StageLayers:
-    """The layers of one stack that one pipeline stage holds."""
+    """The layers of one stack on one pipeline stage."""
 
     first: int  # counted from 0 over the whole stack
     count: int
@@ -45,10 +45,10 @@ class StageLayers:
 def pipeline_stages(
     stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
 ) -> list[dict[str, StageLayers]]:
-    """For each stage, virtual ones too, its layers of each stack by name.
+    """For each stage, including virtual ones, its layers of each stack by name.
 
-    The slowest stage sets the pace, so that its operations are the fewest possible; layers of
-    equal cost are divided evenly. `work_of` are the multiplications of a layer of a stack.
+    The operations of the slowest stage are minimised; layers of equal cost are divided evenly.
+    `work_of` returns the multiplications of a layer of a stack.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -104,7 +104,8 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
     """Multiplications of the linears of a layer for each latent token, over all tensor ranks.
 
-    Those of attention depend on the packs, and few samples have references.
+    Attention is left out, because it depends on the packs; so are references, which few samples
+    have.
     """
     if spec.layer.over is RowKind.REFERENCES:
         return 0
@@ -123,10 +124,10 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PipelineSplit:
-    """Megatron-Core's `pipeline_model_parallel_layout`, for a cut that is made elsewhere.
+    """Megatron-Core's `pipeline_model_parallel_layout`, for a division that is made elsewhere.
 
-    It asks this for the number of layers here and before here; its own cut knows one kind of
-    layers and even stages alone.
+    It returns the number of layers on this stage and before it. Megatron-Core's own division knows
+    one kind of layers and only even stages.
     """
 
     here: StageLayers
@@ -139,10 +140,10 @@ class _PipelineSplit:
 
 
 class LayerStack(TransformerBlock):
-    """The layers of one kind that this pipeline stage, or one of its virtual stages, holds.
+    """The layers of one kind on this pipeline stage, or on one of its virtual stages.
 
     Megatron-Core builds them, numbers them over all stages and shards their checkpoint; its own
-    forward has no place for what the layers of a diffusion model see beside their tokens.
+    forward cannot pass the inputs of a diffusion model's layers besides their tokens.
     """
 
     def __init__(
@@ -173,9 +174,9 @@ class LayerStack(TransformerBlock):
     def forward(  # type: ignore[override]
         self, hidden: Any, conditions: Any, part: tuple[int, int] | None = None
     ) -> Any:
-        """`hidden` is one row of tokens, or latents and text, as the layers take it.
+        """`hidden` after the layers; it is one row of tokens, or latents and text.
 
-        `part` are the first of the layers and the one behind the last; None: all that are here.
+        `part` is (first layer, layer after the last) among the layers on this stage; None: all.
         """
         dropout = dropout_rows()
         before: OffloadedLayer | None = None
@@ -202,7 +203,7 @@ class LayerStack(TransformerBlock):
     def _group(
         self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
     ) -> Any:
-        """Output of layers [first, last); if recomputed, autograd saves the input of the first."""
+        """Output of layers [first, last); with recomputation autograd saves only their input."""
         if not self._recomputed(first):
             return self._run(hidden, conditions, dropout, first, last)
         return checkpoint(self._run, hidden, conditions, dropout, first, last, use_reentrant=False)
@@ -232,7 +233,7 @@ class LayerStack(TransformerBlock):
         return self._full() and (not block or number < self.model.recompute_num_layers)
 
     def without_gradient(self) -> Sequence[str]:
-        """Patterns of names of weights that legally get a gradient of zeros."""
+        """Patterns of names of weights whose gradient may be all zeros."""
         return [
             f"layers.{index}.{pattern}"
             for index, layer in enumerate(self.layers)

@@ -1,4 +1,4 @@
-"""A network of stacks, cut into pipeline stages: what the networks of all families have in common.
+"""A network of stacks, divided into pipeline stages: the base of the networks of all families.
 
 embed -> layers of one stack after another -> head
 """
@@ -43,16 +43,15 @@ Blocks = dict[str, Tensor]
 
 
 class StackedTransformer(MegatronModule):
-    """Noisy tokens, noise levels and conditions of a pack -> raw network output for each token.
+    """Noisy tokens, timesteps and conditions of a pack -> raw network output for each token.
 
-    Every sample of the pack has its own level, positions and text, and sees no other sample.
+    Every sample of the pack has its own timestep, positions and text, and does not see other
+    samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
+    are sent on with hidden states, so that no stage needs a copy of those weights.
 
-    Of a pipeline's stages the first embeds all inputs; hidden states travel on with what was made
-    of levels, positions and text, so that no stage has a copy of those weights.
-
-    A family says, in this order of a pass: `prepared` (a pack as the network wants it), `layout`
-    (what a pass computes once), `embed`, `conditions`, `head`; and what stages hand on beside
-    hidden states: `condition_shapes`.
+    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (computed once
+    for a pass), `embed`, `conditions`, `head`; and `condition_shapes`, for what stages send besides
+    hidden states.
     """
 
     shares_samples: ClassVar[bool] = False
@@ -98,9 +97,9 @@ class StackedTransformer(MegatronModule):
         self.adapter_dropout = 0.0  # `attach_adapters` sets it
 
     def build_stacks(self) -> None:
-        """Makes the stacks, each an attribute of its name; called between embedders and head.
+        """Creates the stacks as attributes; called between embedders and head.
 
-        The order in which weights register is that of the sums in the norm of the gradient.
+        The order in which weights register is the order of sums in the norm of the gradient.
         """
         context = BuildContext(model=self.model, config=self.config, groups=self.groups)
         before, (*_, last) = 0, (spec for spec in self.stack_specs if spec.count)
@@ -115,13 +114,13 @@ class StackedTransformer(MegatronModule):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """By name, in their order; those without layers here are empty."""
+        """Stacks by name, in order; those without layers on this stage are empty."""
         return {spec.name: getattr(self, spec.name) for spec in self.stack_specs}
 
     def parameters_without_gradient(self) -> list[str]:
-        """Patterns of names of weights here whose gradient is zero in any pack.
+        """Patterns of names of weights on this stage whose gradient is zero in any pack.
 
-        They must not decay: nothing would hold against it.
+        They must not decay, because nothing would counteract it.
         """
         return [
             f"{name}.{pattern}"
@@ -130,22 +129,22 @@ class StackedTransformer(MegatronModule):
         ]
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Takes what the stage before hands on, [rows, 1, D], None on the first stage.
+        """Takes the previous stage's output, [rows, 1, D], or None on the first stage.
 
         Megatron-Core's schedules call it, with one tensor in the list.
         """
         self.input_tensor = input_tensor[0]
 
     def hidden_shape(self, batch: PackedBatch) -> list[int]:
-        """Shape of what one stage hands on to the next of a pack; the same between all stages."""
+        """Shape of the tensor that stages send for a pack; the same between all stages."""
         # Which stage makes no difference: latents and text apart are as many rows as together.
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
 
     def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """Raw network output [T, C], float32; its value on padding tokens means nothing.
+        """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
-        Of a stage that is not the last: what the next one takes.
+        On a stage that is not the last, the next stage's input.
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
@@ -156,7 +155,7 @@ class StackedTransformer(MegatronModule):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        """What networks that `tells_data_part` get as level, of timesteps [M] in [0, 1000]."""
+        """The timestep for networks with `tells_data_part`, from timesteps [M] in [0, 1000]."""
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
@@ -172,7 +171,7 @@ class StackedTransformer(MegatronModule):
         return DropoutRows(seed=drops.seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Place in the pack, int64, of each token of this context rank, by its row's name."""
+        """The place in the pack, int64, of each token of this context rank, by row."""
         place_T = to_device(batch.rows(batch.share), batch.segment_T.device)
         # Alignment of a context rank's part: no other token depends on these rows.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
@@ -195,7 +194,7 @@ class StackedTransformer(MegatronModule):
         return made_TC if self.sign == 1 else -made_TC
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
-        """What the layers of a route see; None where all layers see all tokens."""
+        """Inputs of the layers of a token route; None if all layers see all tokens."""
         route = self.model.token_route
         if route is None or not batch.is_routed:
             return None
@@ -214,9 +213,9 @@ class StackedTransformer(MegatronModule):
     def run_stacks(
         self, blocks: Blocks, conditions: Any, routed: RoutedPass | None = None
     ) -> Blocks:
-        """The hidden states after the layers of this stage, and nothing else.
+        """The hidden states after the layers of this stage.
 
-        Inside of the route of `routed`, those of the tokens that wait behind it are among them.
+        Inside a route of `routed`, they include those of waiting tokens.
         """
         hidden = blocks
         for name, stack in self.stacks.items():
@@ -232,7 +231,10 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """`first` is the number of the first layer here, over all stacks."""
+        """The hidden states after a route's part of `stack`.
+
+        `first` is its first layer, over all stacks.
+        """
         tokens, here = routed.tokens, first + len(stack.layers)
         for start, stop, inside in tokens.route.parts(first, here):
             part = (start - first, stop - first)
@@ -273,7 +275,7 @@ class StackedTransformer(MegatronModule):
         return hidden if stack.hidden[0] in hidden else self.joined(hidden, conditions)
 
     def _first_layer(self, stack: str, stage: int) -> int:
-        """Number of the first layer of a stack on a stage, over all stacks."""
+        """Index, over all stacks, of a stack's first layer on a stage."""
         names = [spec.name for spec in self.stack_specs]
         before = self.stack_specs[: names.index(stack)]
         return sum(spec.count for spec in before) + self.plan[stage][stack].first
@@ -281,7 +283,7 @@ class StackedTransformer(MegatronModule):
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
         """Shapes that the stage `after` sends to the next: hidden states, then conditions.
 
-        Inside of a token route, the rows that wait behind it travel as well.
+        Inside a token route the rows of waiting tokens are sent as well.
         """
         width, rows = self.config.hidden_size, dict(self.hidden_rows(batch))
         *_, last = (s.name for s in self.stack_specs if self.plan[after][s.name].count)
@@ -296,18 +298,18 @@ class StackedTransformer(MegatronModule):
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens, as rows of any width, that this rank holds between two matrices."""
+        """The tokens, rows of any width, that this rank holds between two matrices."""
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """Scale, shift and gate rows for the tokens that this rank holds between two matrices."""
+        """Rows of scale, shift and gate for the tokens this rank holds between two matrices."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens of all tensor ranks, of an output that each of them computes the loss of."""
+        """The tokens of all tensor ranks, for an output whose loss each of them computes."""
         if not self.config.sequence_parallel:
             return x_T
         # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
@@ -317,21 +319,21 @@ class StackedTransformer(MegatronModule):
 
     @property
     def token_parts(self) -> int:
-        """Tensor ranks that share the tokens out between two matrices."""
+        """Number of tensor ranks that divide the tokens between two matrices."""
         return self.groups.tp.size() if self.config.sequence_parallel else 1
 
     # What a family says.
 
     def at_step(self, step: int) -> None:  # noqa: ARG002
-        """Computes as at a training step, counted from 1; most networks do always the same."""
+        """Sets the training step, counted from 1; most networks do not depend on it."""
         return
 
     def step_values(self) -> dict[str, float]:
-        """What the log says of how it computes at the step."""
+        """Values for the log that depend on the step."""
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """The pack as the network wants it."""
+        """The pack, adjusted to the network."""
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
@@ -348,7 +350,7 @@ class StackedTransformer(MegatronModule):
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
         """Shapes of what stages send with hidden states: all that `conditions` and `head` read.
 
-        It must follow from the pack alone, and be the same on all stages.
+        It must depend only on the pack, and be the same on all stages.
         """
         raise NotImplementedError
 
@@ -365,15 +367,15 @@ class StackedTransformer(MegatronModule):
         raise NotImplementedError
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """Hidden states that there are while a stack runs; its layers may take some of them."""
+        """Names of the hidden states that exist while a stack runs."""
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """Hidden states of one stack as the next kind of layers takes them."""
+        """The hidden states of one stack in the form of the next kind of layers."""
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
-        """The inverse of `joined`, of hidden states of either kind."""
+        """The inverse of `joined`, for hidden states of either kind."""
         return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Tensor:
@@ -390,14 +392,14 @@ def _rows(shape: tuple[int, ...], width: int) -> int:
 
 
 def stage_rows(shapes: Shapes, width: int) -> int:
-    """Rows of `width` numbers that the blocks take; each block begins a row."""
+    """Number of rows of `width` numbers that the blocks take; each block begins a new row."""
     return sum(_rows(shape, width) for shape in shapes.values())
 
 
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
-    """The blocks as rows [rows, 1, D]; it takes them in the order of `shapes`.
+    """The blocks as rows [rows, 1, D], in the order of `shapes`.
 
-    All travel in the type of the hidden states, which come first.
+    All have the type of the hidden states, which come first.
     """
     parts, dtype = [], blocks[next(iter(shapes))].dtype
     for name, shape in shapes.items():

@@ -1,8 +1,8 @@
-"""Layers of a route see a part of the tokens; the others wait and join them behind it (TREAD).
+"""Token routes: some layers see a part of the tokens, which the others rejoin afterwards (TREAD).
 
-The layers see a pack of the kept tokens alone (`PackedBatch.partial`), so that the network makes
-conditions of it, attention included, as of any other pack. Every rank keeps the same share of the
-tokens that it holds, for they are as many of each run of neighbours: nothing is communicated.
+The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
+computes its conditions, attention included, as from any other pack. Every rank keeps the same share
+of its tokens, because each run of neighbouring tokens keeps equally many: nothing is communicated.
 """
 
 # T tokens, D model width
@@ -38,14 +38,14 @@ def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
 
 
 def _in_runs(move_T: Tensor, route: TokenRoute) -> Tensor:
-    """Rows [runs, tokens of a run], those first that the layers see."""
+    """Indices [runs, tokens of a run] of tokens, in each run first those that the layers see."""
     order_T = torch.arange(len(move_T), device=move_T.device) + move_T
     return order_T.view(-1, route.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedTokens:
-    """The tokens that this rank holds between two matrices, apart and together again."""
+    """Separates the tokens that this rank holds between two matrices, and joins them again."""
 
     route: TokenRoute
     order: TokenOrder  # as they stand in the pack <-> in each run, kept ones first
@@ -62,7 +62,7 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `x_TD` for tokens that are kept, and for all others."""
+        """The rows of `x_TD` in two parts: those of kept tokens and those of the others."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)

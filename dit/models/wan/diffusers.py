@@ -65,7 +65,7 @@ def _has_image(model: WanConfig) -> bool:
 
 
 def _heads_norm(ours: str, theirs: str, **options: Any) -> Row:
-    """RMSNorm across heads, which tensor ranks share."""
+    """The row of an RMSNorm over all heads, which tensor ranks divide."""
     return Row(f"{ours}_scale", (f"{theirs}.weight",), _COLUMN, ("D",), **options)
 
 
@@ -201,7 +201,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether mask and condition stand beside the noisy channels."""
+    """Whether the mask and the condition are channels beside the noisy ones."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
@@ -210,7 +210,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (
@@ -235,7 +235,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _condition(t: Any) -> ImageCondition:
-    """The given picture of published weights, by what config.json says of other things."""
+    """The kind of given picture that published weights `t` take; config.json only implies it."""
     if _shows_channels(t):
         two = t.pos_embed_seq_len is not None
         return ImageCondition.FIRST_AND_LAST_FRAME if two else ImageCondition.FIRST_FRAME
@@ -244,7 +244,7 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """Whether `value` is on: a truth value of a file, or a user's `true` or `false`."""
+    """The truth value of `value`: a Boolean of a file, or a user's `true` or `false`."""
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
@@ -317,7 +317,7 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: WanConfig) -> list[str]:
-    """What of a run Diffusers' network has no counterpart for."""
+    """Why Diffusers' network cannot express a run, in words."""
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
@@ -327,7 +327,7 @@ def _inexpressible(model: WanConfig) -> list[str]:
 
 
 def _beyond(model: WanConfig) -> str | None:
-    """The gates of sparse attention."""
+    """A sentence about the gates of sparse attention, which Diffusers lacks; None without them."""
     if not model.sparse_attention:
         return None
     return (
@@ -362,7 +362,7 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: WanConfig
 ) -> Tensor:
-    """What Diffusers' network makes of one sample."""
+    """Output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 

@@ -50,7 +50,7 @@ MASK_CHANNELS = 4
 
 
 class ImageCondition(StrEnum):
-    """How the network is shown given pictures."""
+    """How the network gets given pictures."""
 
     NONE = "none"  # text-to-video
     FIRST_FRAME = "first_frame"  # a mask and `condition_latent`, as channels
@@ -114,7 +114,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WanConfig(ModelConfig):
-    """The network: sizes, conditions, precision and how it is spread over devices."""
+    """The network: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -169,7 +169,7 @@ class WanConfig(ModelConfig):
         ]
 
     def _shares(self) -> list[Rule]:
-        """Rules of sparse attention."""
+        """Rules about sparse attention."""
         ranks, comm, named = self.context_parallel_size, self.cp_comm_type, "sparse_attention=true"
         shares = [
             (0 < value <= 1, f"{key}={value} must lie in (0, 1]")
@@ -192,7 +192,7 @@ class WanConfig(ModelConfig):
 
     @property
     def share_schedule(self) -> SparseSchedule:
-        """How the share of cubes that each attends to goes down."""
+        """How the share of cubes that each cube attends to falls."""
         step, interval = self.sparse_share_step, self.sparse_share_interval
         return SparseSchedule.of(self.sparse_share, step=step, interval=interval)
 
@@ -205,23 +205,23 @@ class WanConfig(ModelConfig):
 
     @property
     def ffn_hidden_size(self) -> int:
-        """Wan's widths are no round multiples of the hidden size, so the ratio is a fraction."""
+        """Width of the MLP: Wan's widths are no round multiples, so `mlp_ratio` is a fraction."""
         return round(self.hidden_size * self.mlp_ratio)
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: those of the mask, then those of `condition_latent`."""
+        """Channels beside the noisy ones: of the mask, then of `condition_latent`."""
         shown = (ImageCondition.FIRST_FRAME, ImageCondition.FIRST_AND_LAST_FRAME)
         return MASK_CHANNELS + self.in_channels if self.image_condition in shown else 0
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of what the network is fed."""
+        """Numbers in one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
     @property
     def image_rows(self) -> int | None:
-        """Rows of each sample that cross-attention sees beside text."""
+        """Rows of each sample that cross-attention reads besides text."""
         return None if self.image_embed_size is None else self.image_embed_length
 
     @property
@@ -283,9 +283,9 @@ def wan_stack(model: WanConfig) -> StackSpec:
 
 
 def _pairs(model: WanConfig) -> float | None:
-    """As if all cubes were whole, and shares of them were not rounded up.
+    """Pairs of tokens that sparse attention computes, as a fraction of all pairs; None: all.
 
-    The means of two cubes are one pair, for as many as their tokens make.
+    It counts as if all cubes were whole. Two cubes' means make one pair.
     """
     return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
 

@@ -36,7 +36,7 @@ from dit.pack_wire import to_device
 
 
 class WanNetwork(CrossTransformer):
-    """Noisy tokens, noise level, text and pictures of a pack -> velocity of each token.
+    """Noisy tokens, timesteps, text and pictures of a pack -> velocity of each token.
 
     The arithmetic is that of Diffusers' `WanTransformer3DModel`.
     """
@@ -95,7 +95,7 @@ class WanNetwork(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC)}
 
     def _with_condition(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """Noisy channels, then the mask, then those of the condition."""
+        """`x_TC` with the mask and then the condition as further channels."""
         if not self.model.condition_channels:
             return x_TC
         assert batch.condition_TC is not None
@@ -129,7 +129,7 @@ class WanNetwork(CrossTransformer):
 
 
 class LevelEmbedding(nn.Module):
-    """Level [M] -> its embedding [M, D] and the rows [M, 6 D] that all layers share."""
+    """Timestep [M] -> its embedding [M, D] and the rows [M, 6 D] that all layers share."""
 
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
@@ -146,14 +146,14 @@ class LevelEmbedding(nn.Module):
 
 
 class Float32Linear(Replicated):
-    """A product of level rows [M, X] -> [M, D] in float32, whatever the type of the weights."""
+    """A linear for level rows [M, X] -> [M, D], in float32 whatever the type of the weights."""
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())
 
 
 class ImageEmbedding(nn.Module):
-    """Rows of the image encoder [I, E] -> [I, D]; no mark on its weights, as in `TextEmbedding`."""
+    """Rows of the image encoder [I, E] -> [I, D]; weights have no mark, as in `TextEmbedding`."""
 
     def __init__(self, model: WanConfig):
         super().__init__()
@@ -178,7 +178,7 @@ def given_mask(batch: PackedBatch, model: WanConfig) -> Tensor:
     """The mask of given pixel frames, [T, mask channels * patch volume], in order (c, t, h, w).
 
     Channel k of latent frame j is pixel frame 4 j - 3 + k. The first latent frame is one pixel
-    frame, which all of its channels say. Source: `prepare_latents` of `WanImageToVideoPipeline`.
+    frame, repeated in all its channels. Source: `prepare_latents` of `WanImageToVideoPipeline`.
     """
     frames, cells = model.patch_temporal, model.patch_spatial**2
     inner = torch.arange(frames, device=batch.position_TA.device)

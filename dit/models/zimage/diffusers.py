@@ -90,7 +90,7 @@ def _sizes(model: ZImageConfig) -> dict[str, int]:
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Names of linears in a stack of the original project -> in Diffusers."""
+    """Names of linears in a stack of the original project -> Diffusers' names."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     names = {
         f"{attention}.qkv": " ".join(f"{attention}.to_{letter}" for letter in "qkv"),
@@ -117,7 +117,7 @@ keys and values."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (
@@ -182,7 +182,7 @@ def _inexpressible(model: ZImageConfig) -> list[str]:
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: ZImageConfig) -> Tensor:
-    """What Diffusers' network makes of one sample, as its pipeline turns it round."""
+    """The output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     told = torch.tensor([1 - level / ALL_NOISE])

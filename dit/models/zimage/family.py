@@ -1,4 +1,4 @@
-"""The family `zimage`, Z-Image and Z-Image-Turbo: its fields, sizes and rules, and what else."""
+"""The family `zimage`, Z-Image and Z-Image-Turbo: its fields, sizes, rules and `Family`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {"zimage": TINY_REFINED}
 
 @dataclass(frozen=True, kw_only=True)
 class ZImageConfig(RefinedConfig):
-    """The network: sizes, precision and how it is spread over devices."""
+    """The network: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     attended_multiple: ClassVar[int] = 32
@@ -94,7 +94,7 @@ class ZImageConfig(RefinedConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """Sides as long as the tables of Diffusers' network."""
+        """The largest latent for the tables of Diffusers' network."""
         return sides_of_tables(self, AXES_LENS)
 
 

@@ -1,4 +1,4 @@
-"""Z-Image: latents and text, filled up with learned tokens, refined apart, then in one row."""
+"""Z-Image: latents and text, padded with learned tokens, refined separately, then in one row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dit.models.zimage.family import FAMILY, INSIDE_OF_TOLD, THETA, ZImageConfig
 
 
 class ZImageNetwork(RefinedTransformer):
-    """The arithmetic is that of Diffusers' `ZImageTransformer2DModel`."""
+    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+
+    The arithmetic is that of Diffusers' `ZImageTransformer2DModel`.
+    """
 
     sign, tells_data_part = FAMILY.objective.sign, FAMILY.objective.tells_data_part
     theta = THETA

@@ -1,8 +1,8 @@
-"""Latents that were saved -> pictures and videos.
+"""Latents of an earlier generation -> pictures and videos.
 
 python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
-The output may be the folder of the latents: they stay, and are listed beside their pictures.
+The output may be the folder of the latents: they stay, and are listed with their pictures.
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
@@ -66,7 +66,7 @@ class LatentDecoders:
 def decode(
     entries: Sequence[dict[str, Any]], decoders: LatentDecoders, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents; a latent that cannot be decoded is left out.
+    """Writes the pictures of all latents, except of latents that cannot be decoded.
 
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
@@ -89,7 +89,7 @@ def decode(
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of the description."""
+    """A help formatter that keeps the line breaks of the description."""
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def _read(file: Path) -> Any:
         return parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{file} cannot be read ({explained(error)}); --latents wants a folder that"
+            f"{file} cannot be read ({explained(error)}); give --latents a folder that"
             " generate_dit.py --save_latents, or a validation without a decoder, has written"
         ) from error
 

@@ -51,9 +51,9 @@ def generate_opened(
 ) -> list[Picture]:
     """A picture or video for each prompt, in order, with its prompt and settings.
 
-    The i-th takes its noise from seed + i. With several processes, each data-parallel replica
-    generates its share. The first process returns all pictures, the others an empty list. `track`
-    shows the progress of the first one; `watch` is that of `generate_latents`.
+    The i-th has its noise from seed + i. With several processes, each data-parallel replica
+    generates a part. The first process returns all pictures, the others an empty list. `track`
+    shows the progress of the first process; `watch` is as in `generate_latents`.
     """
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
@@ -96,13 +96,13 @@ def generate_opened(
 def _encoded(
     opened: OpenCheckpoint, words: Sequence[tuple[str, str]], given: Sequence[GivenPictures]
 ) -> list[PromptTexts]:
-    """What the text encoder makes of each prompt and its negative prompt, `words`.
+    """The text encoder's tensors of each (prompt, negative prompt) in `words`.
 
-    It computes on the GPU where it fits there beside the network, and goes back to the host, which
-    computes otherwise. Ranks that share a layer read the same numbers, so all do alike.
+    It computes on the GPU if it fits there beside the network, and then returns to the host; else
+    on the host. Ranks that share a layer decide alike, from the same numbers.
 
     Raises:
-        ValueError: it sees the first frame or the pictures to edit, and a prompt has none.
+        ValueError: the encoder sees the first frame or the pictures to edit, and a prompt has none.
     """
     where, encoder, why, texts = device(), opened.encoder, "", list[PromptTexts]()
     if where.type == "cuda":
@@ -165,10 +165,10 @@ def _pictures_of(
 
 
 def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
-    """The pictures and clips that a video shows at frames of its own.
+    """The pictures and clips that are shown at given frames of a video.
 
     Raises:
-        ValueError: the network takes none, or an option of theirs is wrong.
+        ValueError: the network takes none, or one of their options is wrong.
     """
     found, model = condition_files(options), opened.config.model
     for one in found:
@@ -191,7 +191,7 @@ def _conditions(
 
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
-    """`scale` of guidance was asked for; guiders of one pipeline else have scales of their own."""
+    """Settings of the sampler; without a requested `scale`, a pipeline's guiders have their own."""
     assert options.guidance is not None and options.reference_guidance is not None
     return SamplingSettings(
         num_steps=options.num_steps,
@@ -211,7 +211,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 def _picture_inputs(
     opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
-    """What the network reads of the given pictures, at the size that the decoder makes."""
+    """Tensors that the network reads from the given pictures, at the size that will be decoded."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
     multiple = stride.stride * model.side_cells
@@ -253,12 +253,12 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     """`options` with the run's guidance scales where none are set; a guider has its own scale.
 
     Raises:
-        ValueError: one is given that the network is not told.
+        ValueError: a scale is given that the network has no input for.
     """
     trained, given = opened.config.objective.guidance, options.distilled_guidance
     if trained is None and given is not None:
         raise ValueError(
-            f"--distilled_guidance {given}: the network of {opened.path} is told no guidance scale;"
+            f"--distilled_guidance {given}: the network of {opened.path} takes no guidance scale;"
             " leave it out, and use --guidance"
         )
     model, least = opened.config.model, options.guidance_least_norm
@@ -294,12 +294,12 @@ def options_of_prompt(
 ) -> GenerationOptions:
     """The options for one prompt, with its size, its pictures and its negative prompt.
 
-    The size is the prompt's own, else the one asked for, else the most frequent of the dataset. The
+    The size is the prompt's own, else the requested one, else the dataset's most frequent one. The
     prompt's own negative prompt has precedence, too.
 
     Raises:
-        ValueError: no size was given, and the dataset card has none, or the network takes no such
-            size.
+        ValueError: no size was given, and the dataset card has none, or the network does not accept
+            this size.
     """
     found = prompt.size(options, usual_size(opened.card))
     missing = [f"--{name}" for name, value in found.items() if value is None]

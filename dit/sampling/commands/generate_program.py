@@ -1,7 +1,7 @@
-"""The program of generate_dit.py: prompts and a checkpoint -> files of pictures and videos.
+"""The program of generate_dit.py: prompts and a checkpoint -> picture and video files.
 
 1. open_checkpoint  configuration, weights, text encoder and decoder of the run
-2. generate_opened  prompts -> uint8 pictures, packed together, split over all processes
+2. generate_opened  prompts -> uint8 pictures, packed together, divided over all processes
 3. write_media      PNG or MP4 files, a grid, samples.json
 """
 
@@ -66,5 +66,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shown_progress() -> Track:
-    """Progress on stderr; what takes less than five seconds leaves no line in a log."""
+    """Progress on stderr; steps below five seconds leave no line in a log."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S)

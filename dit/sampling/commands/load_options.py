@@ -1,4 +1,4 @@
-"""Options of all programs that open a checkpoint to generate."""
+"""Options of all programs that generate from a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dit.local_path import CheckpointPath, LocalPath
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """How weights are opened: second network, adapters, precision and layout over ranks."""
+    """How weights are opened: second network, adapters, precision and parallelism."""
 
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
     """The second of two experts (Wan 2.2), for the levels below objective.level_range."""

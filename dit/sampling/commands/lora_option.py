@@ -1,4 +1,4 @@
-"""Adapters of files beside the weights of a network that generates."""
+"""Adapters from files, added to the weights of a network that generates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_SCALE = 1000
 
 
 class ScaledFile(NamedTuple):
-    """A file or folder of adapters, and the factor by which they are multiplied."""
+    """A file or folder of adapters, and the factor that multiplies them."""
 
     place: Path
     scale: float
@@ -51,13 +51,13 @@ def add_adapters(
     option: str,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> None:
-    """Gives a loaded network the sum of adapters; those of scale 0 leave no trace.
+    """Adds the sum of adapters to a loaded network; those with scale 0 have no effect.
 
-    Adapters of the checkpoint itself stay. `without_text_encoder` is that of `read_lora`. All ranks
+    Adapters of the checkpoint itself stay. `without_text_encoder` is as in `read_lora`. All ranks
     call it.
 
     Raises:
-        ValueError: a file cannot be read, or is of another network.
+        ValueError: a file cannot be read, or belongs to another network.
     """
     files = [scaled_file(text, option=option) for text in given]
     read = []

@@ -1,7 +1,7 @@
-"""Options of `generate_dit.py`: dataclasses, the command line of them, and a YAML file of options.
+"""Options of `generate_dit.py`: dataclasses, their command line, and a YAML file of options.
 
-The command line takes precedence over the file. Generation files of AutoModel are read as well, as
-far as their keys have a meaning here; so are these keys on the command line.
+The command line takes precedence over the file. Generation files of AutoModel are read as well, for
+keys that have an option of ours; so are these keys on the command line.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ContentOptions:
-    """Options that say what a picture or video shows beside its prompt, and its size."""
+    """Options for the content of a picture or video besides its prompt, and for its size."""
 
     negative_prompt: str = ""
     """What the picture should not show. (default: nothing)"""
@@ -164,7 +164,7 @@ class SamplerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationOptions(SamplerOptions, ContentOptions):
-    """All options that determine a generated picture but prompt and seed."""
+    """All options that determine a generated picture, except prompt and seed."""
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -215,7 +215,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
 
 
 def check_count(name: str, value: int, *, most: int) -> None:
-    """Raises if a count is out of range.
+    """Raises an error if a count is out of range.
 
     Raises:
         ValueError: the value is below 1 or above `most`.
@@ -225,7 +225,7 @@ def check_count(name: str, value: int, *, most: int) -> None:
 
 
 def check_seed(seed: int, *, count: int) -> None:
-    """Raises if torch would refuse the seed of one of `count` samples.
+    """Raises an error if torch would refuse the seed of one of `count` samples.
 
     Raises:
         ValueError: the seed is too small or too large.
@@ -248,7 +248,7 @@ class _CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _PromptOptions:
-    """Prompts: one of these."""
+    """Sources of prompts, of which one is given."""
 
     prompt: tuple[str, ...] | None = None
     """Text of the picture; repeatable."""
@@ -258,7 +258,7 @@ class _PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleOptions:
-    """Samples of a prompt."""
+    """Options for the number of samples of a prompt."""
 
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""
@@ -294,10 +294,10 @@ def parser() -> Parser:
 
 
 def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
-    """The arguments of the file that `--config` names, then those of the command line.
+    """The arguments in the file of `--config`, then those of the command line.
 
     Raises:
-        ValueError: names the file, the key and what it takes.
+        ValueError: names the file, the key and its allowed values.
     """
     for token in argv:
         _refuse_lightricks(token.partition("=")[0], token)
@@ -327,22 +327,22 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
 
 
 def _refuse_lightricks(option: str, shown: str) -> None:
-    """Raises for an option that only Lightricks' own pipeline of LTX-Video has.
+    """Raises an error for an option that only Lightricks' own pipeline of LTX-Video has.
 
     Raises:
-        ValueError: names it, as `shown`, and what it sets.
+        ValueError: names it, as `shown`, and its effect.
     """
     name = option.replace("-", "_")
     for start, what in _LIGHTRICKS.items():
         if name.startswith(f"__{start}"):
             raise ValueError(
-                f"{shown}: {what} is of Lightricks' own pipeline alone; leave it out, and use"
+                f"{shown}: {what} exists only in Lightricks' own pipeline; leave it out, and use"
                 " --guidance and --guidance_rescale"
             )
 
 
 def _in_our_words(token: str) -> str:
-    """An argument whose option is named as AutoModel's key, as ours."""
+    """`token` with AutoModel's name of an option replaced by ours."""
     name, equals, value = token.partition("=")
     ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
     return token if ours is None else f"--{ours}{equals}{value}"

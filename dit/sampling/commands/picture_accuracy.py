@@ -1,16 +1,15 @@
-"""Whether captions give the pictures they stood with, and clean ones: evaluate_pictures.py.
+"""Measures how close generated pictures are to those of their captions (evaluate_pictures.py).
 
 1. draw_samples  some training pictures; their captions are the prompts
 2. generate      a picture of the same size for each, as generate_dit.py makes it
-3. rank          how many training pictures of other captions are nearer than the right one
-4. evenness      what is left of noise where the right picture has one colour
+3. rank          how many training pictures of other captions are closer than the right one
+4. evenness      the remaining noise where the right picture has one colour
 
-The right picture of a caption that several training pictures have is the nearest one of them.
-Pictures of other sizes are not compared: the fewer have the size, the more are right by chance,
-which stands beside the result. A pixel of the right picture is even if the 5 x 5 pixels
-around it have one colour (to 2 of 255 levels); beyond the edge of the picture there are none. The
-deviation is the root of the mean of (generated - right)², on the scale of 0 to 1, over the three
-colours of the even pixels of all pictures together.
+If several training pictures have the caption, the right one is the closest. Only pictures of the
+same size are compared: the fewer there are, the more results are right by chance, which is printed
+with the result. A pixel of the right picture is even if the 5 x 5 pixels around it, within the
+picture, have one colour (to 2 of 255 levels). The deviation is the root of the mean of (generated -
+right)², on the scale of 0 to 1, over the three colours of all even pixels.
 """
 
 # N generated pictures; M training pictures; H W 3 rows, columns, colours; pixels are uint8
@@ -80,7 +79,7 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
     """All pictures of the training split, decoded.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the split has no pictures.
     """
     from dit.data.export import ShardSamples
 
@@ -97,7 +96,7 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
 
 
 def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
-    """Numbers of `count` training pictures, of different captions as far as there are enough."""
+    """Indices of `count` training pictures, with different captions if there are enough."""
     numbers = random.Random(seed).sample(range(len(pictures.captions)), len(pictures.captions))
     seen = set[str]()
     again = [bool(pictures.captions[n] in seen or seen.add(pictures.captions[n])) for n in numbers]
@@ -116,7 +115,7 @@ def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
 
 
 def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[int, int]:
-    """Number of the right training picture, and how many of other captions are nearer."""
+    """Index of the right training picture, and how many pictures of other captions are closer."""
     distance_M = distances(made_HW3, pictures)
     own_M = np.array([one == caption for one in pictures.captions])
     right = int(np.where(own_M, distance_M, np.inf).argmin())
@@ -135,16 +134,16 @@ def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> 
 
 
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
-    """Which pixels [H, W] lie in a square of 5 x 5 pixels of one colour.
+    """Mask [H, W] of pixels whose 5 x 5 surroundings have one colour.
 
-    Squares are cut at the edge of the picture.
+    At the edge of the picture the surroundings are smaller.
     """
     windows_HWP3 = _around(picture_HW3.astype(np.int64), REACH)
     return (windows_HWP3.max(2) - windows_HWP3.min(2) <= EVEN).all(-1)
 
 
 def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
-    """[H, W, (2 reach + 1)², 3]: each pixel and those around it; the edge is repeated outside."""
+    """The pixels around each pixel, [H, W, (2 reach + 1)², 3]; edges are repeated outside."""
     padded_HW3 = np.pad(picture_HW3, ((reach, reach), (reach, reach), (0, 0)), "edge")
     side = (2 * reach + 1,) * 2
     windows = np.lib.stride_tricks.sliding_window_view(padded_HW3, side, axis=(0, 1))
@@ -161,7 +160,7 @@ def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) 
 
 
 def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Pictures) -> PictureScore:
-    """Judges pictures [H, W, 3] that were generated for `captions`."""
+    """The score of pictures [H, W, 3] that were generated for `captions`."""
     ranks, errors, on_white = list[int](), list[np.ndarray](), list[np.ndarray]()
     even, chances = list[float](), list[list[float]]()
     for made_HW3, caption in zip(made, captions, strict=True):
@@ -252,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Generates pictures for captions and prints their score.
 
-    Exit code 0, or 1 where less is right, or more noise left, than is demanded.
+    Exit code 0, or 1 if fewer are right, or more noise is left, than options demand.
     """
     args = parser().parse_args(argv)
     check_count("count", args.count, most=MOST_SAMPLES)

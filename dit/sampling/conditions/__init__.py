@@ -1,6 +1,6 @@
-"""Pictures and clips that a video shows from frames of its own on.
+"""Pictures and clips that are shown at given frames of a video.
 
 clips   files of videos -> their pictures
 files   options of generation -> their latents
-tokens  latents -> what the tokens of a pack get from them, at the start and at each step
+tokens  latents -> their effect on a pack's tokens, at the start and at each step
 """

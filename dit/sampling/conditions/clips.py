@@ -1,4 +1,4 @@
-"""Files of videos -> their pictures, upright as in the packing of data."""
+"""Files of videos -> their pictures, turned upright as when data are packed."""
 
 # F 3 H W pictures of a clip, colours, rows and columns
 
@@ -21,12 +21,12 @@ from dit.system_errors import explained
 
 
 def is_video(file: str) -> bool:
-    """Whether the ending of a file says that it is a video."""
+    """Whether the name of `file` ends like a video's."""
     return Path(file).suffix.lower() in ENDINGS
 
 
 def check_video(file: str, *, option: str) -> None:
-    """Raises if the ending of a file is no video's.
+    """Raises an error if the name of `file` does not end like a video's.
 
     Raises:
         ValueError: names the option and the endings.
@@ -38,10 +38,10 @@ def check_video(file: str, *, option: str) -> None:
 def read_clip(file: str, size: Size, *, option: str, place: Placement | None = None) -> Tensor:
     """At most the first F pictures [F, 3, H, W] of a video, in [-1, 1]; `size` is (F, H, W).
 
-    They are resized as `read_picture` resizes, or placed at `place`, which has this size.
+    They are resized as by `read_picture`, or by `place`, which must have this size.
 
     Raises:
-        ValueError: the file is not there or no video.
+        ValueError: the file is missing, or is no video.
     """
     most, height, width = size
     place = place or Placement((width, height), (width, height))
@@ -69,7 +69,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
     """A notice that a video has fewer than the `frames` of the sample; empty if it has enough.
 
-    The VAE takes `stride` n + 1 frames.
+    The VAE encodes `stride` n + 1 frames.
 
     Raises:
         ValueError: as `read_clip`.

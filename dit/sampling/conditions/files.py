@@ -1,7 +1,7 @@
-"""Files of pictures and clips that a video shows at frames of its own -> their latents.
+"""Files of pictures and clips that are shown at given frames of a video -> their latents.
 
-Options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`. A picture alone,
-at frame 0, is the given first frame of `given_pictures`.
+They are the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`. A
+picture alone, at frame 0, is the given first frame of `given_pictures`.
 """
 
 # F H W frames, rows and columns, of pixels or of a latent
@@ -21,7 +21,7 @@ from dit.sampling.latent_sizes import Size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionFile:
-    """A picture or clip that a video shows: its file, first frame and strength."""
+    """A picture or clip shown in a video: its file, first frame and strength."""
 
     option: str
     """Option of the command line that named the file."""
@@ -31,7 +31,7 @@ class ConditionFile:
     strength: float
 
     def check(self, frames: int) -> None:
-        """Raises if it does not begin inside of a video of so many frames.
+        """Raises an error if it does not begin inside a video of `frames` frames.
 
         Raises:
             ValueError: names the option.
@@ -48,12 +48,13 @@ class ConditionFile:
         `size` is that of the video, in pixels.
 
         Raises:
-            ValueError: there is no VAE, or the file is none that it names.
+            ValueError: there is no VAE, or the file is no picture or video.
         """
         where = f"{self.option} {self.file}"
         if decoder is None:
             raise ValueError(
-                f"{where}: the VAE of the data is not here; {OF_COMMAND_LINE.encoders} where one is"
+                f"{where}: the VAE of the data is not on this machine;"
+                f" {OF_COMMAND_LINE.encoders} where one is"
             )
         frames, height, width = size
         self.check(frames)
@@ -68,10 +69,10 @@ class ConditionFile:
 
 
 def condition_files(options: Any) -> tuple[ConditionFile, ...]:
-    """The conditions in the options of generation; none where one picture begins a video.
+    """The conditions among the options of generation; empty if one picture begins a video.
 
     Raises:
-        ValueError: numbers of options do not fit, or a strength is out of range.
+        ValueError: the numbers of options do not match, or a strength is out of range.
     """
     images, videos = options.image, options.video
     files = [("--image", file) for file in images] + [("--video", file) for file in videos]
@@ -87,7 +88,8 @@ def condition_files(options: Any) -> tuple[ConditionFile, ...]:
         return ()
     if options.last_image is not None:
         raise ValueError(
-            f"--last_image {options.last_image}: give it as --image with --at_frame beside others"
+            f"--last_image {options.last_image}: with other pictures, give it as --image with"
+            " --at_frame"
         )
     frames = _one_each("--at_frame", options.at_frame, files, usual=0)
     strengths = _one_each("--strength", options.strength, files, usual=1.0)

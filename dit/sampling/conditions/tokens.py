@@ -1,14 +1,14 @@
-"""Pictures and clips that a video shows from any of its frames on, as sampling has them.
+"""Pictures and clips shown in a video from any frame on, during sampling.
 
 The arithmetic is that of Diffusers' `LTXConditionPipeline`:
 
 1. At frame 0 a condition is mixed into the first latent frames of the noise, by its strength.
-2. At a later frame it is tokens of its own, which stand at that frame; of a clip those are the
-   first latent frames alone, and the others are mixed into the noise where they belong.
-3. A token of strength s is told at most the level 1 - s, and is not stepped above that level.
+2. At a later frame it becomes additional tokens with the position of that frame; of a clip only
+   the first latent frames do, and the others are mixed into the noise at their place.
+3. A token of strength s has a timestep of at most 1 - s, and is not stepped above that level.
 4. Tokens of strength 1 may get some noise at each step, times the square of its level.
 
-The tokens of conditions lie behind those of the references of a sample.
+A sample's tokens of conditions follow those of its references.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps, A axes of positions
@@ -39,7 +39,7 @@ _NAME = "condition_{}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A picture, or a clip of 8n + 1 frames, that a video shows from a frame on."""
+    """A picture, or a clip of 8n + 1 frames, shown in a video from a given frame on."""
 
     latent_CFHW: Tensor
     """Latent of the condition, whitened, with the rows and columns of the video's."""
@@ -49,11 +49,11 @@ class Condition:
     """Above 0, at most 1: how much of it is kept."""
 
     def own_tokens(self, rules: ConditionRules) -> Tensor | None:
-        """The latent [C, F, H, W] that becomes tokens of its own; None at frame 0."""
+        """The latent [C, F, H, W] that becomes additional tokens; None at frame 0."""
         return self.latent_CFHW[:, : rules.prefix_frames] if self.frame else None
 
     def mixed_in(self, rules: ConditionRules) -> tuple[int, Tensor]:
-        """The first latent frame of the video that it is mixed into, and with what [C, F, H, W]."""
+        """The first latent frame to mix into, and the latents [C, F, H, W] to mix in."""
         if self.frame == 0:
             return 0, self.latent_CFHW
         prefix = rules.prefix_frames
@@ -61,14 +61,14 @@ class Condition:
 
 
 def own_latents(conditions: Sequence[Condition], rules: ConditionRules) -> dict[str, Tensor]:
-    """The latents of conditions that become tokens of their own, by names of inputs."""
+    """The latents of conditions that become additional tokens, by names of inputs."""
     found = [one.own_tokens(rules) for one in conditions]
     there = [latent for latent in found if latent is not None]
     return {_NAME.format(number): latent for number, latent in enumerate(there)}
 
 
 def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]]) -> PatchLayout:
-    """The layout of samples that have `conditions`, each its own, which become tokens."""
+    """The layout of samples with `conditions` of their own, which become tokens."""
     rules, layout = family_of(config.model).conditions(config.model), PatchLayout.of(config)
     if rules is None:
         return layout
@@ -80,7 +80,7 @@ def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionTokens:
-    """Values that conditions give the tokens of a pack; strength 0 gives nothing."""
+    """Values of the tokens of a pack that conditions change; strength 0 changes nothing."""
 
     given_TC: Tensor
     """What is added to the noise at the start."""
@@ -96,7 +96,7 @@ class ConditionTokens:
         return replace(self, given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1)
 
     def told(self, level_N: Tensor, path: SamplingPath) -> Tensor:
-        """Timesteps of the conditions' tokens, level rows besides those of the samples."""
+        """Timesteps of the conditions' tokens, as level rows after the samples' rows."""
         most = torch.tensor([1 - strength for _, strength in self.rows], dtype=torch.float64)
         most_R = path.network_level(most).to(level_N)
         return torch.minimum(level_N[[sample for sample, _ in self.rows]], most_R)
@@ -109,7 +109,7 @@ def placed(
     model: ModelConfig,
     layout: PatchLayout,
 ) -> tuple[PackedBatch, PackedBatch, ConditionTokens | None]:
-    """A pack of samples and that of their negative prompts, both with the samples' conditions.
+    """A pack, and the pack of its negative prompts, both with the samples' conditions.
 
     Both have the tokens of `own_latents` already, with the positions of references.
     """

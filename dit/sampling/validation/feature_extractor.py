@@ -1,4 +1,4 @@
-"""Features of pictures and captions, from a network that the user names, and what they tell.
+"""Features of pictures and captions, from a network that the user names, and metrics of them.
 
     FILE.pt   TorchScript: uint8 [N, 3, H, W] in, [N, D] out, as the Inception of FID's authors
     FOLDER    a vision model of Transformers; CLIP and SigLIP also give features of captions
@@ -90,7 +90,7 @@ def frechet_distance(one_ND: Tensor, other_ND: Tensor) -> float:
     It is biased: compare only sets of equal size, with many more pictures than features.
 
     Raises:
-        ValueError: fewer than two pictures.
+        ValueError: a set has fewer than two pictures.
     """
     (mean_D, cov_DD), (other_D, other_DD) = _moments(one_ND), _moments(other_ND)
     return gaussian_distance(mean_D, cov_DD, other_D, other_DD)
@@ -110,7 +110,7 @@ def kernel_distance(one_ND: Tensor, other_ND: Tensor) -> float:
     """KID (arXiv:1801.01401, Sec. 3): unbiased squared MMD under the kernel (x y / D + 1)³.
 
     Raises:
-        ValueError: fewer than two pictures.
+        ValueError: a set has fewer than two pictures.
     """
     _check(one_ND, other_ND)
     x_ND, y_ND = one_ND.double(), other_ND.double()

@@ -1,8 +1,8 @@
-"""Prompts of a file, with the pictures that are given with them -> what each validation samples.
+"""Prompts of a file, with their given pictures -> requests for each validation.
 
 1. check_prompts       the pictures of prompts, checked before anything is encoded
-2. _encode             texts, beside the pictures where the encoder sees them
-3. _request_of_prompt  pictures through the VAE, at the size that is sampled
+2. _encode             texts, together with pictures that the encoder sees
+3. _request_of_prompt  pictures, encoded by the VAE at the size of the sample
 """
 
 # L text tokens, E text width; F H W 3 frames, rows, columns, colours
@@ -36,7 +36,7 @@ from dit.train.train_state import TrainState
 
 
 class _OfData(Protocol):
-    """What a run and a dry run have."""
+    """The interface that a run and a dry run share."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -46,7 +46,7 @@ class _OfData(Protocol):
 
 
 def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
-    """Encodes all prompts with their pictures, and looks for the decoder.
+    """Encodes all prompts with their pictures, and opens the decoder if there is one.
 
     Raises:
         ValueError: the text encoder of the data, a size or a picture is missing.
@@ -100,7 +100,7 @@ def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
 
 
 def check_encoder(run: _OfData, given: Sequence[GivenPictures]) -> None:
-    """Looks for the text encoder, and reads only its configuration and tokenizer.
+    """Opens the text encoder without its weights: only configuration and tokenizer.
 
     Raises:
         ValueError: as `_checked_encoder`.
@@ -115,8 +115,8 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
     """The text encoder of the data, which is not loaded yet.
 
     Raises:
-        ValueError: it is not on this machine, is another than the network reads, or sees pictures
-            that are not here.
+        ValueError: it is not on this machine, is not the encoder that the network reads, or needs
+            pictures that are missing.
     """
     assert run.card is not None
     c, asked = run.config, _asked(run.config.validation)
@@ -135,7 +135,7 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
 
 
 def _asked(validation: ValidationConfig) -> str:
-    """The options that need the text encoder, for errors; empty where none is set."""
+    """The set options that need the text encoder, as text for errors."""
     asking = {
         "prompts_file": validation.prompts_file,
         "negative_prompt": validation.negative_prompt,
@@ -144,18 +144,17 @@ def _asked(validation: ValidationConfig) -> str:
 
 
 def _negative(prompt: Prompt, validation: ValidationConfig) -> str:
-    """The negative prompt of a prompt, else that of the configuration."""
     return validation.negative_prompt if prompt.negative is None else prompt.negative
 
 
 def _encode(
     prompts: Sequence[Prompt], given: Sequence[GivenPictures], run: TrainState
 ) -> tuple[Texts, list[PromptTexts]]:
-    """The empty text and the common negative prompt without a picture; the texts of each prompt.
+    """Texts without a picture (empty text, common negative prompt), and texts of each prompt.
 
     Raises:
-        ValueError: the text encoder of the data is not on this machine, or sees pictures that are
-            not here.
+        ValueError: the text encoder of the data is not on this machine, or needs pictures that are
+            missing.
     """
     c = run.config
     common, asked = c.validation.negative_prompt, _asked(c.validation)
@@ -188,7 +187,7 @@ def _encode(
 
 @contextmanager
 def _encoder_is_here(asked: str) -> Iterator[None]:
-    """Adds what to do to an error of a text encoder."""
+    """A context that adds a remedy to an error of a text encoder."""
     try:
         yield
     except ValueError as error:
@@ -202,7 +201,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
 def _check_pictures(
     encoder: TextEncoder, given: Sequence[GivenPictures], validation: ValidationConfig
 ) -> None:
-    """Raises if an encoder that sees pictures would have none.
+    """Raises an error if an encoder that sees pictures would get none.
 
     Raises:
         ValueError: names the prompt, or the option.
@@ -238,10 +237,10 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
 
 
 def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
-    """The size of a latent cell, by the decoder or the dataset card; None if not needed.
+    """The size of a latent cell, from the decoder or the dataset card; None if not needed.
 
     Raises:
-        ValueError: neither tells.
+        ValueError: neither has it.
     """
     model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:
@@ -255,7 +254,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
         )
     if needed:
         raise ValueError(
-            "validation.prompts_file: the size of a latent is unknown, for the decoder is not on"
+            "validation.prompts_file: the size of a latent is unknown, as the decoder is not on"
             " this machine and the dataset card is of an older version; set model.vae_cache_folder"
         )
     return None
@@ -301,7 +300,7 @@ def _inputs(
     *,
     size: Size,
 ) -> dict[str, Tensor]:
-    """What the network reads, with the VAE on the device of the run while it encodes."""
+    """Inputs of the network; the VAE is on the run's device while it encodes."""
     wanted, multiple = family_of(model).inputs(model), stride.stride * stride.side_cells
     with ExitStack() as visit:
         if decoder is not None and (given.first or given.references):
@@ -311,7 +310,7 @@ def _inputs(
 
 
 def _files(given: GivenPictures) -> dict[str, Any]:
-    """For samples.json, named as the options of `generate_dit.py`."""
+    """The given files under the names of `generate_dit.py`'s options, for samples.json."""
     each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
     return {name: file for name, file in each.items() if file}
 
@@ -320,7 +319,7 @@ def _size(prompt: Prompt, run: _OfData) -> Size:
     """Frames, rows and columns of a prompt's sample, in pixels.
 
     Raises:
-        ValueError: nothing tells it.
+        ValueError: neither prompt, options nor data determine it.
     """
     assert run.card is not None
     sizes: dict[str, Any] = prompt.size(run.config.validation, usual_size(run.card))

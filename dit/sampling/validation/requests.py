@@ -2,7 +2,7 @@
 
 1. requests of prompts   `prompt_requests.prepare_prompts`, on the first rank
 2. requests_of_captions  captions and inputs of held-out samples -> `ValidationRequest`s
-3. sample_inputs         what a sample of a pack has beside its latent: the inverse of packing
+3. sample_inputs         inputs of a sample in a pack besides its latent: the inverse of packing
 """
 
 # C patch features = c * pt * p * p, T packed tokens, N samples; L text tokens, E text width
@@ -52,7 +52,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompts:
-    """What the first rank has found out for all ranks about text encoder and decoder."""
+    """What the first rank has found out about text encoder and decoder, for all ranks."""
 
     inputs: Texts  # without a picture: of the empty prompt, and of the common negative one
     latent_stride: LatentStride | None
@@ -101,7 +101,7 @@ def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPo
     """Positions of samples in round robin over their captions.
 
     First comes the first sample of each caption, in the order of the packs, then the second of
-    each, and so on. A sample that a short validation split repeats in several packs counts once.
+    each, and so on. A sample that occurs in several packs, because the split is short, counts once.
     """
     first: dict[str, tuple[PackPosition, str]] = {}
     for position, key, caption in sorted(samples):
@@ -157,10 +157,10 @@ def _request_of_caption(
 
 
 def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict[str, Tensor]:
-    """The inputs of the held-out sample `index`, by name, from which it is generated again.
+    """The inputs of the held-out sample `index`, by name, to generate it again.
 
-    Where training draws how many of a sample's own frames are given, that is the least number of
-    them that it draws, and one frame at least is left to generate.
+    If training draws the number of given frames, it is the smallest that training draws, and at
+    least one frame is left to generate.
     """
     layout = PatchLayout.of(config)
     inputs = sample_inputs(pack, index, layout)
@@ -191,7 +191,7 @@ def notes(
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
-    """Copies of the inputs of sample `index` beside its latent, by name."""
+    """Copies of the inputs of sample `index` besides its latent, by name."""
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()

@@ -2,11 +2,12 @@
 
 1. open_samples   once, before training: the requests, the decoder, the feature extractor
 2. sample         each data-parallel replica generates its share, on all of its ranks
-3. write          PNG or MP4 for each, a grid, samples.json, in validation_generation/step_XXXXXXXX
+3. write          PNG or MP4 files, a grid, samples.json, in validation_generation/step_XXXXXXXX
 4. quality        FID, KID and CLIP score of samples with captions of held-out samples
 
-Without a decoder on this machine, latents are written and shown in false colours. A run of adapters
-samples without them, too, from the same noise: files in without_adapter/, side by side in the grid.
+Without a decoder on this machine, latents are written and shown in false colours. A run with
+adapters also samples without them, from the same noise: files in without_adapter/, side by side in
+the grid.
 """
 
 # C latent channels; F H W frames, rows, columns; L text tokens, E text width
@@ -100,7 +101,7 @@ def _prompts(validation: ValidationConfig) -> list[Prompt]:
 
 
 def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
-    """The network of the quality metrics, on the ranks that decode.
+    """The network of the quality metrics, on the ranks that decode; None on others.
 
     Raises:
         ValueError: the network is not on this machine, or there is no decoder.
@@ -114,7 +115,7 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
 
 
 def no_pictures(extractor: str) -> ValueError:
-    """The error for a network of the quality metrics where nothing decodes the samples."""
+    """The error for a network of quality metrics without a decoder for the samples."""
     return ValueError(
         f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
         " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
@@ -192,7 +193,7 @@ class ValidationSamples:
         undrawn: list[NotShown],
         run: TrainState,
     ) -> DrawnSamples:
-        """On the first rank: lists the files of all replicas and measures their quality."""
+        """Lists the files of all replicas and measures their quality, on the first rank."""
         folder, grid, quality = _folder(run), None, {}
         firsts: list[np.ndarray] = []
         bare = {one.number: one.first_HW3 for one in without}
@@ -220,7 +221,7 @@ class ValidationSamples:
         )
 
     def _quality(self, every: Sequence[GeneratedSample]) -> dict[str, float]:
-        """Metrics of the samples whose captions belong to held-out samples."""
+        """Metrics of the samples that were generated for captions of held-out samples."""
         pairs = [
             (self.wanted[one.number], one.features_D)
             for one in every
@@ -250,7 +251,7 @@ class ValidationSamples:
     ) -> list[GeneratedSample]:
         """Writes the files of this replica; a failure of one does not affect the others.
 
-        `latents` are [C, F, H, W], of the samples of these numbers.
+        `latents` are the [C, F, H, W] of the samples `numbers`.
         """
         written = []
         folder = _folder(run) if adapter else _folder(run) / WITHOUT
@@ -301,7 +302,6 @@ def _in_order(samples: Iterable[GeneratedSample]) -> list[GeneratedSample]:
 
 
 def _title(given: bool) -> str:
-    """What stands side by side in the grid of a run of adapters."""
     first = "given picture | " if given else ""
     return f"each sample: {first}without the adapter | with the adapter (same noise)"
 
@@ -349,9 +349,9 @@ class _CardAndConfig:
 
 
 def check_samples(config: RunConfig) -> None:
-    """Checks prompts, their pictures, the text encoder and the network of the quality metrics.
+    """Checks prompts, their pictures, the text encoder and the network of quality metrics.
 
-    A start refuses the same; a dry run calls this, because it encodes no text.
+    Starts of runs check the same; a dry run calls this function, because it encodes no text.
 
     Raises:
         ValueError: one of them is missing or does not fit.

@@ -1,37 +1,37 @@
-"""The run on disk: saved while it trains, and continued from there.
+"""The run on disk: saved while it trains, and resumed from there.
 
-What is on disk, who writes it, and when. "First rank" is global rank 0 in the trainer's thread;
-threads of `async_save` write while the next steps are computed.
+The table shows each file, who writes it, and when. "First rank" is global rank 0 in the trainer's
+thread; threads of `async_save` write while the next steps are computed.
 
 RUN/                             checkpoint.save
   .lock                          first rank, from the start to the end (`opening.start.run_folder`)
-  config.yaml, *.jsonl,          first rank: configuration at each start, a line a step or a sample
-    tensorboard/                 that was left out (`dit.train.metrics`)
+  config.yaml, *.jsonl,          first rank: configuration at each start, a line for each step or
+    tensorboard/                 refused sample (`dit.train.metrics`)
   validation_generation/         all ranks, at a validation (`dit.sampling.validation`)
-  checkpoints/.partial_step_N/   a checkpoint that is being written; no resume takes it
-  checkpoints/step_N/            a complete one: renamed by the first rank when all files are there
+  checkpoints/.partial_step_N/   a checkpoint that is being written; no resume uses it
+  checkpoints/step_N/            a complete one: renamed by the first rank when all files exist
     __R_*.distcp                 threads of each rank R: its share of weights, average, optimizer
     common.pt                    first rank: steps so far, counters of the optimizer
     .metadata, metadata.json     first rank, when all shares are written: index of tensors
-    loader_D.pt                  a thread of the rank that reads for data rank D: place in the data
+    loader_D.pt                  a thread of the rank that reads for data rank D: data position
     config.yaml                  first rank, like all below: the resolved configuration
     log_interval.safetensors     sums since the last log step, by rank
-    dataset_card.json            what generation needs of the dataset: codec and text encoder,
-    null_text.safetensors        inputs of a sample without caption
-    lora.json                    of adapters: their ranks, and where their base is
+    dataset_card.json            facts about the dataset for generation: codec and text encoder,
+    null_text.safetensors        inputs that replace a dropped caption's
+    lora.json                    for adapters: their ranks, and the path of their base
     origin.json                  files of the weights that the run started from, if any
     manifest.json                format, sizes and checksums of all these; the last file
   checkpoints/LATEST             first rank, after the rename: name of the newest checkpoint
-  checkpoints/LOWEST_VAL         of the one with the lowest validation loss, which is kept
+  checkpoints/LOWEST_VAL         name of the one with the lowest validation loss, which is kept
 
-saving         when a run is saved, and what can be done with it when finished
-state_dict     what a checkpoint holds, and how it is loaded
-adapters       start of a run of adapters, with the frozen weights beside them
+saving         when a run is saved, and commands for a finished run
+state_dict     the content of a checkpoint, and how it is loaded
+adapters       start of a run with adapters and their frozen weights
 data_position  the loaders' states of a checkpoint
-shares         which rank writes and reads which weight
+shares         the rank that writes and reads each weight
 exchange       state of weights on its way between the ranks that update it and those that store it
-async_save     a checkpoint is gathered, written and published, in the background where configured
-object_store   checkpoints in an object store: written, read again, fetched
+async_save     gathers, writes and publishes a checkpoint, in the background if configured
+object_store   checkpoints in an object store: written, verified, fetched
 mirror         copies of the finished checkpoints there (checkpoint.mirror)
-starting_point the checkpoint that a run starts from, and the folder that it may be saved into
+starting_point the checkpoint from which a run starts, and checks of its folder
 """

@@ -1,7 +1,7 @@
-"""Start of a run of adapters: its frozen weights, the first values, checks; also in generation.
+"""Start of a run with adapters: frozen weights, initial values, checks; also for generation.
 
-1. AdapterStart  what a run trains (`dit.lora.checkpoint`), with its frozen weights at hand
-2. load_adapted  a checkpoint of adapters, with its base, into a network that generates
+1. AdapterStart  the adapters that a run trains (`dit.lora.checkpoint`), with its frozen weights
+2. load_adapted  loads a checkpoint of adapters, and its base, into a network that generates
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from dit.train.train_state import InitialWeights, ReadFolder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterStart:
-    """A run of adapters at its start, with the frozen weights at hand."""
+    """A run with adapters at its start, with the frozen weights opened."""
 
     run: AdapterRun
     folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
@@ -62,7 +62,10 @@ class AdapterStart:
         return shapes_of(self.frozen)
 
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
-        """What fills a new model, before its frozen weights are loaded; `given` replaces it."""
+        """The function that fills a new model before its frozen weights are loaded.
+
+        `given` replaces it.
+        """
         fill = leave_to_checkpoint
         if self.begins:
             fill = partial(initialise_adapters, seed=config.rng.seed)
@@ -78,7 +81,7 @@ class AdapterStart:
         """Loads the frozen weights and adapters; all ranks call it.
 
         Raises:
-            CheckpointError: a file has changed since it was saved, or they are of another model.
+            CheckpointError: a file has changed since it was saved, or belongs to another model.
         """
         heartbeat("load of the frozen weights")
         if self.folder is not None:
@@ -93,13 +96,13 @@ class AdapterStart:
 
 
 def initialise_adapters(model: Any, seed: int) -> None:
-    """Fills in adapters alone, whose base comes from a file; all data ranks call it."""
+    """Initialises adapters only, whose base comes from a file; all data ranks call it."""
     copies = model.groups.dp_cp
     initialise(model, seed=seed, std=None, copies=copies, chosen=is_adapter)
 
 
 def _then_from_file(fill: Initialise, lora: LoraConfig, model: ModelConfig, module: Any) -> None:
-    """Fills `module` by `fill`, then its adapters with the values of `lora.init_from`.
+    """Fills `module` by `fill`, and its adapters from the file `lora.init_from`.
 
     All ranks call it; the first one reads the file for them.
     """
@@ -114,7 +117,7 @@ def opened_folder(
     """The Diffusers folder of a base; None for other bases.
 
     Raises:
-        ConvertError: it is damaged, or of another network.
+        ConvertError: it is damaged, or belongs to another network.
     """
     if base.path is None or not base.diffusers:
         return None
@@ -125,7 +128,7 @@ def opened_folder(
 def adapters_at_start(
     config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None, say: Say
 ) -> AdapterStart:
-    """`adapter_run` of the first rank, its base with its digest; all ranks call it.
+    """The first rank's `adapter_run`, with the digest of its base; all ranks call it.
 
     Raises:
         ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
@@ -141,7 +144,7 @@ def adapters_at_start(
 
 
 def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRun:
-    """Raises as `adapter_run` and `check_told`."""
+    """The adapters of the run; raises as `adapter_run` and `check_told`."""
     run, before = adapter_run(config, start.checkpoint, say), start.checkpoint
     if before is not None and has_adapters(before) and not start.goes_on:
         check_told(run.adapters, before, config, say)
@@ -156,7 +159,7 @@ def check_adapters(
     Lines that a start says, and which adapters it trains.
 
     Raises:
-        ValueError: as these.
+        ValueError: as these functions.
     """
     said: list[str] = []
     run = _adapter_run(config, start, said.append)
@@ -168,10 +171,10 @@ def check_adapters(
 
 
 def check_base(base: FrozenBase, model: ModelConfig) -> None:
-    """Refuses the frozen weights of a checkpoint that do not fit; reads no tensor.
+    """Refuses a checkpoint's frozen weights that do not fit, without reading tensors.
 
     Raises:
-        CheckpointError: they are of another model, or their average is missing.
+        CheckpointError: they belong to another model, or their average is missing.
     """
     if base.path is not None:
         check_same_weights(base.path, model)
@@ -214,7 +217,7 @@ def draw_adapters(
     copies: ProcessGroup | None = None,
     adapter: str = CHILD,
 ) -> None:
-    """Gives the adapters of this name in a network the values of `factors`; all ranks call it."""
+    """Sets the adapters named `adapter` in a network to `factors`; all ranks call it."""
     stored = to_stored(factors, network.model, adapter=adapter)
     own: Any = {"copies": copies, "chosen": stored.__contains__}
     draw_weights(network, lambda name, *_: stored[name], seed=0, **own)

@@ -1,10 +1,10 @@
-"""A checkpoint is written, in the background if so configured, and appears when it is complete.
+"""The writing of a checkpoint, in the background if configured; it appears when complete.
 
 1. begin    each rank gets a copy of its share of the state
 2. write    each rank writes its own files, in threads, while training goes on
 3. finish   all ranks together, once every file is on disk: index, manifest, rename, LATEST
 
-Until the rename the folder is called .partial_step_N: no resume takes it, and the next save removes
+Until the rename the folder is called .partial_step_N: no resume uses it, and the next save removes
 it.
 """
 
@@ -64,7 +64,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WrittenFile:
-    """A file that is on disk."""
+    """A file that has been written to disk."""
 
     name: str
     digest: FileDigest
@@ -89,7 +89,7 @@ class Saver:
     """Writes the checkpoints of a run, one at a time."""
 
     def __init__(self, folder: Path, config: RunConfig, *, adapters: str | None = None):
-        """`folder` is the run folder; `adapters` the `lora.json` of a run of adapters."""
+        """`folder` is the run folder; `adapters` is the `lora.json` of a run with adapters."""
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
         self._frozen = frozen_weights(config)
@@ -110,10 +110,10 @@ class Saver:
         """Gathers the state of this step and starts to write it; all ranks call it.
 
         The next step may begin when it returns. `best` says that no earlier checkpoint had a lower
-        validation loss; a `critic` is saved beside `model`.
+        validation loss; a `critic` is saved in the same checkpoint.
 
         Raises:
-            CheckpointError: a rank could not write; older checkpoints are as they were.
+            CheckpointError: a rank could not write; older checkpoints are unchanged.
         """
         assert self._pending is None, "finish the pending save first"
         began = time.perf_counter()
@@ -146,7 +146,7 @@ class Saver:
 
     @property
     def pending(self) -> str | None:
-        """The name of the checkpoint that is being written, if there is one."""
+        """The name of the checkpoint that is being written, or None."""
         return self._pending.final.name if self._pending is not None else None
 
     @property
@@ -157,10 +157,10 @@ class Saver:
     def finish(self) -> SavedCheckpoint | None:
         """Waits for the files of all ranks and publishes the checkpoint; all ranks call it.
 
-        Returns None where no save is pending.
+        Returns None if no save is pending.
 
         Raises:
-            CheckpointError: a rank could not write; older checkpoints are as they were.
+            CheckpointError: a rank could not write; older checkpoints are unchanged.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -175,7 +175,7 @@ class Saver:
         return SavedCheckpoint(path=pending.final, seconds=time.perf_counter() - pending.began)
 
     def close(self) -> None:
-        """Waits for this rank's threads, unless a save is pending, which stays unfinished."""
+        """Waits for this rank's threads, unless a save is pending; that stays unfinished."""
         if self._pending is None and self._removal is not None:
             self._removal.result()  # not begun yet, it would be cancelled
         self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
@@ -185,9 +185,10 @@ class Saver:
         partial.mkdir(parents=True)
 
     def clear(self) -> None:
-        """Removes what unfinished saves have left; the first rank calls it.
+        """Removes the remains of unfinished saves; the first rank calls it.
 
-        What cannot be removed stays for the next call: on NFS, files that the mirror reads.
+        Files that cannot be removed yet, such as files on NFS that the mirror reads, stay for the
+        next call.
         """
         if self._removal is not None:
             self._removal.result()
@@ -209,7 +210,7 @@ class Saver:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 
     def _publish(self, pending: _PendingSave, known: dict[str, FileDigest]) -> None:
-        """Renames a complete checkpoint, makes it the newest, then removes the oldest ones."""
+        """Renames a complete checkpoint, makes it the newest, and removes the oldest ones."""
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final
@@ -231,14 +232,14 @@ class Saver:
         self._removal = self._threads.submit(_remove, renamed)
 
     def _new(self, name: str) -> Path:
-        """The file that is going to replace LATEST or LOWEST_VAL."""
+        """Path of the new LATEST or LOWEST_VAL, before it is renamed."""
         return self.checkpoints / f".{name}.new"
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
         """Turns an error of a save into one that a user understands, and removes its files.
 
-        `size` is about what the checkpoint needs.
+        `size` is the approximate size of the checkpoint.
         """
         try:
             yield
@@ -255,7 +256,7 @@ class Saver:
             ) from error
 
     def _disk_space(self, size: int) -> str:
-        """A sentence with the size of a checkpoint and the free space, as far as they are known."""
+        """A sentence with the size of a checkpoint and the free space, if they are known."""
         try:
             free = shutil.disk_usage(self.checkpoints).free
             for last in saved_checkpoints(self.checkpoints)[-1:]:
@@ -266,7 +267,6 @@ class Saver:
         return f"{needed}{free / 1e6:,.1f} MB are free there now. "
 
     def _best(self) -> str:
-        """Name of the checkpoint with the lowest validation loss; empty if there is none."""
         pointer = self.checkpoints / LOWEST_VAL
         return pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
 
@@ -282,7 +282,7 @@ def save_checkpoint(
     """Writes RUN/checkpoints/step_N and waits for it; all ranks call it.
 
     Raises:
-        CheckpointError: a rank could not write; older checkpoints are as they were.
+        CheckpointError: a rank could not write; older checkpoints are unchanged.
     """
     saver = Saver(folder, config)
     try:
@@ -305,14 +305,13 @@ def _write_bytes(file: Path, content: BytesIO) -> _WrittenFile:
 
 
 def _digests(pending: _PendingSave) -> dict[str, FileDigest]:
-    """The digests of this rank's files, once all of them are written."""
     wait(pending.jobs)
     written = [job.result() for job in pending.jobs]
     return {file.name: file.digest for file in written}
 
 
 def _rename_for_removal(path: Path) -> Path:
-    """Renames a checkpoint, so that a kill cannot leave half of it under its name."""
+    """Renames a checkpoint before it is deleted, so that a kill leaves no incomplete one."""
     return path.rename(path.with_name(f"{PARTIAL}removed_{path.name}"))
 
 

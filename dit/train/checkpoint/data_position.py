@@ -1,9 +1,9 @@
-"""The loaders' states of a checkpoint; each of their files is read once.
+"""The loaders' states of a checkpoint, each of whose files is read once.
 
-On as many data ranks and loader processes as saved it, each data rank reads its own file, and the
-others tell it only that theirs are of the same step. On others, and of an earlier version, the
-files are shared out: each data rank reads some of them, and all get all, because resharding needs
-what every reader has left.
+With the numbers of data ranks and loader processes that saved it, each data rank reads its own
+file, and the others only report that theirs belong to the same step. With other numbers, and after
+an earlier version, the files are divided: each data rank reads some of them, and all get all,
+because resharding needs what every reader has left.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def loader_file(data_rank: int) -> str:
 def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> list[Position]:
     """The loader states of all ranks that saved, in their order; all processes call it.
 
-    `rank` is the data-parallel rank that this process reads for; None where another one reads. On
-    the `layout` that saved them, the states of other ranks than this one are without their readers.
+    `rank` is the data-parallel rank for which this process reads; None if another process reads. On
+    the `layout` that saved them, the states of other ranks come without their readers.
 
     Raises:
         CheckpointError: a file is missing or damaged; on all processes.
@@ -77,10 +77,10 @@ def read_positions(path: Path) -> list[Position]:
 
 
 def restore_position(loader: PackLoader, states: list[Position], path: Path) -> None:
-    """Continues with the positions of a checkpoint.
+    """Continues from the positions of a checkpoint.
 
     Raises:
-        CheckpointError: it is one in other data, or cannot be divided among these ranks.
+        CheckpointError: it was made with other data, or these ranks cannot divide it.
     """
     try:
         loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
@@ -93,7 +93,7 @@ def _large(state: Position) -> Position:
 
 
 def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
-    """How many data ranks saved; 1 where the first file is missing, which is then asked for."""
+    """The number of data ranks that saved; 1 if the first file is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
         raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
@@ -114,7 +114,7 @@ def _read(file: Path) -> Position:
 
 
 def _exchange(work: Callable[[], dict[int, Position]]) -> dict[int, Position]:
-    """What `work` returns on all processes together; its error is raised on all of them."""
+    """The results of `work` on all processes together; its error is raised on all of them."""
     mine: tuple[dict[int, Position], str] = ({}, "")
     try:
         mine = (work(), "")

@@ -1,11 +1,11 @@
 """The state of weights on its way between the ranks that update it and those that store it.
 
 1. gather      before a save: each rank gets the state of its share, in host memory
-2. hand_out    after a load: from the rank that has read it to those that use it
+2. hand_out    after a load: state goes from the rank that read it to the ranks that use it
 
-The state goes a bucket at a time, so that no rank ever has much more than its share. The way of
-Megatron-Core (`fully_reshardable`) makes the whole optimizer state on every data rank. What is
-stored is the same: neither names nor shapes depend on the layout.
+The state is sent in buckets, so that no rank ever has much more than its share. Megatron-Core's
+`fully_reshardable` creates the whole optimizer state on every data rank. The stored result is the
+same: neither names nor shapes depend on the layout.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNUSED = "unused"
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
 # PinnedRows; from pageable memory they would wait for the stream.
 class _Route(NamedTuple):
-    """The way of a part of the state of a weight, from one data rank to another."""
+    """The route of a part of a weight's state, from one data rank to another."""
 
     of: SharedWeight
     prefix: str
@@ -74,7 +74,7 @@ _Bucket = Sequence[tuple[SharedWeight, str]]
 
 
 class StateExchange:
-    """Moves the state of the weights of a pipeline stage; all its ranks make one and call it."""
+    """Moves the state of the weights of a pipeline stage, all of whose ranks create and call it."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class StateExchange:
         chosen: Callable[[str], bool] = lambda _: True,
         frozen: FrozenWeights = NOTHING_FROZEN,
     ):
-        """`values` are the state of the optimizer's main parameters.
+        """`values` are the states of the optimizer's main parameters.
 
-        `chosen` accepts names of the weights to move; those with state are moved in any case.
-        `frozen` are those of the run that wrote the checkpoint.
+        `chosen` accepts names of weights to move; weights with state are moved in any case.
+        `frozen` are the frozen weights of the run that wrote the checkpoint.
         """
         self._frozen = frozen
         self._groups = groups
@@ -115,7 +115,7 @@ class StateExchange:
     def gather(self) -> list[ShardedTensor]:
         """The weights of this rank's share and their state, as copies in host memory.
 
-        Collective: each rank sends what it updates of the shares of others, and nothing twice.
+        Collective: each rank sends the parts of others' shares that it updates, each once.
         """
         mine = [w for w in self._weights if self._stores(w) and not w.in_shares]
         share = [w.stored(WEIGHT, w.on_host(w.entry.dtype).copy_(w.weight)) for w in mine]
@@ -150,10 +150,10 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """What this rank is to read of a checkpoint, into host memory.
+        """Tensors in host memory that this rank is to read from a checkpoint, by weight and prefix.
 
-        `weights` is the prefix of the tensors that become the weights. State is read of the weights
-        that are trained here, or of all of them (`everywhere`).
+        `weights` is the prefix of the tensors that become the weights. States are read for the
+        weights that this network trains, or for all of them (`everywhere`).
         """
         return {
             str(number): self._wanted_of(w, weights, with_state=w.trained or everywhere)
@@ -164,7 +164,10 @@ class StateExchange:
     def _wanted_of(
         self, w: SharedWeight, weights: str, *, with_state: bool
     ) -> dict[str, ShardedTensor]:
-        """By prefix; a tensor that is both state and weight is read once, as state."""
+        """The tensors of one weight, by prefix.
+
+        One that is both state and weight is read once, as state.
+        """
         states = [p for p in self._values if with_state and has_state(w.weight, p)]
         names = {prefix: prefix for prefix in states} | {WEIGHT: weights}
         if weight_of(w.entry) in self._frozen.alone:
@@ -181,9 +184,9 @@ class StateExchange:
 
     @torch.no_grad()
     def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Puts what the ranks have read of `wanted` into their weights and values.
+        """Puts the tensors that ranks have `read` into their weights and values.
 
-        Collective: a weight goes to each data rank, or its rows to the ranks that have them; its
+        Collective: a weight goes to each data rank, or its rows to the ranks that hold them; its
         state goes to the ranks that update it.
         """
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
@@ -198,7 +201,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight, from the tensors `read` by prefix; a state may serve as the weight."""
+        """The weight among the tensors `read`, by prefix; a float32 state may stand for it."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -227,7 +230,7 @@ class StateExchange:
         )
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
-        """Brings each part from its source to its target; all data ranks have the same routes."""
+        """Sends each part from its source to its target; all data ranks have the same routes."""
         me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.
@@ -259,15 +262,13 @@ class StateExchange:
             put(route, piece)
 
     def _stores(self, w: SharedWeight) -> bool:
-        """Whether this rank writes and reads the weight."""
         return w.place == self._me
 
     def _copy_of(self, data_rank: int) -> int:
-        """The copy of the optimizer state that a data rank has a part of."""
         return data_rank // self._groups.intra_dp_cp.size()
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
-        """Prefixes of the tensors of `w` of which each data rank may have a part of its own."""
+        """Prefixes of the tensors of `w` that are divided among data ranks."""
         states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
         return [*([WEIGHT] if w.in_shares else []), *states]
 
@@ -275,7 +276,7 @@ class StateExchange:
         return torch.float32 if prefix else w.entry.dtype
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
-        """The part of the state, or of the weight, that this rank has, flat."""
+        """This rank's part of a state, or of the weight, flat."""
         if prefix == WEIGHT:
             return numbers_of(w.weight)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
@@ -287,7 +288,7 @@ class StateExchange:
             self._own(w, prefix).copy_(values, non_blocking=True)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
-        """Gives the whole of a tensor to the tensor ranks beside the one that has read it."""
+        """Broadcasts a tensor to the tensor ranks, from the one that has read it."""
         if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
             broadcast(tensor, self._groups.tp, source=w.place.tensor)
 
@@ -296,7 +297,7 @@ class StateExchange:
             broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
     def _buckets(self) -> Iterator[_Bucket]:
-        """All tensors in parts or of states, in runs of at most `BUCKET_BYTES` if none has more."""
+        """All tensors in parts or of states, grouped to at most `BUCKET_BYTES` or one tensor."""
         bucket, size = [], 0
         for w in self._weights:
             own = w.numel * _FLOAT32_BYTES

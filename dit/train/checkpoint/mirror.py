@@ -1,13 +1,12 @@
-"""checkpoint.mirror: copies of the finished checkpoints in an object store, and the way back.
+"""checkpoint.mirror: copies of finished checkpoints in an object store, and their restoration.
 
 1. restored   a run on an empty disk gets the newest checkpoint of its mirror
 2. Mirror     after each save, a thread of the first rank brings the store up to date
 
-`to_fetch` tells a dry run which one that would be.
-
-The store keeps as many checkpoints as the run folder (`checkpoint.keep_last`, and the one of lowest
-validation loss). Its errors do not end the run: they are said, counted, and the copy is tried again
-at the next save and at the end.
+`to_fetch` tells a dry run which checkpoint that would be. The store keeps as many checkpoints as
+the run folder (`checkpoint.keep_last`, and the one of lowest validation loss). Its errors do not
+end the run: they are logged and counted, and the copy is tried again at the next save and at the
+end.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
     Returns lines for the start of the log. The first rank calls it.
 
     Raises:
-        CheckpointError: the mirror cannot be used, and nobody can tell whether it has one.
+        CheckpointError: the mirror cannot be used, so it is unknown whether it has one.
     """
     c = checkpoint
     if not c.mirror or not c.save:
@@ -68,12 +67,14 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
             if pointer == LATEST or store.pointer(pointer) == name:
                 write_atomically(checkpoints / pointer, name.encode())
     except OSError as error:
-        raise CheckpointError(f"{checkpoints} cannot be written ({explained(error)})") from error
+        raise CheckpointError(
+            f"{checkpoints} cannot be written ({explained(error)}); choose another checkpoint.save"
+        ) from error
     return [f"fetched {name} from {c.mirror} in {time.perf_counter() - began:.1f} s"]
 
 
 def to_fetch(checkpoint: CheckpointConfig) -> str | None:
-    """The checkpoint that a start would fetch; None where the run folder has one, or no mirror.
+    """The checkpoint that a start would fetch; None if the run folder has one, or without mirror.
 
     Raises:
         CheckpointError: as `restored`.
@@ -109,7 +110,7 @@ class Mirror:
     """Brings an object store up to date with the checkpoints of a run, in a thread."""
 
     def __init__(self, config: RunConfig):
-        """Raises CheckpointError where MSC has no such profile."""
+        """Raises CheckpointError if MSC has no profile of that name."""
         c = config.checkpoint
         assert c.mirror and c.save
         self.store, self.keep_last = _store(c.mirror), c.keep_last
@@ -120,7 +121,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to copy what the store lacks, or does so after what is being copied."""
+        """Starts to copy what the store lacks, or will do so after the present copy."""
         with self._lock:
             if self._thread is not None:
                 self._again = True
@@ -130,7 +131,7 @@ class Mirror:
             self._thread.start()
 
     def lines(self) -> Iterator[str]:
-        """What is to be said since the last call."""
+        """Messages since the last call."""
         while self._lines:
             yield self._lines.popleft()
 
@@ -139,9 +140,9 @@ class Mirror:
         return self._thread is not None
 
     def finish(self, *, patience_s: float) -> None:
-        """Waits until the store is up to date, and tries again what failed before.
+        """Waits until the store is up to date, and repeats what failed before.
 
-        Gives up after `patience_s` without a sign of the store.
+        It gives up after `patience_s` seconds without a sign of the store.
         """
         self.start()
         moved, since = self.store.moved, time.monotonic()
@@ -180,7 +181,7 @@ class Mirror:
         self._lines.append(f"not copied ({self.failures_in_a_row} in a row): {said}; {_LATER}")
 
     def _synchronise(self) -> None:
-        """Copies the newest first; removes what the run folder would not keep either."""
+        """Copies checkpoints, newest first; removes those that the run folder would not keep."""
         while local := self._local():
             lacking = [name for name in local if self.store.manifest(name) != local[name]]
             self._point({name: local[name] for name in local.keys() - lacking})
@@ -190,7 +191,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """The manifests of the checkpoints in the run folder, which saves replace and remove."""
+        """Manifests of the checkpoints in the run folder; a save may remove some meanwhile."""
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):
@@ -216,7 +217,7 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and interrupted ones; copies of later steps stay."""
+        """Removes copies beyond `keep_last`, and interrupted ones; keeps copies of later steps."""
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -1,9 +1,8 @@
-"""Checkpoints in an object store, which multi-storage-client (MSC) reaches: msc://PROFILE/run.
+"""Checkpoints in an object store that multi-storage-client (MSC) reaches: msc://PROFILE/run.
 
-The store has what the folder of a run has: checkpoints/step_N/FILE, checkpoints/LATEST and
-checkpoints/LOWEST_VAL. A checkpoint is whole if it has a manifest, which comes last and goes first.
-Every file that is written is read again and compared with the manifest, and so is every file that
-is fetched.
+The store has the same names as a run folder: checkpoints/step_N/FILE, checkpoints/LATEST and
+checkpoints/LOWEST_VAL. A checkpoint is complete if it has a manifest, which is written last and
+removed first. Every written or fetched file is read again and compared with the manifest.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class CheckpointStore:
     """The checkpoints of one run in an object store."""
 
     def __init__(self, address: str):
-        """`address` is that of a run; nothing is asked of the store yet.
+        """`address` is the address of a run; nothing is requested from the store yet.
 
         Raises:
             CheckpointError: MSC has no such profile, or lacks a package for it.
@@ -66,7 +65,7 @@ class CheckpointStore:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Stores raise errors of many kinds."""
+        """A context that turns the store's errors, which have many types, into CheckpointError."""
         try:
             yield
         except CheckpointError:
@@ -78,7 +77,7 @@ class CheckpointStore:
             ) from error
 
     def files(self) -> dict[str, set[str]]:
-        """Names of the objects of each checkpoint, whole or not.
+        """Names of the objects of each checkpoint, complete or not.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -92,16 +91,16 @@ class CheckpointStore:
         return found
 
     def manifest(self, name: str) -> bytes | None:
-        """The manifest of a checkpoint as it was written; None if the checkpoint is not whole."""
+        """The manifest of a checkpoint, unparsed; None if the checkpoint is incomplete."""
         return self._content(f"{name}/{MANIFEST}")
 
     def pointer(self, name: str) -> str | None:
-        """The checkpoint that LATEST or LOWEST_VAL names; None where it names none."""
+        """The checkpoint that LATEST or LOWEST_VAL names, or None."""
         text = (self._content(name) or b"").decode(errors="replace").strip()
         return text if is_file_name(text) else None
 
     def newest(self) -> str | None:
-        """The checkpoint to go on from: that of LATEST, else the newest before it that is whole.
+        """The checkpoint to resume from: LATEST's, else the newest complete one before it.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -115,7 +114,7 @@ class CheckpointStore:
         """Copies the checkpoint in `folder`; `content` is its manifest, which is written last.
 
         Raises:
-            CheckpointError: what the store holds afterwards is not what was saved.
+            CheckpointError: the store's content differs from what was saved.
         """
         name, there = folder.name, self.files().get(folder.name, set())
         with self._explained():
@@ -166,7 +165,7 @@ class CheckpointStore:
         """Copies a checkpoint into the folder `into`, where it appears when it is complete.
 
         Raises:
-            CheckpointError: it is not whole, or has changed, or cannot be written here.
+            CheckpointError: it is incomplete, or has changed, or cannot be written to this machine.
         """
         content = self.manifest(name)
         if content is None:
@@ -195,7 +194,7 @@ class CheckpointStore:
         if sync_and_digest(file) != digest:
             raise CheckpointError(
                 f"{self.address}: {name} is damaged there, {file.name} has another checksum than"
-                f" when it was saved; remove {name}/{MANIFEST} there to go on from the one before"
+                f" when it was saved; remove {name}/{MANIFEST} there to resume from the one before"
             )
 
     def _pieces(self, path: str, size: int) -> Iterator[bytes]:
@@ -205,7 +204,7 @@ class CheckpointStore:
             self.moved += 1
 
     def _content(self, name: str) -> bytes | None:
-        """A small object; None where there is none."""
+        """Content of a small object; None if it does not exist."""
         with self._explained(), suppress(FileNotFoundError):
             return self._client.read(
                 self._path(name), check_source_version=SourceVersionCheckMode.ENABLE
@@ -217,10 +216,10 @@ class CheckpointStore:
 
 
 def fetched_checkpoint(address: str) -> Path | None:
-    """A copy on this machine of the checkpoint that an address means; None where it holds none.
+    """A copy on this machine of the checkpoint at an address; None if the store has none.
 
-    The address is that of a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in
-    ~/.cache ($XDG_CACHE_HOME), and is used again as long as the store has the same.
+    The address means a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in ~/.cache
+    ($XDG_CACHE_HOME), and is reused while the store has the same checkpoint.
 
     Raises:
         CheckpointError: the store does not answer, or the checkpoint is damaged.
@@ -244,7 +243,7 @@ def fetched_checkpoint(address: str) -> Path | None:
 
 
 def _same(checkpoint: Path, content: bytes) -> bool:
-    """Whether this checkpoint is here already, and complete."""
+    """Whether `checkpoint` is complete on this machine and has this manifest."""
     with suppress(OSError, CheckpointError):
         same = (checkpoint / MANIFEST).read_bytes() == content
         return same and find_checkpoint(checkpoint) is not None
@@ -253,7 +252,7 @@ def _same(checkpoint: Path, content: bytes) -> bool:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Keeps the other processes of this machine waiting, which want the same."""
+    """Locks `folder` against other processes of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         # The system frees it when the file is closed, also where a process is killed.

@@ -1,8 +1,8 @@
-"""A run and its folder: when it is saved, and what can be done with it.
+"""A run and its folder: when it is saved, and commands for a finished run.
 
-1. save           a checkpoint is begun
-   finish_save    its files are complete, and exported and copied where configured
-2. next_commands  what can be done with a finished run: generate, report, export
+1. save           starts a checkpoint
+   finish_save    completes its files, and exports and copies it if configured
+2. next_commands  commands for a finished run: generate, report, export
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dit.train.train_state import TrainState
 
 
 def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
-    """Begins to save this step unless it is saved; the next step may begin when it returns.
+    """Starts to save this step unless it is saved; the next step may begin when it returns.
 
-    `val_loss` is that of this step, infinite if there is none.
+    `val_loss` is the validation loss of this step, infinite without one.
     """
     if run.saver is None or run.saved_step == run.progress.step:
         return
@@ -81,7 +81,7 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
 
 
 def finish_all(run: TrainState, logger: RunLogger) -> None:
-    """`finish_save`, and waits until the mirror has what was saved; all ranks call it."""
+    """Calls `finish_save`, and waits until the mirror has the checkpoint; all ranks call it."""
     finish_save(run, logger)
     if run.config.checkpoint.mirror is None:
         return
@@ -101,7 +101,7 @@ def _export(run: TrainState, logger: RunLogger, path: Path) -> None:
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:
-    """Ends the saver's threads; a save that an error has interrupted is finished, or named as lost.
+    """Ends the saver's threads; finishes a save that an error interrupted, or reports it as lost.
 
     With several ranks it is lost: all of them would have to finish it, and one has failed.
     """
@@ -133,9 +133,9 @@ def disk_space_notes(path: Path, folder: Path) -> list[str]:
 
 
 def next_commands(config: RunConfig) -> str:
-    """One line for each command that this run can be used with, with its own paths.
+    """One line for each command that uses this run, with the run's own paths.
 
-    A run on mock data gets a report alone: its network has learned nothing to share.
+    A run on mock data gets only the report, because its network has learned nothing.
     """
     if not config.checkpoint.save:
         return ""
@@ -157,7 +157,7 @@ def next_commands(config: RunConfig) -> str:
 
 
 def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
-    """Options of the pictures that the network makes nothing without."""
+    """Options of `generate_dit.py` for the pictures that the network requires."""
     inputs = family_of(model).inputs(model)
     needed = max((one.pictures for one in inputs if one.required), default=0)
     return ("--image", "first.png", "--last_image", "last.png")[: 2 * needed]
@@ -166,7 +166,7 @@ def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
 def exportable(config: RunConfig) -> bool:
     """Whether `dit.convert export`, or `export-lora` of a run with adapters, accepts the run.
 
-    The same rules as `dit.convert.export.check_expressible`, without loading the converter.
+    Its rules are those of `dit.convert.export.check_expressible`, without loading the converter.
     """
     if config.lora.enabled:  # adapters have no scheduler beside them
         return family_of(config.model).diffusers is not None

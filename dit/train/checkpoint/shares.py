@@ -1,4 +1,4 @@
-"""Which rank writes and reads the state of which weight, so that all ranks have about as much."""
+"""Chooses the rank that writes and reads each weight's state, so that all have about as much."""
 
 # T tensor ranks, D data ranks
 
@@ -35,7 +35,7 @@ class Owner(NamedTuple):
 
 
 class WeightSize(NamedTuple):
-    """What `assign` needs to know of a weight."""
+    """The facts about a weight that `assign` needs."""
 
     bytes: int  # with its state, on one tensor rank
     split: bool  # each tensor rank has a part of its own; else all of them have the same
@@ -43,11 +43,11 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; of a split weight, this one of its tensor ranks.
+    """The rank that writes and reads each weight; for a split weight, this one of its tensor ranks.
 
     The largest weights come first. Each goes to a rank that updates most of it, so that little is
-    sent, or, where that rank would get more than an even share, to the rank with the least so far.
-    So no rank gets more than an even share and the largest weight.
+    sent; or, if that rank would exceed an even share, to the rank with the least so far. So no rank
+    gets more than an even share plus the largest weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
@@ -65,7 +65,7 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
 
 
 def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
-    """The place with the fewest bytes on some data ranks, the first of equals."""
+    """The rank with the fewest bytes among `data_ranks`, the first of equals."""
     among = used_TD[:, list(data_ranks)]
     tensor, number = np.unravel_index(int(among.argmin()), among.shape)
     return Owner(int(tensor), data_ranks[int(number)])
@@ -73,7 +73,7 @@ def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SharedWeight:
-    """A weight of this rank, and who writes and reads it."""
+    """A weight of this rank, and the rank that writes and reads it."""
 
     entry: ShardedTensor  # what Megatron-Core stores of it; its data are the weight
     split: bool  # each tensor rank has a part of its own
@@ -85,7 +85,7 @@ class SharedWeight:
 
     @property
     def weight(self) -> Tensor:
-        """The weight, or this rank's rows of one in shares."""
+        """The weight, or this rank's rows of it if it is in shares."""
         return data_of(self.entry)
 
     @property
@@ -94,15 +94,15 @@ class SharedWeight:
 
     @property
     def numel(self) -> int:
-        """Numbers in the whole weight, of all data ranks together."""
+        """Numbers in the whole weight, on all data ranks together."""
         return math.prod(self.entry.local_shape)
 
     def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory of the device for a tensor of the shape of the weight."""
+        """Device memory for a tensor in the shape of the weight."""
         return self.weight.new_empty(self.entry.local_shape, dtype=dtype)
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
-        """`data` as the tensor of a checkpoint whose name is that of the weight after `prefix`."""
+        """`data` as a tensor of a checkpoint, named `prefix` plus the name of the weight."""
         entry = self.entry
         if prefix and self.apart:  # Megatron-Core stores no part of the layers of a name
             assert entry.axis_fragmentations is not None
@@ -119,7 +119,7 @@ class SharedWeight:
         return replace(entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Host memory for a tensor of the shape of the weight."""
+        """Host memory for a tensor in the shape of the weight."""
         empty = _ROWS.empty if self.weight.is_cuda else torch.empty
         return empty(self.entry.local_shape, dtype=dtype)
 
@@ -136,11 +136,9 @@ def share_weights(
 ) -> list[SharedWeight]:
     """The weights of this rank that are `chosen` by their names in a checkpoint.
 
-    In the same order on all ranks of its pipeline stage.
-
-    `held` says who updates which part of each weight that is `trained`, or has it. The state of
-    these are `tensors` float32 tensors of the shape of the weight, which the weights of the names
-    `apart` store layer by layer.
+    Their order is the same on all ranks of the pipeline stage. `held` lists the ranks that update,
+    or hold, the parts of each `trained` weight. A weight's state is `tensors` float32 tensors in
+    its shape; weights with a name in `apart` store it layer by layer.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()
@@ -171,13 +169,13 @@ def data_of(entry: ShardedTensor) -> Tensor:
 
 
 def stored_by(module: MegatronModule) -> Iterable[Any]:
-    """What Megatron-Core stores of a module."""
+    """The entries that Megatron-Core stores for a module."""
     in_shares = stored_of(module)
     return module.sharded_state_dict().values() if in_shares is None else in_shares
 
 
 def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
-    """What Megatron-Core stores of weights of a module; of those in shares, data are the rows."""
+    """Entries that Megatron-Core stores for weights of a module; data are the rows if in shares."""
     for entry in stored_by(module):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry
@@ -189,11 +187,11 @@ def weight_of(entry: ShardedTensor) -> Weight:
 
 
 def _is_part(entry: ShardedTensor) -> bool:
-    """Whether other ranks hold other parts of the tensor, apart from other layers."""
+    """Whether the tensor is divided among ranks; a stack of layers does not count as divided."""
     return tuple(entry.local_shape) != tuple(entry.global_shape[entry.prepend_axis_num :])
 
 
 def _main_holders(parts: Sequence[Holding]) -> list[int]:
-    """The ranks that update the largest part."""
+    """The ranks that update the largest part of a weight."""
     largest = max((part.size for part in parts), default=0)
     return [part.rank for part in parts if part.size == largest]

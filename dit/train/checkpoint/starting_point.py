@@ -1,7 +1,7 @@
-"""The checkpoint that a run starts from, and the folder that it may be saved into.
+"""The checkpoint from which a run starts, and checks of the folder for its own checkpoints.
 
-Where its weights came from, and the digest of their files, each checkpoint of the run has as
-origin.json:
+Each checkpoint of the run has an origin.json, with the source of its first weights and the digests
+of their files:
 
 {"path": "wan/transformer", "digest": "…", "files": {"config.json": {"bytes": 1, "sha256": "…"}}}
 """
@@ -38,10 +38,10 @@ from dit.system_errors import explained
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
     """The checkpoint that a path means, which errors call by `named`.
 
-    Of one in an object store (checkpoint.mirror) it is a copy on this machine.
+    For one in an object store (checkpoint.mirror) it is a copy on this machine.
 
     Raises:
-        CheckpointError: there is none, or it is not complete.
+        CheckpointError: there is no checkpoint, or it is incomplete.
     """
     if isinstance(place, str) and is_address(place):
         from dit.train.checkpoint.object_store import fetched_checkpoint
@@ -60,7 +60,7 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingPoint:
-    """The checkpoint that a run starts from, and what it takes of it."""
+    """The checkpoint from which a run starts, and what the run takes from it."""
 
     checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
     goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
@@ -68,17 +68,17 @@ class StartingPoint:
 
     @property
     def continued(self) -> Path | None:
-        """The checkpoint whose steps go on; None where the run starts at step 0."""
+        """The checkpoint from which steps continue; None if the run starts at step 0."""
         return self.checkpoint if self.goes_on else None
 
 
 def starting_point(config: CheckpointConfig) -> StartingPoint:
-    """The run's own newest checkpoint, else that of `checkpoint.load`.
+    """The run's own newest checkpoint, or else `checkpoint.load`'s.
 
     `checkpoint.save` may hold none yet; `checkpoint.load` must hold one.
 
     Raises:
-        CheckpointError: the newest one is not complete, or `checkpoint.load` holds none.
+        CheckpointError: the newest one is incomplete, or `checkpoint.load` holds none.
     """
     save, load = config.save, config.load
     if own := find_checkpoint(Path(save)) if save else None:
@@ -90,7 +90,7 @@ def starting_point(config: CheckpointConfig) -> StartingPoint:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks that a run may be saved into a folder, which need not be there yet.
+    """Checks that a run may be saved into a folder, which need not exist yet.
 
     Raises:
         ValueError: it holds shards, or cannot be written.
@@ -118,14 +118,14 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Files that weights were read from."""
+    """The files from which weights were read."""
 
     path: str  # of their folder
     files: Mapping[str, FileDigest]  # by name, from this folder
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what `sha256sum` prints for the files, sorted by name; not of their path."""
+        """SHA-256 of the `sha256sum` lines of the files, sorted by name; paths do not matter."""
         lines = (f"{self.files[name].sha256}  {name}\n" for name in sorted(self.files))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -159,7 +159,7 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
 
 
 def saved_origin(path: Path) -> Origin | None:
-    """The origin that a checkpoint keeps; None where its run drew its first weights.
+    """The origin stored in a checkpoint; None if its run drew its first weights.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -1,6 +1,6 @@
-"""What a checkpoint holds and how it loads: weights, averages, optimizer, position in the data.
+"""Content and loading of a checkpoint: weights, averages, optimizer, position in the data.
 
-The files are listed in `dit.train.checkpoint`. `TrainProgress` is how far a run has come.
+The files are listed in `dit.train.checkpoint`. `TrainProgress` counts the steps of a run.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class TrainProgress:
 
     @property
     def updates(self) -> int:
-        """Steps that changed the weights. Learning rate, Adam and average count these."""
+        """Number of steps that changed the weights; learning rate, Adam and average count these."""
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress where the data are restarted: steps stay, epochs and losses begin anew."""
+        """This progress with other data: steps stay, epochs and losses begin again."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -115,11 +115,11 @@ def load_checkpoint(
 ) -> TrainProgress:
     """Loads weights, optimizer and averages; `data_positions` reads the loaders' states.
 
-    Averages that the checkpoint lacks start from its weights. Those of a `critic` lie beside them.
-    All ranks call it.
+    Averages that the checkpoint lacks start from its weights. A `critic` is loaded from the same
+    checkpoint. All ranks call it.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, belongs to another model, or has weights alone.
+        CheckpointError: the checkpoint is damaged, belongs to another model, or has only weights.
     """
     check_continues(path, config)
     verify(path)
@@ -145,9 +145,9 @@ def _load_network(
     averaged: bool,
     among: str | None = None,
 ) -> dict[str, Any]:
-    """Loads a network and its optimizer; returns all that was read with it.
+    """Loads a network and its optimizer; returns all other values that were read.
 
-    `among` is its name, where it lies beside the network that the run is named after.
+    `among` is the name of the network, if it is not the one after which the run is named.
     """
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
@@ -175,19 +175,19 @@ def _read_network(
 
 
 def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
-    """`state` with the name of its network before that of each tensor."""
+    """`state` with `among.` before the name of each tensor."""
     add_prefix_for_sharding(state, f"{among}.")
     return state
 
 
 def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
-    """Earlier versions did not count skipped steps, and imports count nothing."""
+    """The progress of a checkpoint; counts that it does not have start at 0."""
     names = [f.name for f in fields(TrainProgress) if f.name in loaded]
     return TrainProgress(**{name: loaded[name] for name in names})
 
 
 def saved_step(path: Path) -> int:
-    """The training steps behind a checkpoint, whatever its folder is called; 0 of an import.
+    """Number of training steps of a checkpoint, whatever its folder is called; 0 for an import.
 
     Raises:
         CheckpointError: it is damaged.
@@ -198,12 +198,12 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights of a checkpoint, or its adapters, for a new run; all ranks call it.
 
-    With `train.warm_start_ema` the average goes on with that of the checkpoint, or with its weights
-    where it has none, and as many updates behind it.
+    With `train.warm_start_ema` the average continues from the checkpoint's, or from its weights if
+    it has none, with the checkpoint's number of updates.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, of another model, or lacks the average; or it
-            does not say how many updates are behind it.
+        CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the average;
+            or its number of updates is unknown.
     """
     check_starts_from(path, config)
     verify(path)
@@ -236,7 +236,7 @@ def load_weights(
     averaged: bool,
     among: str | None = None,
 ) -> None:
-    """Loads what a checkpoint has of weights, or their average, into the parts of a model.
+    """Loads weights from a checkpoint, or their average, into the parts of a model.
 
     Of adapters that is A and B, and of other runs all weights but adapters. `among` is the name of
     a network that lies beside the one that the run is named after. All ranks call it; each reads a
@@ -266,10 +266,10 @@ def _load_weights(
 
 
 def check_continues(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint that a run cannot go on from; reads none of its tensors.
+    """Refuses a checkpoint from which a run cannot resume, without reading tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, or has weights alone.
+        CheckpointError: it belongs to another model, or has only weights.
     """
     check_same_model(path, config)
     if not any(name.startswith("optimizer.") for name in _from_index(path, tensor_names)):
@@ -280,11 +280,11 @@ def check_continues(path: Path, config: RunConfig) -> None:
 
 
 def check_starts_from(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint whose weights, or adapters, a new run cannot have; reads no tensor.
+    """Refuses a checkpoint whose weights or adapters a new run cannot use; reads no tensors.
 
     Raises:
-        CheckpointError: it is of another model, lacks the average, or does not say how many updates
-            are behind it.
+        CheckpointError: it belongs to another model, lacks the average, or its number of updates is
+            unknown.
     """
     check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
@@ -299,10 +299,10 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
 
 
 def check_average(path: Path, *, averaged: bool) -> None:
-    """Refuses a checkpoint without an average where that is asked for; reads no tensor.
+    """Refuses a checkpoint without the requested average, without reading tensors.
 
     Raises:
-        CheckpointError: it has none, or its index is damaged.
+        CheckpointError: it has no average, or its index is damaged.
     """
     there = _has_average(path)  # finds a damaged index as well
     if averaged and not there:
@@ -324,7 +324,7 @@ def has_critic(path: Path) -> bool:
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """Whether a checkpoint has a weight, by its name: the adapters, or all others."""
+    """A test of whether the checkpoint stores a weight, by name: adapters, or all other weights."""
     adapted = has_adapters(path)
     return partial(is_stored, adapted=adapted)
 
@@ -343,10 +343,10 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
 
 
 def _from_index(path: Path, read: Callable[[Path], _T]) -> _T:
-    """What `common_values` or `tensor_names` reads of a checkpoint.
+    """`read(path)`, for functions that read the index of a checkpoint.
 
     Raises:
-        CheckpointError: a file that leads to the tensors is damaged.
+        CheckpointError: a file of the index is damaged.
     """
     check_index(path)
     try:
@@ -356,7 +356,7 @@ def _from_index(path: Path, read: Callable[[Path], _T]) -> _T:
 
 
 def _read(state: dict[str, Any], path: Path) -> Any:
-    """Loads what Megatron-Core stored for `state`.
+    """The values that Megatron-Core stored for `state`.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -381,7 +381,7 @@ def share_of_state(
 ) -> dict[str, Any]:
     """A copy in host memory of this rank's share of weights, averages and optimizer of `model`.
 
-    It has the form that Megatron-Core stores, and those of a `critic` beside it. All ranks call it.
+    It has the form that Megatron-Core stores, and includes a `critic`. All ranks call it.
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)
@@ -410,7 +410,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """What is stored beside the weights, by prefix: optimizer and, if `averaged`, the average."""
+    """Tensors stored besides weights, by prefix: optimizer states and, if `averaged`, averages."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:
@@ -464,7 +464,6 @@ def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """As a configuration has it."""
     return json.dumps(value, default=asdict, ensure_ascii=False).strip('"')
 
 
@@ -478,7 +477,7 @@ def _of_weights(model: ModelConfig) -> dict[str, Any]:
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide shape and meaning of what a checkpoint stores."""
+    """The settings that decide shape and meaning of a checkpoint's tensors."""
     schema, fixed = schema_of(config), {}
     for key in schema.all_keys():
         if schema.resume_class(key) in OF_MODEL:

@@ -125,13 +125,13 @@ def made(passes: Passes, packs: Sequence[PackedBatch], draws: RolloutDraws) -> l
 
 
 def judged_levels(run: TrainState) -> TrainingObjective:
-    """The objective whose levels are those of `distill.levels`."""
+    """The objective with the noise levels of `distill.levels`."""
     c = run.config
     return training_objective(replace(c.objective, level_range=c.distill.levels))
 
 
 def _judged(passes: Passes, one: Made) -> NoisyPack:
-    """The student's latents with the noise at which teacher and critic judge them."""
+    """The student's latents with noise, as teacher and critic see them."""
     batch, context = one.noisy.batch, one.start.context
     where = batch.latent_TC.device
     quantile_N = draw_quantiles(batch.num_samples, context.rng(Draw.STUDENT_LEVEL))

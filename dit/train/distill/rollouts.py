@@ -1,4 +1,4 @@
-"""Packs on the student's own way from noise to latents, and passes without gradients on them.
+"""Packs that the student itself samples from noise, and passes over them without gradients.
 
 1. begin      noise at the first level, and a drawn step of the student for each sample
 2. rollout    the student's steps to the level at which this step begins
@@ -91,7 +91,7 @@ class Passes:
 
 @contextmanager
 def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which passes through `chunks` drop nothing."""
+    """A context in which passes through `chunks` have no dropout."""
     for chunk in chunks:
         chunk.eval()
     try:

@@ -39,14 +39,7 @@ if TYPE_CHECKING:
 
 
 def teacher_start(config: RunConfig, read_folder: ReadFolder | None) -> AdapterStart | None:
-    """The weights of `distill.teacher`, as those that no adapters stand beside; None without one.
-
-    All ranks call it.
-
-    Raises:
-        CheckpointError: it holds no weights, or those of another network.
-        ConvertError: the Diffusers folder is damaged, or of another network.
-    """
+    """The weights of `distill.teacher`, without adapters; None without a teacher."""
     if config.distill.method is None or config.distill.teacher is None:
         return None
     return start_at(config.distill.teacher, config, read_folder)
@@ -108,7 +101,7 @@ def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
 
 
 def frozen_run(config: RunConfig) -> RunConfig:
-    """The run as its teacher needs it: the same network and layout, nothing trained."""
+    """The run's configuration for its teacher: the same network and layout, nothing trained."""
     return replace(
         config,
         lora=LoraConfig(),
@@ -146,7 +139,7 @@ def build_teacher(
 
 @contextmanager
 def taught(run: TrainState) -> Iterator[Sequence[ModelChunk]]:
-    """The chunks of the teacher; inside, adapters are off where it is the base beneath them."""
+    """The teacher's chunks; inside the context adapters are off if the teacher is their base."""
     if run.teacher:
         yield run.teacher
         return

@@ -1,4 +1,4 @@
-"""What is accumulated between two log steps and read at each, with one all-reduce.
+"""Metrics that accumulate between two log steps and are read at each, with one all-reduce.
 
     loss_q10                      training loss: mean over the samples whose noise level is in the
                                   lowest fifth of its distribution; q90 has much noise. The fifths
@@ -11,7 +11,7 @@
                                   for rounding, more than n / 1.09; bins are the same at every step
     tokens_per_sample_mean        of the same samples
     tokens_per_sample_p10, ...    percentiles, to within a tenth
-    epoch                         samples since the data were started over those of the dataset
+    epoch                         samples since the start of the data, divided by the dataset's
     samples_NAME, epoch_NAME      the same for the dataset NAME of a blend
 
 Norms of weights, gradient and update, from the optimizer's float32 parameters:
@@ -23,8 +23,8 @@ Norms of weights, gradient and update, from the optimizer's float32 parameters:
     ema_distance                  norm of weights - average, over weight_norm
 
 Every weight counts once on every layout: copies on tensor ranks are left out, and copies on data
-ranks where the optimizer is not sharded. Everything here only reads: training is bit for bit the
-same without it, and no step waits for the device because of it.
+ranks if the optimizer is not sharded. These metrics only read: training is bit for bit the same
+without them, and they never make a step wait for the device.
 """
 
 # N samples of a pack, Q quantile ranges of the noise level
@@ -76,7 +76,7 @@ class IntervalMetrics:
         return step % self.config.logger.log_interval == 0 or step == self.config.train.train_iters
 
     def before_update(self, step: int) -> None:
-        """Keeps the weights of before the update of `step`, if the norms of that step are due."""
+        """Keeps the weights before the update of `step`, if norms are due at that step."""
         if self.is_due(step):
             self.norms.keep_weights()
 
@@ -95,7 +95,7 @@ class IntervalMetrics:
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
         """The values over all ranks since the last log step; nothing between log steps.
 
-        `update` is that of the network, None where it did not learn in this step.
+        `update` is the network's, or None if it did not learn in this step.
         """
         if not self.is_due(progress.step):
             return {}
@@ -118,7 +118,8 @@ class IntervalMetrics:
     def state_dict(self) -> dict[str, Tensor]:
         """The sums of each rank since the last log step, [R, ...]; all ranks call it.
 
-        A checkpoint stores them, so that a resumed run logs the same values as one without a stop.
+        A checkpoint stores them, so that a resumed run logs the same values as an uninterrupted
+        one.
         """
         running = self._running_sums()
         flat = _flat(running)
@@ -128,10 +129,10 @@ class IntervalMetrics:
         return {name: x.clone(memory_format=torch.contiguous_format) for name, x in rows.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Continues from a `state_dict`; returns the metrics whose shape is another one now.
+        """Continues from a `state_dict`; returns the metrics whose shape has changed.
 
-        Tensors are [R, ...] of the R ranks that saved them.
-        With the same number of ranks each gets its own sums back, and totals are equal to the bit.
+        Tensors are [R, ...] of the R ranks that saved them. With the same number of ranks each gets
+        its own sums back, and totals are equal to the bit.
         """
         running, rank, ranks = self._running_sums(), dist.get_rank(), dist.get_world_size()
         other = {
@@ -155,7 +156,7 @@ class IntervalMetrics:
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
-    """All tensors end to end, in the order of their names."""
+    """All tensors joined end to end, in the order of their names."""
     return torch.cat([parts[name].flatten().to(device()) for name in sorted(parts)])
 
 
@@ -178,7 +179,7 @@ class LossByNoiseLevel:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensors; their names begin with that of the metric."""
+        """The accumulated tensors; their names begin with the metric's."""
         return {"loss_q.error": self.error_Q, "loss_q.count": self.count_Q}
 
     def add(self, items: Sequence[Item], losses: Sequence[PackLoss]) -> None:
@@ -206,7 +207,7 @@ class LossByNoiseLevel:
 
 
 class Preferences:
-    """Sums over the pairs of a preferred and a rejected sample; `add` waits for no device."""
+    """Sums over pairs of a preferred and a rejected sample; `add` does not wait for the device."""
 
     NAMES = ("preference_margin", "preferred_drift", "rejected_drift", "preference_accuracy")
     """Margin in the sigmoid of the loss; how far the mean errors of both samples have moved from
@@ -235,7 +236,7 @@ class Preferences:
 
 
 class StudentLatents:
-    """Mean and deviation of the numbers that a student makes, beside those of the data."""
+    """Mean and deviation of the numbers in a student's latents, and in the data's."""
 
     NAMES = ("student", "data")
     DRIFT = 0.2
@@ -268,7 +269,7 @@ class StudentLatents:
 
 
 def drift_of(values: Mapping[str, Any]) -> str | None:
-    """Names what in the `values` of a step drifts by more than `StudentLatents.DRIFT`, or None."""
+    """The name of a value in `values` that drifts by more than `StudentLatents.DRIFT`, or None."""
     if "student_std" not in values:
         return None
     std, most = values["data_std"], StudentLatents.DRIFT
@@ -287,7 +288,7 @@ def drift_of(values: Mapping[str, Any]) -> str | None:
 
 
 def quantiles(count: int) -> list[float]:
-    """The centres of `count` equal parts of (0, 1), which weigh noise levels as training does."""
+    """The centres of `count` equal parts of (0, 1), for levels weighted as in training."""
     return [(index + 0.5) / count for index in range(count)]
 
 
@@ -310,7 +311,7 @@ class DataStats:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensors; their names begin with that of the metric."""
+        """The accumulated tensors; their names begin with the metric's."""
         return {
             "tokens_per_sample.samples": self.samples_of_length,
             "tokens_per_sample.tokens": self.tokens,
@@ -343,12 +344,12 @@ class DataStats:
 
 
 def _longest(index: int) -> int:
-    """Upper end of a bin in tokens."""
+    """The largest number of tokens that bin `index` counts."""
     return math.floor(2 ** (index / _PER_OCTAVE))
 
 
 def _percentile(bins: Bins, part: float) -> int:
-    """The upper end of the bin that holds the sample at this part of the sorted samples."""
+    """Upper end of the bin that holds the sample at the fraction `part` of the sorted samples."""
     wanted, count = part * sum(count for _, count in bins), 0
     for longest, here in bins:
         count += here
@@ -380,7 +381,7 @@ EMBEDDERS = "embedders"
 
 
 def part_of(name: str, parts: Mapping[str, str]) -> str:
-    """The part of the model of a weight; weights of no other part are embedders."""
+    """The part of the model to which a weight belongs; other weights are embedders."""
     return next((parts[word] for word in name.split(".") if word in parts), EMBEDDERS)
 
 
@@ -409,7 +410,7 @@ class Norms:
 
     @torch.no_grad()
     def keep_weights(self) -> None:
-        """Keeps a copy of the weights until `take`; validation of the average takes as much."""
+        """Keeps a copy of the weights until `take`, as large as validation of the average needs."""
         self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
-"""Files of a run that grow by one JSON object a line, each with its step.
+"""Files of a run with one JSON object on each line, which has its step.
 
-RUN/refused_samples.jsonl has a line for each sample that was left out, up to 10,000:
+RUN/refused_samples.jsonl has a line for each refused sample, up to 10,000:
 
-    step      at which the run knew of it
+    step      at which the run learned of it
     key       of the sample in its shard
     shard     relative to the folder of the dataset
     dataset   the folder
@@ -13,10 +13,10 @@ A sample that is refused in several epochs has one line, also after a resume.
 
 RUN/environment.jsonl has a line for each start:
 
-    step       steps that the run had taken
-    software   this program, then the packages that decide its numbers
+    step       number of steps that the run had taken
+    software   this program, then the packages that affect its numbers
     device     number and kind of devices
-    layout     how the model is spread over them
+    layout     parallelism of the model
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LogFileError(ValueError):
 def explain_write_errors(
     file: Path | str, *, otherwise: str = "choose another checkpoint.save"
 ) -> Iterator[None]:
-    """Inside, an OSError becomes one that names `file` and the remedy.
+    """A context in which an OSError becomes one that names `file` and the remedy.
 
     Raises:
         LogFileError: instead of OSError.
@@ -67,10 +67,10 @@ def explain_write_errors(
 
 
 class JsonlWriter:
-    """One JSON object a line, each with its `step`; the file appears with its first line."""
+    """Writes one JSON object on each line, with its `step`; its first line creates the file."""
 
     def __init__(self, path: Path, *, start: int, every_step: bool = False):
-        """On a resume, drops the lines after step `start` and those that cannot be read.
+        """On a resume, drops lines after step `start` and unreadable ones.
 
         `every_step` says that each step has a line.
 
@@ -96,7 +96,7 @@ class JsonlWriter:
         """Appends a line.
 
         Raises:
-            OSError: the file cannot be written. A later call writes what is missing if it can.
+            OSError: the file cannot be written. A later call tries to write the missing lines.
         """
         # JSON has no NaN, so it is written as null.
         clean = {
@@ -109,11 +109,7 @@ class JsonlWriter:
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
     def sum_of(self, *names: str) -> float:
-        """The sum of these values over the lines so far.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """The sum of the named values over the lines so far."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         return sum(values.get(name, 0.0) for values in map(parse_json, lines) for name in names)
 
@@ -133,7 +129,7 @@ class _ExistingLines:
 
     @classmethod
     def of(cls, content: bytes, *, start: int) -> Self:
-        """Splits at line feeds only: JSON texts may hold other characters that end lines."""
+        """Readable lines of `content`, split at line feeds only: JSON may hold other line ends."""
         *lines, _torn = content.split(b"\n")
         steps = [_step_of(line) for line in lines]
         kept = {i: step for i, step in enumerate(steps) if step is not None and step <= start}
@@ -144,7 +140,7 @@ class _ExistingLines:
         )
 
     def notes(self, start: int, every_step: bool) -> list[str]:
-        """One sentence for each kind of loss."""
+        """One sentence for each kind of lost lines."""
         notes = []
         if self.unreadable:
             notes.append(
@@ -161,7 +157,7 @@ class _ExistingLines:
 
 
 def _step_of(line: bytes) -> int | None:
-    """Step of a line; None where the line cannot be read."""
+    """The step of a line; None if the line cannot be read."""
     try:
         values = parse_json(line)
     except ValueError:
@@ -219,7 +215,7 @@ _PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
 
 
 def environment(*, step: int, layout: str) -> dict[str, Any]:
-    """The line of a start after `step` steps."""
+    """The line of `environment.jsonl` for a start after `step` steps."""
     kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
     return {
         "step": step,

@@ -4,8 +4,8 @@ The package mlperf-logging (extra `mlperf`) checks them; writing them needs no p
 
     python -m mlperf_logging.compliance_checker --usage training --ruleset 6.0.0 RUN/mlperf.log
 
-`run_start` comes when all is loaded, and `run_stop` behind the last validation; a resumed run goes
-on in the file, so that its seconds include those between its starts.
+`run_start` is written when everything is loaded, and `run_stop` after the last validation; a
+resumed run continues the file, so its seconds include those between its starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MlperfLog:
     """Appends to the file, which only the first rank writes."""
 
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
-        """Continues the file of a run that has seen `samples`, without what came after that."""
+        """Continues the file of a run that has seen `samples`, dropping later lines."""
         self._path, self._clock = path, clock
         kept = _lines_until(path, samples) if samples else ()
         write_atomically(path, "".join(kept).encode())
@@ -58,7 +58,7 @@ class MlperfLog:
         self._write("eval_start", kind="INTERVAL_START", samples_count=samples)
 
     def validated(self, loss: float, *, samples: int, ends: str | None) -> None:
-        """The lines behind a validation; `ends` is the status of a run that ends with it."""
+        """The lines after a validation; `ends` is the status if the run ends with it."""
         for key in ("eval_accuracy", "averaged_validation_loss"):
             self._write(key, loss, samples_count=samples)
         self._write("eval_stop", kind="INTERVAL_END", samples_count=samples)
@@ -94,7 +94,7 @@ class MlperfLog:
 
 
 def _lines_until(path: Path, samples: int) -> Iterator[str]:
-    """The lines that are not of a later state, nor the end of the run that goes on."""
+    """The lines up to `samples` samples, without the end of a run that continues."""
     for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else ():
         try:
             found = parse_json(line.removeprefix(_TOKEN).encode())
@@ -108,9 +108,9 @@ def _lines_until(path: Path, samples: int) -> Iterator[str]:
 def mlperf_facts(
     config: RunConfig, *, devices: str, train_samples: int, eval_samples: int
 ) -> dict[str, Any]:
-    """Facts of a run that its log has before the first step, by MLPerf's names.
+    """Facts about a run for the first lines of its log, by MLPerf's names.
 
-    `train_samples` and `eval_samples` count the samples of the two splits.
+    `train_samples` and `eval_samples` are the numbers of samples of the two splits.
     """
     model, optimizer, division = config.model, config.optimizer, config.logger.mlperf_division
     narrowest = "bfloat16" if model.precision is Precision.BF16 else "fp32"

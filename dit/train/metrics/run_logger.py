@@ -1,6 +1,6 @@
-"""The log of a run: what is written where, and when.
+"""The log of a run: which values are written where, and when.
 
-Nothing here ends a run that has begun: what cannot be written is said once, and in the last lines.
+Its errors do not end a run: what cannot be written is reported once, and again in the last lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from dit.watching import NotShown, watching
 
 
 class RunLogger:
-    """Writes the log on the first rank; the other ranks send it what it needs."""
+    """Writes the log on the first rank, to which the other ranks send their values."""
 
     def __init__(self, run: TrainState):
         self.run = run
@@ -97,7 +97,7 @@ class RunLogger:
             self.terminal.print(text)
 
     def validating(self) -> None:
-        """Shows in a terminal what takes long between two steps; MLPerf's log times it."""
+        """Shows in a terminal that a validation runs; MLPerf's log times it."""
         if self.terminal is not None:
             self.terminal.busy("validating")
         if self.mlperf is not None:
@@ -105,9 +105,9 @@ class RunLogger:
                 self.mlperf.validating(self.run.progress.consumed_samples)
 
     def info_cost(self) -> None:
-        """Prints device hours since this start, with price and energy where the user gives them.
+        """Prints device hours since this start, with price and energy if the user gives them.
 
-        From the start of the process on, for devices are paid for while a run loads.
+        They count from the start of the process, because devices cost money while a run loads.
         """
         c, count = self.run.config.logger, dist.get_world_size()
         hours = 0.0
@@ -164,7 +164,7 @@ class RunLogger:
         self._write_mlperf(losses)
 
     def _seconds(self, values: dict[str, Any]) -> float:
-        """Seconds of all steps and validations until this one, whose line is not written yet."""
+        """Seconds of all steps and validations, including those of `values`."""
         before = 0.0
         if self.metrics is not None:
             with self._watching(self.metrics.path.name):
@@ -192,14 +192,14 @@ class RunLogger:
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
-        """An error in the block is logged, and training goes on."""
+        """Logs an error of the block instead of raising it."""
         lost: list[NotShown] = []
         with watching(what, lost):
             yield
         self._log_lost(lost)
 
     def _log_lost(self, lost: Iterable[NotShown]) -> None:
-        """Logs each kind of what could not be written or drawn once in a run."""
+        """Logs what could not be written, each kind once in a run."""
         for one in lost:
             if one.what not in self.lost:
                 self.lost[one.what] = f"at step {self.run.progress.step}, {one}"
@@ -222,8 +222,8 @@ class RunLogger:
     def gather_refused(self) -> None:
         """Gathers the samples refused on all ranks since the last call. Collective.
 
-        Changed counts are logged; a reason that is new is logged with one sample and a remedy. Each
-        save calls it first, so that a resume finds every sample refused before.
+        Changed counts are logged; a new reason is logged with one sample and a remedy. Each save
+        calls it first, so that a resumed run knows every sample refused before.
         """
         loader = self.run.loader
         mine = (
@@ -260,7 +260,7 @@ class RunLogger:
                 self.refused_file.add(samples, step=self.run.progress.step)
 
     def close(self) -> None:
-        """Closes the files, samples refused since the last call first; says again what is lost."""
+        """Logs the samples refused since the last call, closes the files, repeats what is lost."""
         if self.run.loader is not None and self.refused_file is not None:
             self._write_refused(self.run.loader.take_refused())
         for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):
@@ -273,7 +273,7 @@ class RunLogger:
 
 
 def _mlperf_log(run: TrainState, folder: Path) -> MlperfLog:
-    """MLPerf's log of a run that is loaded and takes its next step now."""
+    """MLPerf's log of a loaded run that is about to take its next step."""
     samples = run.progress.consumed_samples
     log = MlperfLog(folder / MLPERF_FILE, samples=samples)
     if run.progress.step:
@@ -318,7 +318,7 @@ def _first_lines(run: TrainState) -> list[str]:
 
 
 def _no_gradient(step: int, config: RunConfig) -> str:
-    """What a step without any gradient comes from, and what to do."""
+    """The cause of a step without any gradient, and what to do."""
     groups = any(group.frozen for group in config.optimizer.groups)
     causes = ["every sample has a weight of 0 in the loss: look at the shards"]
     if config.lora.enabled or groups:
@@ -338,7 +338,7 @@ def _no_gradient(step: int, config: RunConfig) -> str:
 
 
 def _layout(run: TrainState) -> str:
-    """The layout, as read from the process groups."""
+    """The parallelism, as read from the process groups."""
     groups, stages = run.model.groups, len(run.model.chunks)
     copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
     in_shares = any(isinstance(chunk, ShardedChunk) for chunk in run.model.chunks)

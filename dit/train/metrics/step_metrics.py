@@ -1,11 +1,11 @@
-"""What is measured in every step: sums over all ranks of the run.
+"""Metrics of every step: sums over all ranks of the run.
 
 RUN/skipped_samples.jsonl has one JSON object for each step whose loss or gradient was not finite:
 
     step      number of the step
-    because   loss, or gradient where the loss was finite
-    keys      of the samples whose own loss was not finite; of all samples of the step, where only
-              the gradient was not
+    because   loss, or gradient if the loss was finite
+    keys      of the samples whose own loss was not finite, or of all samples of the step if only
+              the gradient was not finite
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PackCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics(PackCounts):
-    """Sums of a step, of one rank or over all."""
+    """Sums of a step, over one rank or over all."""
 
     stops: float  # ranks that have received a signal to stop
     writing: float  # ranks that still write a checkpoint
@@ -74,10 +74,10 @@ class StepMetrics(PackCounts):
 def sum_step_metrics(
     run: TrainState, counts: PackCounts, rank_loss: RankLoss, squared_norm: Tensor, *, stop: bool
 ) -> StepMetrics:
-    """Adds up what the ranks know of a step: one all-reduce, after which all decide alike.
+    """Sums the values of a step over ranks: one all-reduce, after which all decide alike.
 
-    What the device knows goes with it, so that the host waits for the device once a step.
-    `squared_norm` [1] is the same on all ranks: that of the first one counts.
+    Values on the device are summed with them, so that the host waits for the device once in each
+    step. `squared_norm` [1] is equal on all ranks: the first rank's counts.
     """
     mine = asdict(counts) | {
         "stops": float(stop),
@@ -90,7 +90,7 @@ def sum_step_metrics(
 def count_packs(
     run: TrainState, packs: Sequence[PackedBatch], references: References | None
 ) -> PackCounts:
-    """Counts the packs of a step, and the operations of the passes before it."""
+    """Counts of the packs of a step, with the operations of the passes before it."""
     names = run.interval_metrics.data_stats.names
     model = run.config.model.at_step(run.progress.step + 1)
     before = 0 if references is None else references.flops
@@ -107,7 +107,7 @@ def count_packs(
 
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
-    """Tokens that attention sees of a pack: text where latents attend to it, padding of layers."""
+    """Tokens that attention computes for a pack, with text if latents attend to it, and padding."""
     latents = sum(model.attended_in(pack))
     if not network_spec(model).attends_jointly:
         return latents
@@ -126,9 +126,9 @@ ON_DEVICE = ("error", "count", "squared_norm")
 
 
 def over_ranks(mine: Mapping[str, Any], on_device: Tensor) -> StepMetrics:
-    """Sums the metrics of all ranks in one all-reduce, every number by its name.
+    """Sums the metrics of all ranks in one all-reduce, each number by its name.
 
-    `on_device` has those of ON_DEVICE, float64 [3].
+    `on_device` has the numbers of ON_DEVICE, float64 [3].
     """
     numbers = dict(mine)
     datasets = numbers.pop("of_datasets")
@@ -145,8 +145,8 @@ def sum_over_ranks(
 ) -> dict[str, float]:
     """The sum of each number over all ranks of the run, in float64; the host waits for it once.
 
-    `on_device` has numbers that only the device knows yet, [1]. All ranks give the same names, in
-    any order.
+    `on_device` has numbers that are still on the device, [1]. All ranks pass the same names, in any
+    order.
     """
     names, there = sorted(numbers), on_device or {}
     mine = torch.tensor([numbers[n] for n in names], dtype=torch.float64)
@@ -159,10 +159,7 @@ def sum_over_ranks(
 def step_values(
     run: TrainState, sums: StepMetrics, *, seconds: dict[str, float], skipped: bool
 ) -> dict[str, Any]:
-    """The values that are logged for a step, but those of its networks.
-
-    writers.py says what each means.
-    """
+    """The logged values of a step, without those of its networks; writers.py explains each."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
@@ -185,7 +182,7 @@ def step_values(
 
 @cache
 def peak_tflops() -> float | None:
-    """bfloat16 TFLOP/s on the device's data sheet; None for devices that the table lacks."""
+    """bfloat16 TFLOP/s on the device's data sheet; None for devices missing in the table."""
     if not torch.cuda.is_available():
         return None
     from dit.device_specs import peak_flops
@@ -195,7 +192,7 @@ def peak_tflops() -> float | None:
 
 
 def peak_memory_gb() -> float:
-    """Peak since the start: what torch has allocated on a GPU, else the memory of the process."""
+    """Peak memory since the start: torch's on a GPU, else that of the process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

@@ -12,23 +12,23 @@ from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
-    """The loss that tells the best checkpoint, and the target; infinite without a validation."""
+    """The loss that decides the best checkpoint and the target; infinite without validation."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
 
 
 def is_at_target(validation: ValidationConfig, loss: float) -> bool:
-    """Whether a validation loss is at or below the target, where there is one."""
+    """Whether a validation loss is at or below the target, if there is one."""
     target = validation.target
     return target is not None and loss <= target
 
 
 def was_at_target(run: TrainState) -> bool:
-    """Whether a checkpoint of the run has reached the target already."""
+    """Whether an earlier checkpoint of the run has reached the target."""
     return is_at_target(run.config.validation, run.progress.lowest_val_loss)
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """What is said of a target that is reached with the values of this step, or was before."""
+    """A line about a target that is reached by the values of this step, or was before."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

@@ -1,30 +1,30 @@
-"""Where values are shown: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
+"""Writers of values: metrics.jsonl, TensorBoard, W&B, and lines in the terminal.
 
-RUN/metrics.jsonl has one JSON object a step; floats are written with all their digits.
+RUN/metrics.jsonl has one JSON object for each step; floats are written with all their digits.
 
     step              optimizer step, from 1
     loss              mean over the global batch, before the update
     grad_norm         of the whole gradient, before clipping
     lr                learning rate of this step; counts updates, not skipped steps
-    lr_lora_B         that of B of adapters, with lora.plus_ratio; lr is that of A
-    critic_loss, critic_grad_norm, critic_lr    of the critic of DMD; loss, grad_norm and lr are the
-                      student's then, in the steps in which it learns
+    lr_lora_B         learning rate of adapters' B, with lora.plus_ratio; lr is that of A
+    critic_loss, critic_grad_norm, critic_lr    of DMD's critic; loss, grad_norm and lr are then
+                      the student's, in the steps in which it learns
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
-    pack_fill         tokens that attention sees over the capacity of the packs
+    pack_fill         tokens that attention computes, divided by the packs' capacity
     refused           samples refused since the start of the run, over all ranks
     step_time_s       seconds
     data_s            wait for packs; this and the next four are parts of the step, on rank 0
     forward_s         model and loss
     backward_s        the rest of the schedule, with its waits for other pipeline stages
-    communication_s   sums over ranks that nothing hides
+    communication_s   sums over ranks that no computation hides
     optimizer_s       update and average; on GPUs only benchmarks/benchmark.py writes these five
     tokens_per_s      real tokens a second, all ranks together
     samples_per_s     samples a second, all ranks together
     model_tflops      model TFLOP/s of one device, from the true geometry of the packs
-    mfu               model_tflops over the bfloat16 peak of the data sheet; for known GPUs
+    mfu               model_tflops divided by the data sheet's bfloat16 peak; for known GPUs
     peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
-    skipped           true where loss or gradient was not finite and nothing was updated
+    skipped           true if loss or gradient was not finite and nothing was updated
     skipped_steps     skipped steps since the start; skipped_samples.jsonl has their samples
     sparse_share      with model.sparse_attention: share of the cubes that each attends to in full
 
@@ -80,7 +80,7 @@ _FINISH_S = 60.0
 
 
 class Dashboards:
-    """TensorBoard, and W&B where a project is set."""
+    """TensorBoard, and W&B if a project is set."""
 
     def __init__(self, config: RunConfig, folder: Path, *, start: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -94,7 +94,7 @@ class Dashboards:
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def write(self, values: Values) -> list[NotShown]:
-        """Shows the values of a step; returns what could not be shown."""
+        """Shows the values of a step; returns notices of those that could not be shown."""
         step, lost = int(values["step"]), list[NotShown]()
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
@@ -116,9 +116,9 @@ class Dashboards:
         return lost
 
     def add_samples(self, samples: DrawnSamples, *, step: int) -> list[NotShown]:
-        """Shows the grid, and in W&B the first videos; TensorBoard would need moviepy for them.
+        """Shows the grid of samples, and in W&B the first videos.
 
-        Returns what could not be shown.
+        TensorBoard would need moviepy for videos. Returns notices of what could not be shown.
         """
         undrawn: list[NotShown] = []
         if samples.grid is not None:
@@ -142,7 +142,7 @@ class Dashboards:
         return undrawn
 
     def close(self) -> list[NotShown]:
-        """Writes what is left; returns what could not be written."""
+        """Writes remaining values; returns notices of those that could not be written."""
         lost: list[NotShown] = []
         with watching("TensorBoard", lost):
             self.board.close()
@@ -153,7 +153,7 @@ class Dashboards:
 
 
 def _on_white(grid: Path) -> np.ndarray:
-    """The grid, which has no background, on white: uint8 [H, W, 3]."""
+    """The transparent grid on white, uint8 [H, W, 3]."""
     with Image.open(grid) as image:
         drawn = image.convert("RGBA")
     return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
@@ -162,7 +162,7 @@ def _on_white(grid: Path) -> np.ndarray:
 def _add_histogram(
     board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
 ) -> None:
-    """Adds a histogram by the upper ends of its bins; TensorBoard asks for sums, too."""
+    """Adds a histogram by the upper ends of its bins; TensorBoard also needs sums."""
     each = list(zip(edges[1:], counts, strict=True))
     board.add_histogram_raw(
         name,
@@ -204,7 +204,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
 
 
 def _of_wandb(error: Exception) -> str:
-    """An error of W&B and its first remedy: the login helps where the server has asked for it."""
+    """An error of W&B with its remedy, which is to log in if the server asked for it."""
     from wandb.errors import AuthenticationError, CommError
 
     said = str(error).partition("\n")[0]  # then come its own settings
@@ -253,13 +253,13 @@ class Terminal:
         self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
-        """Pictures uint8 [H, W, 3] in coloured half blocks; nothing in a log file."""
+        """Shows pictures uint8 [H, W, 3] in coloured half blocks; nothing in a log file."""
         # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
     def busy(self, activity: str) -> None:
-        """Shows `activity`, what the run does between two steps, instead of the last values."""
+        """Shows `activity`, the work between two steps, instead of the last values."""
         if self.bar is not None:
             self.bar.update(self.task, description=activity)
 
@@ -273,7 +273,7 @@ class Terminal:
             self.print(f"step {step}/{self.total}  {shown}{self._time_left(step)}")
 
     def _time_left(self, step: int) -> str:
-        """Time left at the speed so far, without the first step, which is slower."""
+        """Time left at the mean speed of all steps but the first, which is slower."""
         assert self.first is not None
         done, seconds = step - self.first[0], time.monotonic() - self.first[1]
         if not done or step == self.total:
@@ -311,7 +311,7 @@ def _line(values: Values) -> str:
 
 
 def check_wandb(logger: LoggerConfig) -> None:
-    """Refuses a record of W&B without its package.
+    """Refuses a run that logs to W&B if its package is missing.
 
     Raises:
         ValueError: it is not installed.
@@ -329,7 +329,7 @@ _UPPER_HALF = "\u2580"  # its ink is the upper pixel, its background the lower o
 
 
 def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
-    """Pictures uint8 [H, W, 3] side by side, as many as fit into so many columns."""
+    """Pictures uint8 [H, W, 3] side by side, as many as fit into `columns` columns."""
     lines = [Text() for _ in range(_HEIGHT // 2)]
     for picture_HW3 in pictures:
         small_HW3 = _small(picture_HW3, columns)
@@ -343,7 +343,7 @@ def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
 
 
 def _small(picture_HW3: np.ndarray, columns: int) -> np.ndarray:
-    """The picture at the height of the preview; an enlarged pixel stays a square."""
+    """The picture at the preview's height; enlarged pixels stay square."""
     height, width, _ = picture_HW3.shape
     how = Image.Resampling.NEAREST if height <= _HEIGHT else Image.Resampling.BOX
     wide = min(max(1, round(width * _HEIGHT / height)), columns)

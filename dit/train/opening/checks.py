@@ -1,13 +1,13 @@
-"""What each step of an opening refuses, for `--dry-run`: the same of the same files, unbuilt.
+"""The refusals of each step of an opening, for `--dry-run`, without building anything.
 
-1. settings      inputs, noise levels and weights that the network does not have; `fit` asks, too
+1. settings      inputs, noise levels and weights that the network does not have; also in `fit`
 2. data          readers, null inputs, validation packs
 3. start         the run folder can be written, holds no shards, and no other run writes to it;
-                 checkpoints, adapters and what they are trained beside
-4. model         packages and devices; without a GPU, what asks for one is only said
-5. position      that of a run that goes on, in its data
+                 checkpoints, adapters and their frozen weights
+4. model         packages and devices; settings that need a GPU only give a notice without one
+5. position      the position of a resumed run in its data
 
-Checksums of weights are not compared, because that takes as long as to read them.
+Checksums of weights are not compared, because that takes as long as reading them.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ def start_lines(
 ) -> str:
     """The lines of a dry run about weights and machine, as comments.
 
-    Data that are not on this machine are not checked, because often another one trains.
+    Data that are not on this machine are not checked, because another one may train.
 
     Raises:
-        ValueError: of many kinds, as the start itself.
+        ValueError: of many kinds, as at a start.
     """
     data = config.dataset.mock or (data_paths(config.dataset) and not absent_data(config))
     lines = check_start(
@@ -88,10 +88,10 @@ def check_start(
     with_data: bool = True,
     read_folder: ReadFolder | None = None,
 ) -> list[str]:
-    """Lines on what a start says, or could not do on this machine.
+    """Lines that a start would print, and lines about what this machine could not do.
 
     Raises:
-        ValueError: of many kinds, as the start itself.
+        ValueError: of many kinds, as at a start.
     """
     check_settings(config)
     with _opened(config, world_size=world_size) if with_data else nullcontext() as loader:
@@ -103,7 +103,7 @@ def check_start(
 
 
 def check_settings(config: RunConfig) -> None:
-    """Refuses settings that ask for more than network, samples or sampler have.
+    """Refuses settings that need more than network, samples or sampler have.
 
     Raises:
         Problems: names the keys.
@@ -121,7 +121,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: int) -> None:
-    """Refuses blocks that wait on the host where nothing in a block is frozen.
+    """Refuses to keep blocks on the host if nothing in a block is frozen.
 
     Raises:
         Problems: names the keys.
@@ -137,7 +137,7 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
 
 
 def check_clean_level(config: RunConfig) -> None:
-    """Refuses an objective without a level for tokens without noise, where samples may have them.
+    """Refuses an objective without a timestep for clean tokens, if samples may have them.
 
     Raises:
         ValueError: as `clean_network_level`.
@@ -148,7 +148,7 @@ def check_clean_level(config: RunConfig) -> None:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Checks a run folder that need not be there yet, and changes nothing.
+    """Checks a run folder, which need not exist yet, without changing it.
 
     Raises:
         ValueError: it cannot be written, or holds shards.
@@ -160,7 +160,7 @@ def check_run_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
-    """The loader of the first rank, closed at the end; validation packs are planned, not read."""
+    """A context with the first rank's loader; validation packs are planned, not read."""
     null_inputs(config)
     work, replicas = (
         work_of_packs(config.model, config.dataset),
@@ -179,7 +179,7 @@ def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
 def _check_start(
     config: RunConfig, read_folder: ReadFolder | None
 ) -> tuple[StartingPoint, list[str]]:
-    """Where a run starts, and lines about its weights; a checkpoint in a mirror is none yet."""
+    """The start of a run, and lines about its weights; a mirror's checkpoint is not fetched."""
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
     if name := to_fetch(config.checkpoint):
@@ -244,7 +244,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """What layers and optimizer check when they are built, where the configuration asks for it."""
+    """The checks that layers and optimizer make when they are built, as far as configured."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

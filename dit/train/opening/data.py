@@ -1,4 +1,4 @@
-"""Step 2 of an opening: the data, before anything is built or written; it needs no network."""
+"""Step 2 of an opening: the data, before anything is built or written, and without a network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dit.train.validation import read_validation_packs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """What a run reads, at the beginning of its data."""
+    """The data of a run, at their beginning."""
 
     replica: Replica
     loader: PackLoader | None  # on the rank that reads for its replica
@@ -42,7 +42,7 @@ def open_data(machine: Machine) -> Data:
     """Opens the data of a run; all ranks call it.
 
     Raises:
-        ValueError: they are not there, damaged, or of another network.
+        ValueError: they are missing, damaged, or do not fit the network.
     """
     heartbeat("opening of the data")
     config, replica = machine.config, Replica(machine.groups)
@@ -64,7 +64,7 @@ def open_data(machine: Machine) -> Data:
 
 
 def data_notes(config: RunConfig) -> tuple[str, ...]:
-    """Lines for the log: notes on the shards' cards, visits of each sample, savings of a route.
+    """Lines for the log: notes on datasets' cards, passes over each sample, savings of a route.
 
     Raises:
         DataError: as `check_data`.

@@ -1,4 +1,4 @@
-"""Step 1 of an opening: the configuration, as the devices allow it."""
+"""Step 1 of an opening: the configuration, adjusted to the devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine:
 
 
 def fit(config: RunConfig, *, timed: bool) -> Machine:
-    """Fits a configuration to the devices; all ranks call it.
+    """Adjusts a configuration to the devices; all ranks call it.
 
     Raises:
         ValueError: as `check_settings`.
@@ -47,7 +47,7 @@ def _be_deterministic() -> None:
 
 
 def with_recomputation(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The run with what `recompute_granularity=auto` stands for on these devices, and a note."""
+    """The configuration with a value for `recompute_granularity=auto`, and a note."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return config, ()
     known = [size for size in on_all_ranks(device_memory) if size is not None]

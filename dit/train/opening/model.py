@@ -1,4 +1,4 @@
-"""Step 4 of an opening: the kernel of attention, the networks and their optimizers."""
+"""Step 4 of an opening: the attention kernel, the networks and their optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """The networks of a run with their first values, by name."""
+    """The networks of a run with their initial values, by name."""
 
     config: RunConfig  # with the kernel of attention: that of the run, which checkpoints store
     networks: Mapping[str, ModelAndOptimizer]
@@ -36,7 +36,7 @@ def build(machine: Machine, starts: Starts) -> Built:
     """Builds the networks; all ranks call it.
 
     Raises:
-        ValueError: a kernel cannot be used here, or a base cannot be loaded.
+        ValueError: a kernel cannot be used on this machine, or a base cannot be loaded.
     """
     # A run that goes on keeps its kernel; another one times them on samples as long as its data's.
     before = starts.networks[NETWORK].point.continued
@@ -74,7 +74,7 @@ def _built(
     *,
     beside: ModelAndOptimizer | None,
 ) -> ModelAndOptimizer:
-    """A network; adapters may have the base of those of another network `beside` them."""
+    """A network; its adapters may share the frozen weights of the network `beside`."""
     if (adapted := start.adapters) is None:
         return build_model_and_optimizer(config, groups, fill=start.fill)
     if beside is not None and config.ddp.sharding is not Sharding.WEIGHTS:

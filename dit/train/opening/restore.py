@@ -1,7 +1,7 @@
-"""Step 5 of an opening: what the checkpoint holds, and the position in the data -> TrainState.
+"""Step 5 of an opening: the checkpoint's content and the position in the data -> TrainState.
 
 1. restore  the parts become a run, with its saver
-2. resume   it continues from a checkpoint, starts from its weights, or starts at step 0
+2. resume   the run continues from a checkpoint, starts from its weights, or starts at step 0
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def restore(machine: Machine, data: Data, starts: Starts, built: Built) -> TrainState:
-    """The run, with what its checkpoint holds; all ranks call it.
+    """The run, with the content of its checkpoint; all ranks call it.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -63,7 +63,7 @@ def restore(machine: Machine, data: Data, starts: Starts, built: Built) -> Train
 
 
 def _in_memory(machine: Machine, data: Data, starts: Starts, built: Built) -> TrainState:
-    """The run at step 0, which writes nothing yet."""
+    """The run at step 0, without files."""
     config, model = built.config, built.networks[NETWORK]
     objective = training_objective(config.objective)
     return TrainState(
@@ -92,9 +92,9 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
 
 
 def resume(run: TrainState, start: Start) -> None:
-    """Continues from a checkpoint, or takes its weights alone, or says where others come from.
+    """Continues from a checkpoint, or takes only its weights, or notes their other source.
 
-    Frozen weights beside adapters are there already.
+    The frozen weights of adapters are loaded already.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -111,7 +111,7 @@ def resume(run: TrainState, start: Start) -> None:
 
 
 def _begin_with(run: TrainState, path: Path) -> None:
-    """Starts at step 0 with the weights of a checkpoint (checkpoint.finetune)."""
+    """Starts at step 0 with the weights of the checkpoint at `path` (checkpoint.finetune)."""
     if run.model.adapters is None or has_adapters(path):
         run.progress = start_from(path, run.model, config=run.config)
     run.notes += _finetune_notes(path, run.config)
@@ -126,7 +126,7 @@ _MEASURE += ("validation.latents",)
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
-    """Continues from a checkpoint, which is one of this run if it is its `own`."""
+    """Continues from a checkpoint; `own` says that it is this run's own."""
     run.progress = load_checkpoint(path, run.model, config=run.config, critic=run.critic)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
@@ -144,7 +144,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _continue_metrics(run: TrainState, path: Path) -> None:
-    """Continues the lowest loss and the sums since the last log step, where they still compare."""
+    """Continues the lowest loss and the sums since the last log step, if they are comparable."""
     measured_otherwise = any(key.startswith(_MEASURE) for key in _changed(path, run.config))
     if measured_otherwise and run.progress.lowest_val_loss < math.inf:
         run.progress = replace(run.progress, lowest_val_loss=math.inf)
@@ -158,12 +158,11 @@ def _continue_metrics(run: TrainState, path: Path) -> None:
 
 
 def _changed(path: Path, config: RunConfig) -> dict[str, str]:
-    """Key -> what changed since a checkpoint."""
     return changes(saved_config(path), config)
 
 
 def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
-    """Loads the position in the data, or begins them anew; all ranks call it."""
+    """Restores the position in the data, or starts the data anew; all ranks call it."""
     if _restarts_data(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
@@ -176,16 +175,16 @@ def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
-    """Every checkpoint of the run says where its first weights came from."""
+    """Notes the origin of the first weights, which every checkpoint of the run repeats."""
     if run.saver is not None:
         run.saver.origin = origin
 
 
 def _load_data_position(run: TrainState, path: Path) -> None:
-    """Loads the position in the data of a checkpoint; all ranks call it.
+    """Restores the position in the data from a checkpoint; all ranks call it.
 
     Raises:
-        CheckpointError: it is one in other data, or cannot be divided among these ranks.
+        CheckpointError: the checkpoint was made with other data, or these ranks cannot divide it.
     """
     states, loader = _data_positions(run, path), run.loader
     if loader is None:
@@ -215,7 +214,7 @@ def _data_positions(run: TrainState, path: Path) -> list[Position]:
 
 
 def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
-    """Whether the run starts its data again from the beginning; all ranks call it.
+    """Whether the run starts its data from the beginning; all ranks call it.
 
     A run that has done so continues in these data when it is started again.
     """
@@ -238,7 +237,7 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
 
 
 def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
-    """Lines about settings that may differ from the checkpoint's and do."""
+    """Lines about settings that may differ from the checkpoint's, and do."""
     lines, (live, idle) = [], _live_and_idle(path, config, own=own)
     if live:
         lines.append(f"changed since then: {', '.join(live)}")
@@ -253,7 +252,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """What changed, and what of it only the start of a run reads."""
+    """The changed settings that take effect, and those that only the start of a run reads."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:

@@ -1,8 +1,8 @@
-"""Step 3 of an opening: what is trained, beside which base, from which checkpoint, and where saved.
+"""Step 3 of an opening: the trained weights, their base and checkpoint, and the run folder.
 
-1. Start         of one network; `STARTS` has each by name
+1. Start         the start of one network; `STARTS` has each by name
 2. choose_start  run folder, mirror, and the starts of all networks
-3. run_folder    the folder is made and locked
+3. run_folder    creates and locks the folder
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NETWORK = "network"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a program gives a run beside its configuration."""
+    """What a program passes to a run besides its configuration."""
 
     weights: InitialWeights | None = None  # that a new network starts from
     read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
@@ -52,10 +52,10 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What of a network is trained, beside which base, and from which checkpoint.
+    """The trained weights of a network, their base, and the checkpoint they come from.
 
-    All weights are trained: those of the checkpoint, else of a Diffusers folder, else drawn. Or
-    adapters are, beside a base (`AdapterRun.base`) that is one of these three.
+    If all weights are trained, they come from the checkpoint, else from a Diffusers folder, or are
+    drawn. If adapters are trained, their base (`AdapterRun.base`) is one of these three.
     """
 
     point: StartingPoint
@@ -79,12 +79,12 @@ class Starts:
 
 
 def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
-    """Locks the run folder until `ends`, and chooses what each network starts from.
+    """Locks the run folder until `ends` closes, and chooses the start of each network.
 
     All ranks call it.
 
     Raises:
-        ValueError: the folder cannot be written, or there is nothing that could be started from.
+        ValueError: the folder cannot be written, or there is nothing to start from.
     """
     config, notes = machine.config, list[str]()
     folder = ends.enter_context(run_folder(config.checkpoint.save))
@@ -103,7 +103,7 @@ def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:
 
 
 def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> Start:
-    """The start of the network itself; `say` takes lines for the log."""
+    """The start of the student or only network; `say` takes lines for the log."""
     # Drawing takes minutes for a large model; all ranks must agree on it.
     point = from_first_rank(lambda: starting_point(config.checkpoint))
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
@@ -155,24 +155,23 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """What fills a new model whose weights are all trained; None: they are drawn."""
+    """The function that fills a model whose weights are all trained; None: they are drawn."""
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:
         return weights.fill
     if load_hf is not None:
         raise ValueError(
-            f"checkpoint.load_hf={load_hf} is read by recipes/pretrain_dit.py"
-            " alone; leave it out here"
+            f"checkpoint.load_hf={load_hf} is read only by recipes/pretrain_dit.py; leave it out"
         )
     return None
 
 
 @contextmanager
 def run_folder(save: str | None) -> Iterator[Path | None]:
-    """Makes `checkpoint.save` and locks it against other runs; all ranks call it.
+    """A context in which `checkpoint.save` exists and is locked; all ranks call it.
 
-    Yields None where nothing is to be written.
+    It yields None if nothing is to be written.
 
     Raises:
         FolderInUseError: another run writes to it.
@@ -203,7 +202,7 @@ def _make_run_folder(folder: Path) -> None:
 
 
 def _lock(folder: Path, held: ExitStack) -> str:
-    """Locks the folder until `held` closes; returns the reason if it cannot."""
+    """Locks `folder` until `held` closes; returns the reason if that fails."""
     try:
         held.enter_context(only_writer(folder, named=f"checkpoint.save={folder}"))
     except (FolderInUseError, OSError) as error:

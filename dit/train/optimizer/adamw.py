@@ -1,4 +1,4 @@
-"""AdamW where Transformer Engine's is missing, or where its moments wait in host memory."""
+"""AdamW without Transformer Engine, or with moments in host memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ROWS = PinnedRows()
 class GroupStepAdam(torch.optim.Optimizer):
     """AdamW (arXiv:1711.05101) that keeps its step count in the param group, not in each parameter.
 
-    Megatron-Core's distributed checkpoints expect this layout, which is that of FusedAdam in
-    Transformer Engine and Apex. With torch's AdamW the count would be lost on resume.
+    Megatron-Core's distributed checkpoints expect the step count there, as in FusedAdam of
+    Transformer Engine and Apex. With torch's AdamW it would be lost on resume.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class GroupStepAdam(torch.optim.Optimizer):
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Updates one parameter at a time: its moments are copied to its device and back.
 
-        Beside each update the moments of the next one come, and those of the last one leave.
+        During each update the moments of the next parameter arrive, and those of the last one
+        leave.
         """
         if not params:
             return
@@ -82,7 +83,7 @@ class GroupStepAdam(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now
 
     def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
-        """The moments of a parameter on their way to its device."""
+        """Copies of a parameter's moments that are on their way to its device."""
         # A load of a checkpoint puts them on the device.
         self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
         homes = (self.state[p][name] for name in MOMENTS)

@@ -1,4 +1,4 @@
-"""Which optimizer trains the weights: parameter groups, their factors, and frozen weights."""
+"""The optimizer of the weights: parameter groups, their factors, and frozen weights."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _IDLE = "has_no_gradient"
 
 
 def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
-    """AdamW with float32 master weights, sharded over data ranks where configured; Muon beside it.
+    """AdamW with float32 master weights, sharded over data ranks if configured; Muon if configured.
 
-    Another optimizer would be chosen here.
+    Other optimizers would be added in this function.
     """
     c, rows = config.optimizer, config.ddp.sharding is Sharding.WEIGHTS
     options = OptimizerConfig(
@@ -89,7 +89,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 def _overrides(
     options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay, by what they are of."""
+    """Factors of learning rate and weight decay, by parameter."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
@@ -109,7 +109,7 @@ def _overrides(
 
 
 def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
-    """Marks the matrices of Muon, of which fewer states are kept."""
+    """Marks the matrices of Muon, for which fewer states are stored."""
     weights = {(pair.ours, pair.layer) for pair in orthogonalised(config.model, config.optimizer)}
     names = config.optimizer.states.of_matrices or ()
     for chunk in chunks if weights else ():
@@ -122,7 +122,7 @@ def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
 def _of_groups(
     config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay of `optimizer.groups`."""
+    """Factors of learning rate and weight decay from `optimizer.groups`."""
     c, found = config.optimizer, {}
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:
@@ -143,7 +143,7 @@ def _of_groups(
 def grouped(
     module: Any, groups: Mapping[Weight, ParameterGroup]
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
-    """The weights of a part of the network that have a group."""
+    """The weights in a part of the network that belong to a group."""
     for entry in entries_of(module) if groups else ():
         if (group := groups.get(weight_of(entry))) is not None:
             assert isinstance(entry.data, torch.nn.Parameter)

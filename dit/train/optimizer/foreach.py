@@ -1,4 +1,4 @@
-"""One operation on all weights: a few kernels on a GPU, where a loop starts some for each weight.
+"""One operation on all weights, in a few kernels on a GPU instead of some for each weight.
 
 On a CPU torch itself loops.
 """
@@ -18,13 +18,13 @@ _PIECE = 4096
 
 
 def lerp(averages: Sequence[Tensor], values: Sequence[Tensor], rate: float) -> None:
-    """Moves each average towards its value, by `rate` of the way."""
+    """Moves each average towards its value by the fraction `rate`."""
     if averages:
         _torch._foreach_lerp_([*averages], [*values], rate)
 
 
 def subtract(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Takes each of the others from its tensor."""
+    """Subtracts each of `others` from its tensor in place."""
     if tensors:
         _torch._foreach_sub_([*tensors], [*others])
 
@@ -35,17 +35,17 @@ def copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def norms(tensors: Sequence[Tensor], *, order: float = 2) -> Tensor:
-    """Norms [W], Euclidean if not said otherwise; nobody waits for them; there must be a tensor."""
+    """Norms [W] of one or more tensors, Euclidean by default, without waiting for the device."""
     if order != 2 or tensors[0].is_cuda:
         return torch.stack(_torch._foreach_norm([*tensors], order))
     return torch.stack([_euclidean(tensor) for tensor in tensors])
 
 
 def _euclidean(tensor: Tensor) -> Tensor:
-    """The norm, from those of pieces.
+    """The norm of a tensor, from the norms of its pieces.
 
-    On a CPU torch adds all float32 squares one after another: of 40 million numbers the norm is
-    0.3% too small, and by how much depends on how ranks share them.
+    On a CPU torch adds all float32 squares one after another: the norm of 40 million numbers is
+    0.3% too small, by an amount that depends on how ranks divide them.
     """
     flat = tensor.flatten()
     whole = flat[: flat.numel() // _PIECE * _PIECE].view(-1, _PIECE)
@@ -58,7 +58,7 @@ def _euclidean(tensor: Tensor) -> Tensor:
 def install_norm_and_scale() -> None:
     """Makes Megatron-Core clip gradients with these functions, unless it has fused ones.
 
-    Its own fallback reads the norm of each gradient from the device, one after another.
+    Its own fallback waits for the norm of each gradient from the device, one after another.
     """
     import megatron.core.optimizer.clip_grads as clip_grads
     from megatron.core.utils import local_multi_tensor_l2_norm
@@ -69,12 +69,12 @@ def install_norm_and_scale() -> None:
 
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
-    """The norm [1] of all tensors of one list."""
+    """The norm [1] over all tensors of a list; the arguments are those of Apex's function."""
     return norms([norms(lists[0])]), None
 
 
 def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float) -> None:
-    """Writes the tensors of the first list times `factor` to those of the second."""
+    """Writes the tensors of the first list, times `factor`, into those of the second."""
     sources, targets = lists
     if sources is not targets:
         copy(targets, sources)

@@ -3,9 +3,9 @@
 1. orthogonalise   Newton-Schulz iterations of one matrix
 2. Muon            one update of the matrices of `orthogonalised`
 
-A weight of ours may be several linears laid together, such as queries, keys and values, and so may
-one of Diffusers (FLUX.2). Each of them is orthogonalised by itself: together they would be another
-optimizer (arXiv:2608.02502), and so would the parts that tensor ranks have.
+One of our weights may join several linears, such as queries, keys and values, and so may one of
+Diffusers' (FLUX.2). Each linear is orthogonalised separately: orthogonalising joined linears would
+be another optimizer (arXiv:2608.02502), and so would the parts on tensor ranks.
 """
 
 # O outputs, I inputs of a linear
@@ -64,7 +64,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
-    """(a, b, c) of each Newton-Schulz iteration; further iterations repeat the last of the list."""
+    """(a, b, c) of each Newton-Schulz iteration; further iterations repeat the last triple."""
     named = _COEFFICIENTS[config.muon_coefficients]
     return [named[min(step, len(named) - 1)] for step in range(config.muon_steps)]
 
@@ -72,10 +72,10 @@ def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
 def orthogonalise(
     x_OI: Tensor, each: Sequence[tuple[float, float, float]], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """U V^T of a matrix U S V^T, about: singular values come near 1; zeros stay. float32 [O, I].
+    """Approximately U V^T of a matrix U S V^T: singular values become about 1. float32 [O, I].
 
-    Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the smaller side (arXiv:2502.16982,
-    Eq. 2), in `dtype`.
+    Zeros stay. Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the smaller side
+    (arXiv:2502.16982, Eq. 2), in `dtype`.
     """
     tall = x_OI.shape[0] > x_OI.shape[1]
     x = (x_OI.T if tall else x_OI) / x_OI.norm().clamp_min(_TINY)
@@ -87,7 +87,7 @@ def orthogonalise(
 
 
 class Muon:
-    """Updates the matrices of `orthogonalised`; the optimizer, which has all others, skips them."""
+    """Updates the matrices of `orthogonalised`, which the optimizer of all other weights skips."""
 
     def __init__(
         self,
@@ -110,11 +110,10 @@ class Muon:
 
     @contextmanager
     def updated(self, *, norm: float) -> Iterator[None]:
-        """Context that updates this rank's parts of matrices, and then hides their gradients.
+        """A context that updates this rank's parts of matrices, and then hides their gradients.
 
-        So AdamW, which runs inside, skips them.
-
-        `norm` is that of the whole gradient, after it was clipped. All ranks call it.
+        So AdamW, which runs inside, skips them. `norm` is the norm of the whole gradient after
+        clipping. All ranks call it.
         """
         values: list[Any] = [shard.value for shard in self._whole.mine.values()]
         gradients = [value.grad for value in values]
@@ -142,7 +141,7 @@ class Muon:
             value.mul_(1 - rate * decay).view(-1).add_(update, alpha=-rate)
 
     def _momentum(self, matrix: SharedMatrix) -> Tensor:
-        """What is orthogonalised, of this rank's part, flat."""
+        """What Muon orthogonalises of this rank's part of `matrix`, flat."""
         mean, gradient = self._means[matrix], self._whole.mine[matrix].value.grad
         if self._config.muon_nesterov:
             assert gradient is not None
@@ -150,7 +149,7 @@ class Muon:
         return mean.view(-1)
 
     def _by_matrices(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates by whole matrices, each linear by itself.
+        """Updates from whole matrices, with each linear separate.
 
         Their root mean square is that of AdamW's, whatever the shape (arXiv:2502.16982, Eq. 4).
         """
@@ -170,7 +169,7 @@ class Muon:
         return self._whole.applied(self._momentum, update)
 
     def _by_rows(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates by rows of the momentum, each normalised by itself (arXiv:2608.20818)."""
+        """Updates from rows of the momentum, each normalised separately (arXiv:2608.20818)."""
         squares = self._whole.squares_of_rows(self._momentum)
         for matrix, shard in self._whole.mine.items():
             part, momentum = shard.part, self._momentum(matrix)

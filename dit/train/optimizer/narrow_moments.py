@@ -1,8 +1,8 @@
-"""Adam's moments in fewer bits than float32: those of Transformer Engine's FusedAdam.
+"""Adam's moments in fewer bits than float32, by Transformer Engine's FusedAdam.
 
-Main parameters stay in float32 and Megatron-Core's, so that averages and checkpoints find them.
-bfloat16 rounds each number by itself; float16 and 8 bits have a factor for each rank's part of a
-weight, so that their rounding depends on the layout. Checkpoints hold float32 in any case.
+Main parameters stay in float32 in Megatron-Core, where averages and checkpoints find them. bfloat16
+rounds each number separately; float16 and 8 bits have a factor for each rank's part of a weight, so
+their rounding depends on the layout. Checkpoints hold float32 in any case.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _TORCH = {
 
 
 def check_moments(config: OptimizerConfig) -> None:
-    """Checks that what keeps the moments can run here.
-
-    Raises:
-        ValueError: Transformer Engine, or a GPU, is missing.
-    """
+    """Checks that this machine can store moments in narrow types."""
     if config.narrow_moments and not (
         find_spec("transformer_engine") and torch.cuda.is_available()
     ):
@@ -48,7 +44,7 @@ def check_moments(config: OptimizerConfig) -> None:
 
 
 def moment_options(config: OptimizerConfig) -> dict[str, Any]:
-    """Arguments of Megatron-Core's `OptimizerConfig` for moments of fewer bits; none by default."""
+    """Arguments of Megatron-Core's `OptimizerConfig` for moments in fewer bits; none by default."""
     if not config.narrow_moments:
         return {}
     return {
@@ -62,7 +58,7 @@ def moment_options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def first_moments(inner: Any) -> None:
-    """Zeros; without moments, a checkpoint before the first update cannot be written."""
+    """Sets all moments to zero, so that a checkpoint can be written before the first update."""
     if not inner.config.use_precision_aware_optimizer:
         inner.init_state_fn(inner.optimizer, inner.config)
         return
@@ -73,9 +69,9 @@ def first_moments(inner: Any) -> None:
 
 
 def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tensor]]) -> None:
-    """Puts float32 moments that a load has filled back where they are kept in fewer bits.
+    """Stores float32 moments from a load in fewer bits.
 
-    `values` are the state by prefix, as `optimizer_values` has it.
+    `values` are the states by prefix, as from `optimizer_values`.
     """
     at = 0
     for inner in chained_optimizers(optimizer):
@@ -91,10 +87,10 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
 
 @torch.no_grad()
 def only_decay_unmoved(inner: Any) -> None:
-    """The update of weights whose gradient and moments are all zero: their decay, and no more.
+    """Makes weights whose gradient and moments are all zero only decay.
 
-    FusedAdam divides 8-bit moments by their largest, so that it would make these NaN. B of a new
-    adapter is zero, and with it the first gradient of A.
+    FusedAdam divides 8-bit moments by their largest, and would turn such weights into NaN. B of a
+    new adapter is zero, and so is the first gradient of A.
     """
     for group in inner.optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None]

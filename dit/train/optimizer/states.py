@@ -1,4 +1,4 @@
-"""What the optimizer keeps of each weight and of each group of weights, as a checkpoint has it."""
+"""Optimizer states of each weight and of each group of weights, in the form of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _MAIN_PARAM = {
 
 
 def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict[str, list[Tensor]]:
-    """What the optimizer keeps of each main parameter of this rank, by its name in a checkpoint.
+    """The optimizer's states of each main parameter of this rank, by their names in a checkpoint.
 
-    `names` are those of `OptimizerConfig.states`, which it keeps of every main parameter. The
-    tensors are in the order of `main_param_shards`; the main parameters themselves are among them,
-    unless they are the weights of the model. All ranks have the same names, those without a
-    parameter, too.
+    `names` are the states in `OptimizerConfig.states`. The tensors are in the order of
+    `main_param_shards`; they include the main parameters themselves, unless these are the weights
+    of the model. All ranks have the same names, even those without a parameter.
     """
     values: dict[str, list[Tensor]] = {}
     for inner in every_optimizer(optimizer):
@@ -45,9 +44,9 @@ def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict
 
 
 def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A state of each parameter, or a float32 copy of one that is kept in fewer bits.
+    """A state of each parameter, in float32 where the optimizer keeps fewer bits.
 
-    Without a number where the optimizer keeps no such state of a parameter.
+    An empty tensor where the optimizer keeps no such state of a parameter.
     """
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]
@@ -60,18 +59,18 @@ _KEPT = "optimizer_states"
 
 
 def keep_states(weight: Tensor, names: Sequence[str]) -> None:
-    """Says which states the optimizer keeps of a weight, if not all of `OptimizerStates.names`."""
+    """Records the states that the optimizer stores for a weight, if not all of them."""
     setattr(weight, _KEPT, frozenset(map(state_prefix, names)))
 
 
 def has_state(weight: Tensor, prefix: str) -> bool:
-    """Whether a checkpoint has a tensor of a weight behind `prefix`, as of most weights."""
+    """Whether a checkpoint has the state `prefix` of a weight, as it has for most weights."""
     kept = getattr(weight, _KEPT, None)
     return kept is None or prefix in kept or prefix not in map(state_prefix, MOMENTS)
 
 
 def drop_other_states(inner: Any) -> None:
-    """Frees the states that the optimizer has made of weights and does not keep."""
+    """Frees states that the optimizer created for weights but does not store."""
     for shard in main_param_shards_of(inner):
         state = inner.optimizer.state[shard.value]
         for name in [name for name in state if not has_state(shard.weight, state_prefix(name))]:
@@ -79,13 +78,13 @@ def drop_other_states(inner: Any) -> None:
 
 
 def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str, Tensor]:
-    """What the optimizer keeps of a main parameter of this rank."""
+    """The optimizer's states of a main parameter of this rank."""
     found = (inner.optimizer.state for inner in every_optimizer(optimizer))
     return next(states[value] for states in found if value in states)
 
 
 def state_prefix(name: str) -> str:
-    """Prefix of the names of weights in a checkpoint for the optimizer's state `name`.
+    """The prefix that the optimizer's state `name` adds to names of weights in a checkpoint.
 
     `state_prefix("exp_avg")` is `optimizer.state.exp_avg.`.
     """
@@ -101,7 +100,7 @@ _GROUP = ("wd_mult", "lr_mult")
 def optimizer_groups(
     optimizer: MegatronOptimizer, groups: ProcessGroupCollection
 ) -> dict[str, Any]:
-    """What the optimizer keeps of each group of parameters, without the parameters themselves.
+    """The optimizer's state of each group of parameters, without the parameters themselves.
 
     All ranks call it: a pipeline stage may lack a group, or train nothing at all.
     """
@@ -118,9 +117,9 @@ def optimizer_groups(
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Takes over how many updates were made, as `optimizer_groups` or Megatron-Core stored it.
+    """Restores the number of updates, as `optimizer_groups` or Megatron-Core stored it.
 
-    All else in a group are settings, which are the run's own.
+    All other entries of a group are settings, which are the run's own.
     """
     updates = updates_made(stored.get("optimizer", stored)["param_groups"])
     for group in optimizer.param_groups:
@@ -128,8 +127,8 @@ def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any
 
 
 def updates_made(groups: Sequence[Mapping[str, Any]]) -> int:
-    """How many updates were made: by every group, though not all may have counted.
+    """The number of updates made, the largest count of any group.
 
-    Transformer Engine's AdamW counts none of a group that has no weight on its rank.
+    Transformer Engine's AdamW does not count for a group that has no weight on its rank.
     """
     return max((int(group.get("step", 0)) for group in groups), default=0)

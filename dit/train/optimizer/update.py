@@ -1,4 +1,4 @@
-"""One clipped update of the weights, and the schedule of its learning rate."""
+"""One clipped update of the weights, and the schedule of the learning rate."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Update:
 
 
 class UpdatesSome(Protocol):
-    """Updates some weights, and leaves all others to the optimizer."""
+    """The interface of an update of some weights, which leaves all others to the optimizer."""
 
     def updated(self, *, norm: float) -> AbstractContextManager[None]:
-        """Inside, the weights are updated, and the optimizer skips them. All ranks call it.
+        """A context in which these weights are updated, and the optimizer skips them.
 
-        `norm` is that of the whole gradient, after it was clipped.
+        All ranks call it. `norm` is the norm of the whole gradient after clipping.
         """
         ...
 
@@ -70,10 +70,10 @@ def update_by(optimizer: MegatronOptimizer, of_some: UpdatesSome) -> None:
 
 @torch.no_grad()
 def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
-    """The squared norm [1] of the whole gradient, float32, the same on every rank.
+    """The squared norm [1] of the whole gradient, float32, equal on every rank.
 
-    It prepares the gradients for the update. Nobody waits for the device, as Megatron-Core's
-    `get_grad_norm_fp32` does, whose operations these are.
+    It prepares the gradients for the update. The operations are those of Megatron-Core's
+    `get_grad_norm_fp32`, but it does not wait for the device.
     """
     optimizer.prepare_grads()
     gradients = [
@@ -91,7 +91,7 @@ def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
 
 
 def _gradients_of_norm(optimizer: Any) -> list[Tensor]:
-    """Gradients of this rank that enter the norm; each weight counts on one rank alone."""
+    """Gradients of this rank that enter the norm; each weight counts on one rank only."""
     if hasattr(optimizer, "get_grads_for_grad_norm"):  # Megatron-Core from 0.19 on
         return optimizer.get_grads_for_grad_norm()
     return optimizer.get_main_grads_for_grad_norm()
@@ -106,8 +106,8 @@ def clip_and_step(
 ) -> Update:
     """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
 
-    `loss` is that of the global batch, so that all ranks decide alike; `grad_norm` is the root of
-    `squared_norm`, which is taken here if it was not before.
+    `loss` is the global batch's, so that all ranks decide alike; `grad_norm` is the root of
+    `squared_norm`, and is computed if it is not given.
     """
     norm = grad_norm if grad_norm is not None else squared_norm(optimizer).item() ** 0.5
     if not (math.isfinite(loss) and math.isfinite(norm)):

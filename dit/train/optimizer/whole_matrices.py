@@ -1,9 +1,9 @@
-"""Whole matrices, of which data and tensor ranks have parts: each has one rank that owns it.
+"""Whole matrices that data and tensor ranks hold in parts: each has one rank that owns it.
 
-1. SharedMatrix    a weight, and which rank has which part of it
-2. WholeMatrices   parts go to the owners, which have the whole for a moment, and results come back
+1. SharedMatrix    a weight, and the part of it on each rank
+2. WholeMatrices   parts go to the owners, which have the whole for a moment, and results return
 
-All follows from the holdings of the optimizer, without communication.
+Everything follows from the holdings of the optimizer, without communication.
 """
 
 # O outputs, I inputs of a linear
@@ -47,7 +47,7 @@ _Waiting = Callable[[], list[Tensor]]
 
 
 class _Piece(NamedTuple):
-    """A part of a weight, and the rank of the group that has it."""
+    """A part of a weight, and the rank of the group that holds it."""
 
     tensor: int  # tensor rank whose part of the whole matrix it is of
     rank: int
@@ -60,7 +60,7 @@ class _Piece(NamedTuple):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SharedMatrix:
-    """A weight, and who has which part of it; the same on all ranks, but for this rank's own."""
+    """A weight, and the holders of its parts; only this rank's own part differs between ranks."""
 
     pair: Pair
     shape: tuple[int, int]  # of the weight of a tensor rank
@@ -72,11 +72,11 @@ class SharedMatrix:
 
     @property
     def cost(self) -> float:
-        """Products of numbers in one of a whole matrix with its transpose."""
+        """Number of multiplications in one product of the whole matrix with its transpose."""
         return sum(math.prod(shape) * min(shape) for shape in linear_shapes(self.pair))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole weight [O, I], of its pieces."""
+        """The whole weight [O, I], from its pieces."""
         flat: dict[int, list[Tensor]] = {}
         for piece, part in zip(self.pieces, parts, strict=True):
             flat.setdefault(piece.tensor, []).append(part)
@@ -84,7 +84,7 @@ class SharedMatrix:
         return shards[0] if self.axis is None else torch.cat(shards, self.axis)
 
     def cut(self, whole_OI: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Ranks, and the pieces of the whole weight that each of them has, flat."""
+        """(rank, flat piece of the whole weight) of all ranks."""
         shards = [whole_OI]
         if self.axis is not None:
             shards = [*whole_OI.split(self.shape[self.axis], self.axis)]
@@ -94,10 +94,10 @@ class SharedMatrix:
 
 
 class WholeMatrices:
-    """The matrices of `pairs` that are on this pipeline stage; all its ranks make one and call it.
+    """The matrices of `pairs` on this pipeline stage, all of whose ranks create and call it.
 
-    Each copy of the optimizer state has owners of its own, and a rank that has all weights by
-    itself owns all matrices.
+    Each copy of the optimizer state has its own owners, and a rank that has all weights owns all
+    matrices.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WholeMatrices:
         *,
         dtype: torch.dtype,
     ):
-        """`dtype` is that in which parts travel."""
+        """`dtype` is the type in which parts are sent."""
         self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
         # Tensor ranks alone where each data rank updates all weights. A group of its own, which
         # runs that have no such matrices do not make.
@@ -124,11 +124,11 @@ class WholeMatrices:
 
     @cached_property
     def mine(self) -> dict[SharedMatrix, MainParamShard]:
-        """This rank's part of each of which it has one."""
+        """This rank's part of each matrix of which it has one."""
         return {one: one.shard for one in self.matrices if one.shard is not None}
 
     def _rank_of(self, tensor: int, data: int) -> int:
-        """Rank in the group of the ranks `tensor` and `data`; tensor ranks are neighbours."""
+        """Rank in the group, in which tensor ranks are neighbours."""
         return data * self._groups.tp.size() + tensor if self._sharded else tensor
 
     def _matrices(
@@ -159,7 +159,7 @@ class WholeMatrices:
         return found
 
     def _pieces(self, held: Sequence[Holding], numel: int) -> Iterator[_Piece]:
-        """The parts that the ranks of this copy of the optimizer have."""
+        """The parts of a matrix that the ranks of this copy of the optimizer hold."""
         copy = self._groups.dp_cp.rank() // self._groups.intra_dp_cp.size()
         parts = [(one.rank, one.part) for one in held if one.copy == copy]
         for tensor in range(self._groups.tp.size()):
@@ -167,7 +167,7 @@ class WholeMatrices:
                 yield _Piece(tensor, self._rank_of(tensor, data), part)
 
     def _give_owners(self) -> None:
-        """Chooses the rank that updates each matrix: dearest first, on the least loaded rank."""
+        """Chooses the rank that updates each matrix: costliest first, on the least loaded rank."""
         each, tensor = self._groups.intra_dp_cp.size(), self._groups.tp.size()
         first = self._groups.dp_cp.rank() // each * each
         ranks = range(first * tensor, (first + each) * tensor) if self._sharded else range(tensor)
@@ -179,9 +179,9 @@ class WholeMatrices:
     def applied(
         self, part_of: PartOf, function: Callable[[Pair, Tensor], Tensor]
     ) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Matrices, and this rank's part, flat, of what `function` makes of the whole [O, I].
+        """Matrices, each with this rank's flat part of `function` applied to the whole [O, I].
 
-        While the owners work on a round, the parts of the next one are on their way.
+        While the owners work on a round, the parts of the next one are being sent.
         """
         coming = [self._gather(matrices, part_of) for matrices in self._rounds[:1]]
         for number, matrices in enumerate(self._rounds):
@@ -203,7 +203,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Sends the owners the parts of their matrices; call it to wait for those of this rank."""
+        """Starts to send matrices to their owners; calling the result waits for this rank's."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
@@ -215,7 +215,7 @@ class WholeMatrices:
     ) -> _Waiting:
         """Exchanges flat tensors; `leaving` are (target, tensor), `coming` are (source, size).
 
-        Between two ranks both sides have them in one order. The function that it returns waits.
+        Between two ranks both sides use the same order. The returned function waits.
         """
         if self._group.size() == 1:
             return lambda: [tensor for _, tensor in leaving]
@@ -242,7 +242,7 @@ class WholeMatrices:
         return wait
 
     def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
-        """The sum of squares of each row of the whole matrices; of the rows of this tensor rank."""
+        """Sum of squares of each row of the whole matrices, for the rows of this tensor rank."""
         # Rows that tensor ranks share come last, so that their sums are one tensor.
         matrices = sorted(self.matrices, key=lambda one: one.axis == 1)
         sizes = [matrix.shape[0] for matrix in matrices]
@@ -262,7 +262,10 @@ class WholeMatrices:
 
 
 def _rounds(matrices: Sequence[SharedMatrix]) -> list[list[SharedMatrix]]:
-    """Matrices that are on their way together: of each owner at most `BUCKET` numbers, or one."""
+    """Groups of matrices that are sent together: at most `BUCKET` numbers for each owner.
+
+    A larger matrix is sent alone.
+    """
     of_owner: dict[int, list[list[SharedMatrix]]] = {}
     sizes: dict[int, int] = {}
     for matrix in matrices:

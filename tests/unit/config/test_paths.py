@@ -78,7 +78,7 @@ def test_every_path_is_read_as_on_a_command_line(
     """In a file and on the command line alike; an error names the key and its place."""
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / "run.yaml"
-    refused = {local_text: "is an address", data_place: "is no address that is known here"}
+    refused = {local_text: "is an address", data_place: "is an address of an unknown kind"}
     for text, said in (
         ("s3://bucket/x", refused[PATHS[key]]),
         ("msc:/profile/x", refused[PATHS[key]]),
@@ -119,7 +119,7 @@ def test_a_saved_file_is_of_the_machine_that_saved_it(tmp_path: Path) -> None:
 
 def test_pythons_none_is_no_text_and_no_number() -> None:
     (problem,) = problems("logger.wandb_project=None")
-    assert "None is Python's word, and would be a name here: write null" in problem
+    assert "None would be taken for the name of a file: write null" in problem
     (problem,) = problems("train.epochs=None")
     assert problem.endswith('epochs="None" (command line): expected a number or null; write null')
     assert loaded("validation.negative_prompt=None").validation.negative_prompt == "None"

@@ -234,7 +234,7 @@ def test_one_place_for_first_weights(tmp_path):
 def test_a_scheduler_that_says_nothing_needs_the_objective(tmp_path):
     source = KINDS["cosmos"](tmp_path / "hf")
     (source / "scheduler_config.json").write_text(json.dumps({"_class_name": "DDIMScheduler"}))
-    with pytest.raises(ConvertError, match="does not tell the objective"):
+    with pytest.raises(ConvertError, match="from which the objective does not follow"):
         run_of(source)
     assert run_of(source, "objective.name=flow").objective.name == "flow"
 

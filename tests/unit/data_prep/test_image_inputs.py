@@ -189,7 +189,7 @@ def test_one_shard_trains_both_ways(
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [
-        ("5B", ("--workload_type", "flf2v"), "given the first frame alone; give i2v"),
+        ("5B", ("--workload_type", "flf2v"), "reads only the first frame; give i2v"),
         ("5B", ("--height", 48, "--width", 64), "multiple of 32 pixels, such as 64"),
         ("5B", ("--size_multiple", 24), "--size_multiple 24 must be a multiple of the 16"),
         ("2.1", ("--height", 40, "--width", 64), "multiple of 16 pixels, such as 32"),

@@ -87,6 +87,6 @@ def test_texts_of_edits_are_those_of_the_pipeline(folder, monkeypatch) -> None:
     assert found["text"].shape == found["null_text"].shape and len(found["text"]) > 514
     cut = ours.encode_beside(CAPTIONS[2], [shown])["text"]
     assert torch.equal(cut, ours.encode_beside("x" * 512, [shown])["text"])
-    with pytest.raises(CodecError, match="with the picture that it edits"):
+    with pytest.raises(CodecError, match="with the picture to edit"):
         ours.encode_all("a fox")
     assert vae.codec_named("longcat_edit").edits_pictures

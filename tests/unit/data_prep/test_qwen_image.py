@@ -121,7 +121,7 @@ def test_texts_of_edits_are_those_of_the_pipelines(folder, name) -> None:
     other = [picture(60 + 40 * n, 50, seed=9 + n) for n in range(count)]
     for tensor, rows in ours.encode_beside(CAPTION, other).items():
         assert not torch.equal(rows, found[tensor])  # the empty caption sees the picture, too
-    with pytest.raises(CodecError, match="with the picture that it edits"):
+    with pytest.raises(CodecError, match="with the picture to edit"):
         ours.encode_all(CAPTION)
 
 

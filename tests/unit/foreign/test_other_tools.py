@@ -113,7 +113,7 @@ def test_a_file_of_ours_is_not_translated(tmp_path: Path, caplog) -> None:
     )
     file.write_text("model: {name: dit_s}\nobjective: {name: edm}\noptimizer: {lr: 1e-3}")
     assert parse(file).optimizer.lr == 1e-3 and not caplog.records
-    with pytest.raises(ConfigError, match="has no keys of other tools"):
+    with pytest.raises(ConfigError, match="is no configuration of a supported tool"):
         main([str(file)])
 
 

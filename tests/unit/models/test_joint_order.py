@@ -143,7 +143,7 @@ def test_the_latent_row_is_that_of_the_pack():
 
 def test_a_ring_of_two_rows_is_refused():
     with pytest.raises(
-        ValueError, match=r"cp_comm_type=p2p sends one row .* use a2a or all_gather"
+        ValueError, match=r"cp_comm_type=p2p works for one sequence .* use a2a or all_gather"
     ):
         check_joint_context(ContextComm.P2P, 2)
     check_joint_context(ContextComm.P2P, 1)

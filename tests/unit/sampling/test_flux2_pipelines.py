@@ -49,7 +49,7 @@ def test_networks_are_told_a_scale_or_guided(groups, tmp_path: Path) -> None:
     assert torch.equal(ours(dev, start), ours(dev, start, guidance=1.0, distilled_guidance=1.0))
     pipe = pipeline(tmp_path / "klein", "klein", is_distilled=True)
     klein = opened(tmp_path / "klein")
-    with pytest.raises(ValueError, match=r"--distilled_guidance 4.0: .* told no guidance"):
+    with pytest.raises(ValueError, match=r"--distilled_guidance 4.0: .* takes no guidance"):
         ours(klein, start, distilled_guidance=4.0)
     theirs = made_by(pipe, start, texts_of(klein, negative=""), guidance_scale=4.0)
     assert gap(ours(klein, start), theirs) <= 1e-4

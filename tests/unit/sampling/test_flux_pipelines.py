@@ -41,7 +41,7 @@ def test_a_told_scale(groups, tmp_path: Path, kind: str) -> None:
         with pytest.raises(ConvertError, match=r"reference_latents=0, and it feeds a reference"):
             export_weights(run.path, tmp_path / "wrong", options)
     else:
-        with pytest.raises(ValueError, match=r"--distilled_guidance 3.5: .* told no guidance"):
+        with pytest.raises(ValueError, match=r"--distilled_guidance 3.5: .* takes no guidance"):
             ours(run, start, distilled_guidance=3.5)
         with pytest.raises(ValueError, match=r"--guidance_least_norm 1.0: .* changes no norm"):
             ours(run, start, guidance_least_norm=1.0)

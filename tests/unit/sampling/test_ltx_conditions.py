@@ -192,7 +192,7 @@ def test_a_neighbour_has_no_conditions(parts: tuple[Any, OpenCheckpoint]) -> Non
     (alone,), (own,), both = made(plain), made(shown), made(shown, plain)
     assert gap(both[1], alone) <= 1e-5 and gap(both[0], own) <= 1e-5
     assert gap(own, alone) > 0.1
-    with pytest.raises(ValueError, match=r"held at levels of their own, which euler does"):
+    with pytest.raises(ValueError, match=r"at their own noise levels; use the sampler euler"):
         settings = replace(settings, sampler=Sampler.HEUN)
         made(shown)
 

@@ -285,7 +285,9 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
     stride = {"stride": 8, "temporal_stride": 4}
     gone = run.card["processor"] | {"model_name": "nowhere/nothing"}
     card = run.card | {"processor": gone, "latent": run.card["latent"] | stride}
-    with pytest.raises(ValueError, match=r"VAE of the data is not here; model.vae_cache_folder"):
+    with pytest.raises(
+        ValueError, match=r"VAE of the data is not on this machine; model.vae_cache_folder"
+    ):
         open_samples(training(run, tmp_path, [good], card=card))
     encoder = {"image_encoder": [None, None]}
     index = tmp_path / "pipeline/model_index.json"

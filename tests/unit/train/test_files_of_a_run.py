@@ -178,7 +178,9 @@ def test_a_pointer_does_not_leave_its_folder(tmp_path, name):
     places = _run(tmp_path / "run")
     (tmp_path / "run/elsewhere").mkdir()
     (places / "LATEST").write_text(name)
-    with pytest.raises(CheckpointError, match=r"LATEST names .* folder beside it; write step_0000"):
+    with pytest.raises(
+        CheckpointError, match=r"LATEST names .* folder next to it; write step_0000"
+    ):
         find_checkpoint(tmp_path / "run")
 
 

@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
             *("lora.rank=4", "checkpoint.finetune=true", f"checkpoint.load={p.run}"),
             lora_file(p.root / "x.safetensors"),
         ],
-        "and they rule; leave it out",
+        "which replace it; leave it out",
     ),
     # Diffusers folders
     "damaged description": (
@@ -326,7 +326,9 @@ def test_a_ring_beside_joint_attention_is_refused(monkeypatch):
     """Here, as one of two processes; a start of both would say it on machines with a ring."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     words = ["--config-file", "conf/sd3_debug.yaml", "--mock", "model.context_parallel_size=2"]
-    with pytest.raises(ValueError, match=r"model\.cp_comm_type=p2p sends one row of tokens"):
+    with pytest.raises(
+        ValueError, match=r"model\.cp_comm_type=p2p works for one sequence of tokens"
+    ):
         main([*words, "model.cp_comm_type=p2p", "--dry-run"])
 
 
