@@ -166,7 +166,8 @@ def test_each_context_rank_keeps_all_texts() -> None:
     # as it makes them.
     texts = 28 * 4 * 256 * 4 * 1152 * 2
     assert whole[1] - whole[0] == shared[1] - shared[0] == texts
-    assert whole[0] - texts == 4 * (shared[0] - texts)
+    rows = 4 * (shared[0] - texts) - (whole[0] - texts)  # three ranks more hold those of modulation
+    assert 0 < rows < 0.003 * whole[0]
 
 
 def test_description_is_a_configuration_again(tmp_path) -> None:
