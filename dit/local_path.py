@@ -118,8 +118,8 @@ def not_none(text: str) -> str:
     """
     if text.lower() == "none":
         raise PathError(
-            f"{text} would be taken for the name of a file: write null for no value, or leave it"
-            f" out (a file of this name is ./{text})"
+            f"{text} would be read as a name, not as no value: write null, or leave it out (a"
+            f" file of this name is ./{text})"
         )
     return text
 

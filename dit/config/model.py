@@ -43,7 +43,7 @@ _MOST = {
 
 CUSTOM_SIZE = "custom"
 """The `model.name` that sets nothing."""
-OTHER_NETWORKS = "docs/families.md says what networks that are not trained here need"
+OTHER_NETWORKS = "docs/families.md says what networks need that cannot be trained yet"
 """The end of errors about unknown networks."""
 
 

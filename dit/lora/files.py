@@ -263,7 +263,9 @@ def _factors(
     """
     some = next(iter(parts.values()))
     if lost := [part for part in (Factor.DOWN, Factor.UP) if part not in parts]:
-        raise LoraFileError(f"{file} has {some.key}, but no {lost[0]} of its module; save it again")
+        raise LoraFileError(
+            f"{file} has {some.key}, but no {lost[0]} of the same module; save it again"
+        )
     down, up = (tensors[parts[part].key] for part in (Factor.DOWN, Factor.UP))
     _check_shapes(file, parts, down, up)
     rank = down.shape[0]

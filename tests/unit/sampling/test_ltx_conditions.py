@@ -220,7 +220,7 @@ def test_other_networks_are_given_none(groups: Any, tmp_path: Path) -> None:
         ),
         (
             {"video": ("a",), "last_image": "b"},
-            r"--last_image b: give it as --image with --at_frame",
+            r"--last_image b: with other pictures, give it as --image with --at_frame",
         ),
         ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 is none"),
     ],

@@ -50,7 +50,11 @@ def test_paths_of_a_file_are_read_as_on_the_command_line(
 @pytest.mark.parametrize(
     ("text", "argv", "said"),
     [
-        ("prompt: x", ["--stg_scale", "1"], r"--stg_scale: spatio-temporal guidance \(STG\) is of"),
+        (
+            "prompt: x",
+            ["--stg_scale", "1"],
+            r"--stg_scale: spatio-temporal guidance \(STG\) exists only in",
+        ),
         ("prompt: x", ["--stg-mode=attention_values"], "--stg-mode=attention_values: spatio-"),
         (
             "prompt: x",
@@ -60,7 +64,11 @@ def test_paths_of_a_file_are_read_as_on_the_command_line(
         # As in its configurations of 0.9.7 and 0.9.8.
         ("pipeline_type: multi-scale\nstg_mode: residual", [], r"stg_mode \(.*:2\): spatio-tempor"),
         ("first_pass: {skip_block_list: [19]}", [], r"skip_block_list \(.*:1\): spatio-temporal"),
-        ("second_pass:\n  cfg_star_rescale: true", [], r"cfg_star_rescale \(.*:1\): cfg\* is of"),
+        (
+            "second_pass:\n  cfg_star_rescale: true",
+            [],
+            r"cfg_star_rescale \(.*:1\): cfg\* exists only in",
+        ),
     ],
 )
 def test_what_only_lightricks_pipeline_has_is_refused_by_name(
