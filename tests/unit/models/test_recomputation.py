@@ -50,7 +50,7 @@ def test_as_few_layers_as_fit(layout):
 
 
 def test_a_layer_frees_what_it_keeps_but_its_input():
-    """28 layers of 26 rows, some text and modulation; of one that is computed again the input stays."""
+    """28 layers of 26 rows, some text and modulation; of one computed again the input stays."""
     config = _run()
     one = _need(config, NONE) - _need(config, (Recompute.FULL, RecomputeMethod.BLOCK, 1))
     rows = config.dataset.task_encoder_seq_length * config.model.hidden_size * 2
