@@ -50,11 +50,11 @@ def test_as_few_layers_as_fit(layout):
 
 
 def test_a_layer_frees_what_it_keeps_but_its_input():
-    """28 layers of 26 rows and some text: of one that is computed again the input stays."""
+    """28 layers of 26 rows, some text and modulation; of one computed again the input stays."""
     config = _run()
     one = _need(config, NONE) - _need(config, (Recompute.FULL, RecomputeMethod.BLOCK, 1))
     rows = config.dataset.task_encoder_seq_length * config.model.hidden_size * 2
-    assert 25 < one / rows < 27
+    assert 26 < one / rows < 27.5
     # Of attention the output is kept anyway, for the linear that follows.
     assert _need(config, (Recompute.SELECTIVE, *NONE[1:])) == _need(config, NONE)
 
@@ -79,8 +79,8 @@ def test_a_dry_run_says_what_each_kind_of_device_would_choose():
     config = replace(config, dataset=replace(config.dataset, task_encoder_seq_length=32768))
     lines = describe(config, world_size=1).splitlines()
     first = next(i for i, line in enumerate(lines) if "auto: none on a CPU" in line)
-    assert "a100, h100: full, block, the first 3 layers of 28; about 65.8 GiB" in lines[first + 1]
-    assert "h200: none; about 71.4 GiB, which fit into 90% of 131.3" in lines[first + 2]
+    assert "a100, h100: full, block, the first 3 layers of 28; about 66.8 GiB" in lines[first + 1]
+    assert "h200: none; about 72.5 GiB, which fit into 90% of 131.3" in lines[first + 2]
 
 
 def test_the_page_of_ltx_video_has_the_memory_that_a_dry_run_computes(repo_root):
