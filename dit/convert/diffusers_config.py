@@ -52,9 +52,8 @@ def model_config(
 ) -> ModelConfig:
     """Our model for a config.json, which lies in a `pipeline` of this class, if that is known.
 
-    `text_pad_to` applies to weights that we did not export. `given` are fields set by a user; they
-    are used if neither file nor pipeline determines them. `second` reads the config.json of a
-    companion network, and returns None if it does not exist.
+    `text_pad_to` applies to weights that we did not export. `given` are fields set by a user, used
+    if neither file nor pipeline determines them. `second` reads the config.json of a companion.
 
     Raises:
         ConvertError: the class is another one, or our model lacks a feature; lists everything.

@@ -383,7 +383,7 @@ class SwappedHalves(Same):
 class ScaleFirst(Same):
     """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer.
 
-    A weight [6 * D, I], its bias [6 * D], or a table [6, D], of Krea 2.
+    A weight [6 * D, I], its bias [6 * D], or a table [6, D] of each layer.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002

@@ -66,13 +66,13 @@ def test_a_single_picture_that_would_be_for_validation_is_for_training(tmp_path,
     assert pack(tmp_path / "one", tmp_path / "small") == 0
     assert splits_of(tmp_path / "small") == {"train"}
     assert pack(tmp_path / "one", tmp_path / "given", "--split", "0.9,0.1,0") == 1
-    assert "--split wants 0.9 of the samples in train" in capsys.readouterr().err
+    assert "--split asks for 0.9 of the samples in train" in capsys.readouterr().err
 
 
 def test_a_split_that_is_given_counts(tmp_path, capsys):
     source = pictures(tmp_path / "in", [(16, 16)] * 5)
     assert pack(source, tmp_path / "out", "--split", "0.9,0.1,0") == 1
-    assert "--split wants 0.1 of the samples in val" in capsys.readouterr().err
+    assert "--split asks for 0.1 of the samples in val" in capsys.readouterr().err
 
 
 def dfm_folder(folder: Path, count: int) -> Path:
