@@ -353,7 +353,7 @@ def test_a_new_run_from_adapters_asks_for_no_others(lora, refused):
             check_told(RUN.adapters, Path("run"), config, said.append)
         return
     check_told(RUN.adapters, Path("run"), config, said.append)
-    assert said == ["the run goes on with the adapters of run, and lora.targets is not used"]
+    assert said == ["the run resumes with the adapters of run, and lora.targets is not used"]
     said.clear()
     every = {name: AdapterShape(rank=2, alpha=2) for name in chosen_adapters(config.model, lora)}
     check_told(every, Path("run"), config, said.append)
