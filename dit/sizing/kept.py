@@ -216,11 +216,20 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
         "references": any(_sees_references(one) for one in layers),
         "share": share,
     }
-    sizes = [(_SIDE, _TEXT), (2 * _SIDE, _TEXT), (_SIDE, 2 * _TEXT)]
-    if spec.text([_TEXT]) == spec.text([2 * _TEXT]):
+    text = _TEXT if model.text_zeros_to is None else min(_TEXT, model.text_zeros_to)
+    side = _side(model)
+    sizes = [(side, text), (2 * side, text), (side, 2 * text)]
+    if spec.text([text]) == spec.text([2 * text]):
         sizes.pop()
     packs = [meta_pack(model, side=side, text=text, **more) for side, text in sizes]
     return _Packs(tuple(packs), [spec.text(model.text_in(one))[0] for one in packs])
+
+
+def _side(model: ModelConfig) -> int:
+    """Tokens of a side of the pictures in packs: the network accepts pictures of twice the side."""
+    if model.largest_latent is None:
+        return _SIDE
+    return min(_SIDE, *(side // model.patch_spatial // 2 for side in model.largest_latent[1:]))
 
 
 @lru_cache(maxsize=64)
@@ -235,7 +244,7 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
             module.register_forward_hook(lambda *_, saved=saved: saved.__exit__(None, None, None)),
         )
         with CudaKernels():
-            meta_pass(network, meta_pack(model, side=_SIDE, text=text, samples=_SAMPLES))
+            meta_pass(network, meta_pack(model, side=_side(model), text=text, samples=_SAMPLES))
         for hook in hooks:
             hook.remove()
         kept.append(saved.bytes(beside=_Saved(), weights=network.parameters()))

@@ -204,5 +204,5 @@ def test_queries_and_keys_of_two_rows_ascend(rank, comm):
 def test_a_ring_does_not_take_two_rows():
     latents, text = _rows(2, 0)
     context = _context(2, 0, ContextComm.P2P)
-    with pytest.raises(ValueError, match="p2p sends one row of tokens round"):
+    with pytest.raises(ValueError, match="p2p works for one sequence of tokens"):
         row_exchange(latents, text.row, context=context, device=CPU)

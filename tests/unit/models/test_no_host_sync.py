@@ -87,14 +87,14 @@ def _step(groups, model, *, name: ObjectiveName, mean: LossMean) -> DiT:
     ids=["plain", "full", "selective", "cosmos"],
 )
 def test_a_step_never_waits_for_the_device(groups, name, mean, changes):
-    model = replace(tiny_model(precision=Precision.BF16), **changes)
+    model = replace(tiny_model(precision=Precision.BF16), fused_kernels=False, **changes)
     network = _step(groups, model, name=name, mean=mean)
     assert all(p.grad is not None for p in network.parameters())
 
 
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_other_kinds_of_layers_never_wait_either(groups, name):
-    model = toy_model(name, precision=Precision.BF16)
+    model = replace(toy_model(name, precision=Precision.BF16), fused_kernels=False)
     network = NETWORKS[name](model, groups).train().to(META)
     batch = pack_to(toy_pack(model, [(1, 4, 6), (3, 2, 5), (2, 3, 3)], [9, 1, 4]), META)
     with _Slow() as slow:
