@@ -97,9 +97,7 @@ def model_config(
             settings |= _of_companion(form, settings, given, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(
-            f"{place} describes no model that can be trained: {error}. {OTHER_NETWORKS}"
-        ) from error
+        raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
 
 
 def _of_companion(
