@@ -146,7 +146,7 @@ class GivenPictures:
         side.
 
         Raises:
-            ValueError: a file is no picture, or the codec of the data is not here or does not make
+            ValueError: a file is no picture, or the codec of the data is not on this machine or does not make
                 an input.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
@@ -155,7 +155,11 @@ class GivenPictures:
     def _ends(self, decoder: Any, wanted: Sequence[SampleInput], size: Size) -> dict[str, Tensor]:
         option = f"{self._option('first')} {self.first}"
         if not hasattr(decoder, "image_inputs"):
-            which = "is not here" if decoder is None else f"({decoder.name}) reads no pictures"
+            which = (
+                "is not on this machine"
+                if decoder is None
+                else f"({decoder.name}) reads no pictures"
+            )
             raise ValueError(
                 f"{option}: the VAE of the data {which}; {self.options.encoders} where one is"
             )

@@ -192,7 +192,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(
-            f"{asked}: the text encoder of the data is not here ({error}); set"
+            f"{asked}: the text encoder of the data is not on this machine ({error}); set"
             " validation.t5_cache_dir to the Hugging Face cache or pipeline folder that has it, or"
             " leave that unset and use validation.num_captions, which needs none"
         ) from error
