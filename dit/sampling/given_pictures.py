@@ -146,8 +146,8 @@ class GivenPictures:
         side.
 
         Raises:
-            ValueError: a file is no picture, or the codec of the data is not on this machine or does not make
-                an input.
+            ValueError: a file is no picture, or the codec of the data is not on this machine or
+                does not make an input.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
         return ends | self._references(decoder, wanted, size, multiple)
