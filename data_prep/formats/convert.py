@@ -175,7 +175,8 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     """`raw` if the cache's latents are still to be normalised, else `normalised`.
 
     Raises:
-        PrepError: they are raw and no --processor says how to normalise them, or neither is known.
+        PrepError: they are raw and no --processor says how to normalise them, or the cache and
+            --latents do not say whether they are.
     """
     if holds_mlperf(args.folder):
         if args.latents == "raw":
@@ -335,7 +336,7 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """A warning that a cache of AutoModel trains Wan on text alone, or nothing."""
+    """Warns that an AutoModel cache of Wan trains text-to-video alone; empty for other caches."""
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):

@@ -78,7 +78,7 @@ class PictureTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuidanceInput:
-    """What networks with a guidance embedding embed."""
+    """The guidance scale, as an input of networks that embed it."""
 
     scale: float
 

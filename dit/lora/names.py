@@ -179,10 +179,9 @@ def _flat_name(written: str) -> str | None:
 
 
 def _module(written: str, tables: list[_Names]) -> str | None:
-    """Diffusers' name of a module, or several with spaces.
+    """Diffusers' name of the module `written` in a LoRA file, or several joined by spaces.
 
-    None if it has underscores and is unknown. An unknown name without underscores is returned
-    unchanged.
+    An unknown name is returned unchanged, but for one of Kohya's with underscores alone: None.
     """
     if (flat := _flat_name(written)) is not None:
         return next(filter(None, (_translated(flat, names.flat) for names in tables)), None)

@@ -95,8 +95,8 @@ def plans(
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
     """The layouts that fit, the best first, and those that do not; `track` counts layouts.
 
-    The best is the fastest. With adapters, weights in shares come last: their base is gathered for
-    each pack, although adapters have few gradients to sum.
+    The best is the fastest. With adapters, layouts with weights in shares come after all others:
+    to gather the frozen base for each pack costs more than shares save.
     """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []

@@ -122,7 +122,7 @@ class _StageWork:
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
     def _line(self, base: int, wide: int, long: int) -> _Line:
-        """The line through the work of one sample of each of `_PACKS`."""
+        """The linear function of tokens and text with these values for the packs of `_PACKS`."""
         n = _slope(wide - base, self.tokens[1] - self.tokens[0])
         m = _slope(long - base, self.texts[2] - self.texts[0])
         return _Line(sample=base - n * self.tokens[0] - m * self.texts[0], n=n, m=m)

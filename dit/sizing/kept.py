@@ -165,10 +165,10 @@ def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list
 
 @lru_cache(maxsize=256)
 def _traced(form: _Form) -> tuple[_Bytes, ...]:
-    """What a layer of each stack keeps.
+    """Bytes that one layer of each stack keeps for the backward pass.
 
-    It is asked in as many pipeline stages as it has layers, of which the first of each stack are
-    built.
+    The network is cut into a pipeline stage for each layer, and the first stage of each stack is
+    built and traced.
     """
     model = form.model
     stacks = [stack for stack in network_spec(model).stacks if stack.count]

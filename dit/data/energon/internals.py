@@ -141,7 +141,7 @@ class WatchedLoader(SavableDataLoader):
 def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
     """`chain` in the form in which Energon's loader reads it without workers.
 
-    The worker and its index stand before each sample.
+    It yields (worker id, sample index, sample), as a worker process would.
     """
     return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 

@@ -138,7 +138,7 @@ def _taken(x: Tensor, there: TakenRows, back: TakenRows) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Takes each row at most once, so that gradients are taken back without additions.
+    """Gathers rows, each at most once, so that the backward pass is a gather as well.
 
     Rows and gradients are [rows, H, K].
     """

@@ -84,10 +84,10 @@ PARTS_BLOCK = 128
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`h_TD` itself, and norm(h) * (1 + scale) + shift, with the rows of each token's noise level.
+    """`h_TD`, and norm(h) * (1 + scale) + shift with the scale and shift of each token's level.
 
-    Further use of the first result passes its gradient to the kernel of the second. With `rms` the
-    norm is RMSNorm.
+    The residual must use the returned `h_TD`: the backward kernel then adds both gradients of h.
+    With `rms` the norm is RMSNorm.
     """
     return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 

@@ -145,7 +145,7 @@ class PackedAttention(MegatronModule):
     def attend_cubes(
         self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
     ) -> Tensor:
-        """Attention of tokens to some cubes of their sample, plus `gate_THK` times means of all."""
+        """Attention to the chosen cubes, plus `gate_THK` times attention among means of all."""
         attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
         return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 

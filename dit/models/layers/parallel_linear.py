@@ -200,14 +200,14 @@ class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
 
 
 class GatheredLinear(ColumnLinear):
-    """A linear on level rows of a pack: each tensor rank computes some outputs, and gets all.
+    """A column-parallel linear over rows of noise levels; each tensor rank gets all outputs.
 
     It is for large matrices whose input has few rows: the per-block modulations of FLUX, Qwen-Image
     and HunyuanVideo hold 27 to 33 % of all parameters.
 
-    With sequence parallelism each rank reads the outputs for its own tokens, so its gradient of
-    them is a part of the sum: the backward pass adds the parts and gives each rank the gradient of
-    its own outputs. Without it every rank has the whole gradient, and takes these columns.
+    With sequence parallelism each rank reads the outputs for its own tokens alone, so that its
+    gradient of the outputs is partial: the backward pass is a reduce-scatter. Without sequence
+    parallelism each rank takes its own outputs' columns of the whole gradient.
     """
 
     def __init__(

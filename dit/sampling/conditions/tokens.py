@@ -80,7 +80,7 @@ def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionTokens:
-    """Values of the tokens of a pack that conditions change; strength 0 changes nothing."""
+    """How conditions change each token of a pack; tokens of strength 0 stay as they are."""
 
     given_TC: Tensor
     """What is added to the noise at the start."""

@@ -168,7 +168,10 @@ def _load_network(
 def _read_network(
     path: Path, share: Mapping[str, Any], among: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All that is read with the tensors of a network, and what of it is the network's own."""
+    """Reads the tensors in `share`; returns all entries read, and those of this network.
+
+    The network's entries are under the key `among`, if that is not None.
+    """
     wanted = {"share": share}
     loaded = _read(wanted if among is None else {among: _named(wanted, among)}, path)
     return loaded, loaded if among is None else loaded[among]

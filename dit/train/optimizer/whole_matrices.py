@@ -60,7 +60,7 @@ class _Piece(NamedTuple):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SharedMatrix:
-    """A weight, and the holders of its parts; only this rank's own part differs between ranks."""
+    """A weight, and which rank holds each part of it; only `shard` differs between ranks."""
 
     pair: Pair
     shape: tuple[int, int]  # of the weight of a tensor rank
