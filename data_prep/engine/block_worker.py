@@ -255,7 +255,9 @@ class BlockWorker:
         if not found:
             raise RefusedError(Reason.NO_REFERENCE, f"{named} a control picture, and it has none")
         if found > most:
-            raise RefusedError(Reason.BAD_REFERENCE, f"{named} {most}, and it has {found}")
+            raise RefusedError(
+                Reason.BAD_REFERENCE, f"{named} at most {most} pictures, and it has {found}"
+            )
         shown = clip.originals if self.text.sees_alpha else [*map(to_rgb, clip.originals)]
         return self.text.encode_beside(clip.caption, shown)
 

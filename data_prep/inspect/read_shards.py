@@ -241,7 +241,9 @@ def _members(
         if member.isreg() and not member.issparse() and wanted(member.name):
             content = tar.extractfile(member) if member.size <= size else None
             if content is None:
-                raise tarfile.ReadError(f"{member.name!r} says {member.size} bytes")
+                raise tarfile.ReadError(
+                    f"{member.name!r} has {member.size} bytes by its header, the whole shard {size}"
+                )
             yield member, content.read()
         elif not member.isdir():
             yield member, None

@@ -68,7 +68,8 @@ def card_of_pipeline(
         architecture = _architecture(folder, "text_encoder")
         raise CodecError(
             f"{folder} has a VAE of class {found} and a text encoder of class {architecture}, which"
-            f" no processor has; known are {', '.join(vae.CODECS)}"
+            f" belong to no processor ({', '.join(vae.CODECS)}); name the folder of the pipeline"
+            " that the network was trained for"
         )
     _check_sees_as_much(encoder, processor, folder)
     where = {"model_name": str(folder)}

@@ -203,7 +203,7 @@ def _check_conditions(
         return
     if family_of(model).conditions(model) is None:
         raise ValueError(
-            f"model.family={model.family} is given no pictures at frames of a video; leave them out"
+            f"model.family={model.family} takes no pictures at frames of a video; leave them out"
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
@@ -211,7 +211,9 @@ def _check_conditions(
             " noise levels; use the sampler euler"
         )
     if settings.guiders is not None:
-        raise ValueError("a guider has no place for pictures at frames of a video; leave it out")
+        raise ValueError(
+            "a guider does not go with pictures or clips at frames of a video; leave out --guider"
+        )
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:

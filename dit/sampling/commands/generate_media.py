@@ -175,9 +175,9 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
         one.check(_size(options)[0])
     if found and family_of(model).conditions(model) is None:
         raise ValueError(
-            f"{found[0].option} {found[0].file}: the network is given no pictures or clips with"
-            " --at_frame, --strength or --condition_noise (LTX-Video from 0.9.5 on is); leave them"
-            " out"
+            f"{found[0].option} {found[0].file}: the network takes no pictures or clips with"
+            " --at_frame, --strength or --condition_noise (LTX-Video from 0.9.5 on does); leave"
+            " them out"
         )
     return found
 
