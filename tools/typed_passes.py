@@ -287,7 +287,7 @@ def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
     batch, problem = given.item
     of_problem = {one.name: getattr(problem, one.name) for one in fields(problem)}
     for name, tensor in (batch.tensors | of_problem).items():
-        if tensor is not None:
+        if isinstance(tensor, Tensor):
             context = V if name.rpartition("_")[2].startswith("T") else R
             spmd.assert_type(tensor, _axes(given, tensor=I, context=context))
 
