@@ -211,10 +211,7 @@ def install(wheelhouse: Path, site: Path) -> int:
     flags = ["--no-index", "--no-deps", "--no-compile", "--no-cache-dir", "--quiet"]
     _pip("install", *flags, "--target", str(site), *map(str, wheels))
     if found := [name for name in ("torch", "triton") if (site / name).exists()]:
-        raise ValueError(
-            f"the wheels bring {' and '.join(found)}, which must be the machine's; remove them"
-            " from the folder"
-        )
+        raise ValueError(f"remove the wheels of {' and '.join(found)}: they must be the machine's")
     # This project is run from its checkout, and asks for its own version.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     write_metadata(site, project["name"], project["version"])

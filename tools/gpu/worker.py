@@ -46,10 +46,7 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 class Worker:
-    """A process that runs rows, seen from outside; `log` gets their output.
-
-    Each row gets the `settings`.
-    """
+    """A process that runs rows with `settings`, seen from outside; `log` gets their output."""
 
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
