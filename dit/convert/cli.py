@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +13,7 @@ from typing import Annotated, Any, Literal
 from dit.command_line import OptionParser, add_options, option, size_in_bytes
 from dit.config import TextPadding, Weights
 from dit.console import Console
+from dit.distributed.megatron_import import hide_library_warnings
 from dit.launched import check_launch, is_alone, meet, meets_others, rank, world_size
 from dit.local_path import CheckpointPath
 from dit.progress import Track, no_progress, progress_on
@@ -159,11 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.run is None:
         parser.print_help()
         return 0
-    # Warnings of Megatron-Core and torch about themselves: a user cannot change their cause.
-    for module in (r"megatron\.", r"torch\."):
-        warnings.filterwarnings("ignore", module=module)
-    warnings.filterwarnings("ignore", message="Please use DTensor instead")
-    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
+    hide_library_warnings()
     started = False
     try:
         started = _start()

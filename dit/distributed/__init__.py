@@ -3,7 +3,7 @@
 entry                how a script ends: exit code, one message for an error, signals to stop; a
                      process ends after an error without waiting for others
 cuda_environment     environment variables that CUDA reads before it starts
-megatron_import      the import of Megatron-Core without two packages that no run needs
+megatron_import      the import of Megatron-Core without its warnings and two packages
 process_groups       start of the processes; the groups of a layout, of which unused ones are
                      shared; running without CUDA
 cpu_threads          number of CPU threads, beside other programs or in a container with a limit

@@ -9,7 +9,6 @@ for anything.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import signal
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -28,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dit.command_line import OptionParser, not_an_option
 from dit.console import Console
+from dit.distributed.megatron_import import hide_library_warnings
 from dit.launched import (
     LaunchError,
     LauncherWatch,
@@ -93,7 +92,8 @@ def run(main: Callable[[], int]) -> int:
 
 
 def _run(main: Callable[[], int]) -> int:
-    _silence()
+    hide_library_warnings()
+    threading.excepthook = _show_crash
     _Said.it, _Said.limit, _Said.below_run = None, None, True
     LauncherWatch(_leave_without_launcher)
     try:
@@ -304,18 +304,8 @@ def _tell_launcher(message: str) -> None:
             Path(file).write_text(json.dumps({"message": note}))
 
 
-def _silence() -> None:
-    """Hides warnings of Megatron-Core and torch that a user cannot act on."""
-    for module in (r"megatron\.", r"torch\."):
-        warnings.filterwarnings("ignore", module=module)
-    for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
-        warnings.filterwarnings("ignore", message=message)
-    # It raises whatever it logs as an error; so does the thread of TensorBoard.
-    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
-    threading.excepthook = _show_crash
-
-
 def _show_crash(crash: threading.ExceptHookArgs) -> None:
+    """Shows the crash of a thread, but for TensorBoard's, which raises what it logs as an error."""
     if not type(crash.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(crash)
 

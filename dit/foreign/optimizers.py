@@ -31,7 +31,7 @@ def _kind(value: Any) -> dict[str, Any]:
 
 
 def _note(value: Any, *, scale: str, lr: str) -> str:
-    """What it costs that AdamW replaces this optimizer, or how Muon's learning rates differ."""
+    """The cost in memory of AdamW in the place of `value`, or how Muon's learning rates differ."""
     if _name(value) in _MUON:
         return (
             "whole matrices of attention and feed-forward, each linear by itself, and updates as"

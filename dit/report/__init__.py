@@ -1,7 +1,8 @@
 """One page about one run or several: `python -m dit.report RUN_DIR [RUN_DIR ...]`.
 
 The page is a single HTML file with all curves and pictures inside. It adapts to phones and to dark
-mode. This folder does not import torch.
+mode. Only the count of parameters imports torch and Megatron-Core: the network is built on the meta
+device.
 
 reading     a run folder -> `RunRecord`
 series      its metrics -> the curves of each chart

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dit.command_line import OptionParser
 from dit.console import Console
+from dit.distributed.megatron_import import hide_library_warnings
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
 from dit.streams import with_streams
@@ -17,6 +18,7 @@ from dit.streams import with_streams
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page; returns 0, or 1 after an error, which the last line explains."""
     args = _parser().parse_args(argv)
+    hide_library_warnings()
     output: Path = args.output or args.run_dir[0] / "report.html"
     if args.watch:
         return _watch(args)

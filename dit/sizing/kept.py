@@ -253,7 +253,7 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 
 def _sees_references(layer: LayerSpec) -> bool:
-    """Whether it runs over the references of samples, which may have some."""
+    """Whether `layer` runs over the references of samples alone, and samples may have some."""
     return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 

@@ -42,10 +42,10 @@ class Page:
     model: str
     """Folder of the pipeline in models/."""
     keys: Sequence[str] = ("model.num_layers=2",)
-    """Of the network that `pipeline` of the family's file makes."""
+    """Overrides of the configuration, for the network that the family's `pipeline` makes."""
     inputs: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of that function."""
+    """Keyword arguments of the family's `pipeline`."""
     edits: bool = False
     """Whether the page has pairs of pictures, in `before` and `after`."""
 

@@ -39,7 +39,7 @@ def flux_model(kind: str = "flux1_kontext", **changes: Any) -> Any:
 
 
 def _configuration(number: int) -> dict[str, Any]:
-    """Of config.json; every third one has no guidance embedding."""
+    """A random config.json for each `number`; every third one has no guidance embedding."""
     draw = random.Random(number)
     rope = case.AXES[number % len(case.AXES)]
     return {

@@ -33,7 +33,7 @@ AXES = [(4, 4, 4, 4), (2, 6, 4, 8), (2, 2, 4, 2), (8, 4, 2, 2), (16, 6, 8, 2)]
 
 
 def _configuration(number: int) -> dict[str, Any]:
-    """Of config.json; every third one has no guidance embedding."""
+    """A random config.json for each `number`; every third one has no guidance embedding."""
     draw = random.Random(number)
     rope = AXES[number % len(AXES)]
     return {

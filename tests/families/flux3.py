@@ -64,7 +64,7 @@ STRIDE = 16
 
 
 def _configuration(number: int) -> dict[str, Any]:
-    """Of config.json; every third one is a flow map."""
+    """A random config.json for each `number`; every third one is a flow map."""
     draw = random.Random(number)
     rope, channels = AXES[number % len(AXES)], draw.choice([3, 8, 16])
     return {

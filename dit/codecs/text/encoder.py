@@ -26,11 +26,11 @@ class TextEncoder(DatasetEncoder):
     subfolder: ClassVar[str] = "text_encoder"
 
     most_pictures: ClassVar[int] = 0
-    """Control pictures that it sees beside a caption, at most."""
+    """Most control pictures that the encoder reads with a caption."""
     sees_alpha: ClassVar[bool] = False
-    """Whether these pictures may be RGBA, which it puts on white itself."""
+    """Whether control pictures may be RGBA; the encoder puts them on white itself."""
     reads_alone: ClassVar[bool] = True
-    """Whether it reads a caption without such pictures, too; else it needs one."""
+    """Whether the encoder reads captions without control pictures; else it needs a picture."""
     sees_first_frame: ClassVar[bool] = False
     """Whether it sees the first frame of a clip beside its caption. What it makes of a caption
     alone is for negative prompts, the empty one among them."""

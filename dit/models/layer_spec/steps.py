@@ -92,7 +92,7 @@ class Port:
     after: RowNorm | None = None
     """Norm of the output (sandwich)."""
     writes: bool = True
-    """Whether it has an output; without one others still attend to its tokens."""
+    """Whether the module's output is added to the row; the part reads its tokens either way."""
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class LayerSpec:
 
     @property
     def over(self) -> RowKind:
-        """What it runs over."""
+        """The tokens that the layer runs over: those of its rows, or what its view shows."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))

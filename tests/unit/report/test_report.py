@@ -3,6 +3,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,15 @@ def test_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert "url(" not in page.text and "@import" not in page.text
     assert ("meta", "name", "viewport") in page.attributes
     assert "prefers-color-scheme: dark" in page.text
+
+
+@pytest.mark.slow
+def test_the_command_says_only_where_the_page_is(tmp_path: Path) -> None:
+    """Megatron-Core, which counts the parameters, warns of packages that no user lacks."""
+    command = [sys.executable, "-m", "dit.report", write_run(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"report  {(tmp_path / 'run' / 'report.html').resolve()}\n"
 
 
 def test_page_says_what_came_out(tmp_path: Path) -> None:
