@@ -1,4 +1,4 @@
-"""Layers of each kind, stacks of them, and the stacks of a network."""
+"""Stacks of layers, and the stacks of a network."""
 
 from __future__ import annotations
 
