@@ -27,9 +27,8 @@ class PackedBatch(TokenStream):
     """
 
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
-    texts: Mapping[
-        str, Tensor
-    ]  # [L, E], bfloat16 or float32: rows of the N samples laid end to end
+    # [L, E], bfloat16 or float32: rows of the N samples laid end to end
+    texts: Mapping[str, Tensor]
     text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
     vectors: Mapping[str, Tensor] = field(default_factory=dict)  # [N, E], such as pooled text
     fps_N: Tensor  # float32, frames per second; NaN for an image or unknown
@@ -97,8 +96,7 @@ class PackedBatch(TokenStream):
         `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
         come before padding. `share` stays as it is.
         """
-        whole = self.without(Route)
-        part = whole.with_tensors({n: tensor[rows_T] for n, tensor in whole.token_tensors.items()})
+        part = self.without(Route).with_tokens(rows_T)
         return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))
 
     def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:

@@ -191,6 +191,10 @@ class TokenStream:
                 changes[outer] = tensor
         return replace(self, **changes)
 
+    def with_tokens(self, rows_T: Tensor) -> Self:
+        """A copy whose tensors hold the tokens at `rows_T` alone."""
+        return self.with_tensors({n: tensor[rows_T] for n, tensor in self.token_tensors.items()})
+
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
         """(first token, number of real tokens) of each sample, in the tensors of this share."""

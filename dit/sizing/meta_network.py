@@ -156,9 +156,7 @@ def meta_pack(
     )
     batch = pack_samples([sample] * samples, layout)
     if share is not None:
-        rows_T = batch.rows(share)
-        mine = {name: tensor[rows_T] for name, tensor in batch.token_tensors.items()}
-        batch = replace(batch.with_tensors(mine), share=share)
+        batch = replace(batch.with_tokens(batch.rows(share)), share=share)
     batch = pack_to(batch, META)
     if not family.tells_step_end(model):
         return batch
