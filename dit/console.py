@@ -1,4 +1,4 @@
-"""The console: what a program prints, unchanged.
+"""The console: what a program prints, unchanged, and warnings of libraries that it hides.
 
 Rich turns `:ok:` into an emoji and `[bold]` into a style, also in paths, prompts and commands to
 copy, and breaks long lines. This class prints all lines, tables and bars of this project without
@@ -7,6 +7,8 @@ that.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Any
 
 import rich.console
@@ -53,3 +55,13 @@ class Console(rich.console.Console):
         return (
             text.translate(_OBEYED).encode(self.encoding, "backslashreplace").decode(self.encoding)
         )
+
+
+def hide_library_warnings() -> None:
+    """Hides warnings of Megatron-Core and torch about themselves, which a user cannot act on."""
+    for module in (r"megatron\.", r"torch\."):
+        warnings.filterwarnings("ignore", module=module)
+    for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
+        warnings.filterwarnings("ignore", message=message)
+    # It raises whatever it logs as an error.
+    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)

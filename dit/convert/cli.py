@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 
 from dit.command_line import OptionParser, add_options, option, size_in_bytes
 from dit.config import TextPadding, Weights
-from dit.console import Console
-from dit.distributed.megatron_import import hide_library_warnings
+from dit.console import Console, hide_library_warnings
 from dit.launched import check_launch, is_alone, meet, meets_others, rank, world_size
 from dit.local_path import CheckpointPath
 from dit.progress import Track, no_progress, progress_on

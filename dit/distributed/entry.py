@@ -25,8 +25,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dit.command_line import OptionParser, not_an_option
-from dit.console import Console
-from dit.distributed.megatron_import import hide_library_warnings
+from dit.console import Console, hide_library_warnings
 from dit.launched import (
     LaunchError,
     LauncherWatch,

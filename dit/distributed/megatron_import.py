@@ -1,4 +1,4 @@
-"""The import of Megatron-Core without its warnings and two packages that no run needs.
+"""The import of Megatron-Core without two packages that it imports and no run needs.
 
 1. W&B, if installed: the inference engine logs with it.
 2. The compiler of torch: Megatron-Core wraps some fifty functions in `torch.compile`, which imports
@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from inspect import isfunction
@@ -34,16 +32,6 @@ def import_megatron() -> None:
         torch.compile = compiler
         if wandb is None:
             del sys.modules[_WANDB]
-
-
-def hide_library_warnings() -> None:
-    """Hides warnings of Megatron-Core and torch about themselves, which a user cannot act on."""
-    for module in (r"megatron\.", r"torch\."):
-        warnings.filterwarnings("ignore", module=module)
-    for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
-        warnings.filterwarnings("ignore", message=message)
-    # It raises whatever it logs as an error.
-    logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)
 
 
 def compiled_when_called(compiler: Callable[..., Any]) -> Callable[..., Any]:

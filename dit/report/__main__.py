@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dit.command_line import OptionParser
-from dit.console import Console
-from dit.distributed.megatron_import import hide_library_warnings
+from dit.console import Console, hide_library_warnings
 from dit.report.page import write_page
 from dit.report.reading import ReportError, read_runs
 from dit.streams import with_streams

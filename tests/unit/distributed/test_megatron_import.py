@@ -13,7 +13,8 @@ from dit.distributed.megatron_import import compiled_when_called
 LEFT_OUT = ("wandb", "torch._dynamo", "torch._inductor.compile_fx")
 PROGRAM = f"""
 import sys
-from dit.distributed.megatron_import import hide_library_warnings, import_megatron
+from dit.console import hide_library_warnings
+from dit.distributed.megatron_import import import_megatron
 hide_library_warnings()
 import torch
 compiler = torch.compile
