@@ -52,7 +52,9 @@ def _nested(value: Any) -> Iterator[tuple[Any, Field[Any]]]:
 
 def _owner(kind: type, name: str) -> type:
     """The class that declares a field first."""
-    return next(one for one in reversed(kind.__mro__) if name in vars(one).get("__annotations__", ()))
+    return next(
+        one for one in reversed(kind.__mro__) if name in vars(one).get("__annotations__", ())
+    )
 
 
 def _default(field: Field[Any]) -> Any:

@@ -80,8 +80,8 @@ import argparse
 import ast
 import io
 import json
-import random
 import os
+import random
 import re
 import subprocess
 import symtable
@@ -235,7 +235,7 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
 
 
 def layer_settings(tree: Path) -> dict[str, list[str]]:
-    """Setting of layers -> families that set it; nothing if the tree has other specifications."""
+    """Families that set each setting of layers; none if the tree has other specifications."""
     script, path = Path(__file__).with_name("layer_settings.py"), {"PYTHONPATH": str(tree)}
     command = [sys.executable, "-P", str(script)]
     done = subprocess.run(command, cwd=tree, env=os.environ | path, capture_output=True, text=True)

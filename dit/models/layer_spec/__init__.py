@@ -16,15 +16,12 @@ from dit.models.layer_spec.layers import (
 from dit.models.layer_spec.parts import (
     ALL_NOISE,
     LEVEL_WAVES,
-    MOST_EXPERTS,
     MOST_REFINER_LAYERS,
     REFINER_RATIO,
     Activation,
     ApproximatorModulation,
     AttentionSpec,
-    ExpertsSpec,
     FeedForwardSpec,
-    LayerTextSpec,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -51,5 +48,6 @@ from dit.models.layer_spec.steps import (
     Port,
     ReferencesAlone,
     RowNorm,
+    Slot,
     View,
 )

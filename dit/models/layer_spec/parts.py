@@ -83,60 +83,6 @@ class FeedForwardSpec:
         return 1
 
 
-MOST_EXPERTS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertsSpec:
-    """Feed-forwards that a router weighs for each token, and a shared one (HiDream).
-
-    y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x))
-    """
-
-    expert: FeedForwardSpec
-    shared: FeedForwardSpec
-    count: int
-    chosen: int
-    """Experts of a token; the others are computed, too, and weigh nothing."""
-
-    @property
-    def width(self) -> int:
-        return self.expert.width
-
-    @property
-    def hidden(self) -> int:
-        """Hidden units of all experts together."""
-        return self.shared.hidden + self.count * self.expert.hidden
-
-    @property
-    def exchanges(self) -> int:
-        return 1 + self.count
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerTextSpec:
-    """Text with another hidden state of its encoder for each layer (HiDream).
-
-    Each layer projects its own state; the last layer's is projected before all layers.
-    """
-
-    width: int
-    """Width of one hidden state."""
-    states: tuple[int, ...]
-    """Number of the hidden state of each layer of the network."""
-    first: int = 0
-    """Layers before those of the stack."""
-
-    def state(self, layer: int) -> int | None:
-        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
-        number = self.first + layer
-        return self.states[number] if number + 1 < len(self.states) else None
-
-    def columns(self, state: int) -> slice:
-        """The columns of a hidden state in the row of all of them."""
-        return slice(state * self.width, (state + 1) * self.width)
-
-
 ALL_NOISE = 1000.0
 """What networks are told of t = 1."""
 LEVEL_WAVES = 256

@@ -16,12 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar
 
-from dit.models.layer_spec.parts import (
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    ModulationSpec,
-)
+from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, ModulationSpec
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
@@ -195,14 +190,19 @@ class AttendTo(LayerPart):
 
 @dataclass(frozen=True)
 class Feed(LayerPart):
-    """The feed-forward of a row: one MLP, or experts."""
+    """The feed-forward of a row."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:Feeding"
-    feed_forward: FeedForwardSpec | ExpertsSpec
+    feed_forward: FeedForwardSpec
 
     @property
     def width(self) -> int:
         return self.feed_forward.width
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of a token."""
+        return self.feed_forward.hidden
 
     @property
     def exchanges(self) -> int:
@@ -233,6 +233,11 @@ class AttendAndFeed(LayerPart):
         return (AttentionShape(width=self.width, queries=rows, keys=rows),)
 
     @property
+    def hidden(self) -> int:
+        """Hidden units of a token."""
+        return self.feed_forward.hidden
+
+    @property
     def exchanges(self) -> int:
         return self.feed_forward.exchanges
 
@@ -246,7 +251,11 @@ class View:
 
     runs: ClassVar[str]
     """Module and name of the class that makes it (`dit.models.stacks.views.RunningView`)."""
-    row: str
+
+    @property
+    def row(self) -> str:
+        """Name of the row."""
+        return TOKENS
 
     @property
     def over(self) -> RowKind:
@@ -259,7 +268,6 @@ class PicturesAlone(View):
     """Latents of which the references stay as they are."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
-    row: str = TOKENS
 
 
 @dataclass(frozen=True)
@@ -267,7 +275,6 @@ class ReferencesAlone(View):
     """The references among the latents, each alone or those of a sample together."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
-    row: str = TOKENS
     idle: bool = False
     """Whether no sample has any, so that nothing is computed."""
 

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from dit.models.layer_spec import Attend, AttendAndFeed, AttendTo, Feed, Port, QkNorm
 from dit.models.layers.context_parallel import TokenExchange
-from dit.models.layers.experts import feed_forward
 from dit.models.layers.joint_order import JointOrder
-from dit.models.layers.layer_text import LayerTextRows
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import (
     AttendedRows,
@@ -29,7 +27,7 @@ from dit.models.layers.packed_attention import (
     SelfAttention,
     joint_attention,
 )
-from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, split_linear
+from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
 from dit.models.layers.queries_and_keys import hold_key_bias
 
 
@@ -53,7 +51,6 @@ class JointConditions(LayerConditions):
     """What layers see whose latents and text attend to each other."""
 
     order: JointOrder
-    layer_text: LayerTextRows | None = None  # text that is each layer's own
     # bool, of the latents that this rank holds between two matrices; None: no sample has references
     is_reference_T: Tensor | None = None
 
@@ -172,7 +169,7 @@ class Feeding(RunningPart):
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         port = self.part.port
         context = replace(context, token_row=port.row)
-        return {port.module: feed_forward(context, self.part.feed_forward)}
+        return {port.module: FeedForward(context, self.part.feed_forward)}
 
     def outputs(
         self,
