@@ -21,7 +21,6 @@ from dit.models.layer_spec import (
     Attend,
     AttendAndFeed,
     AttendTo,
-    AttentionSpec,
     Feed,
     LayerSpec,
     QkNorm,
@@ -95,7 +94,7 @@ def row_of(layer: LayerSpec) -> str:
     if _sees_text(layer):
         return _cross_row(layer)
     if first.joined is None:
-        return "sequential" if _prepared_together(first.attention) else "sequential, grouped heads"
+        return "sequential" if first.in_one_kernel else "sequential, grouped heads"
     if gated:
         return f"double{gated}"
     if len(layer.groups[0]) > 1:
@@ -120,12 +119,6 @@ def _feed(layer: LayerSpec, *, last: bool = False) -> Feed | AttendAndFeed:
     """The part with the feed-forward of the first row, or of the last one."""
     feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
     return feeds[-1 if last else 0]
-
-
-def _prepared_together(attention: AttentionSpec) -> bool:
-    """Whether one kernel both normalises and rotates queries and keys."""
-    alike = attention.key_heads == attention.heads and not attention.twisted
-    return attention.norm is QkNorm.PER_HEAD and alike
 
 
 @cache

@@ -30,6 +30,7 @@ from dit.models.joint.family import (
 )
 from dit.models.layer_spec import (
     Activation,
+    Attend,
     AttentionSpec,
     FeedForwardSpec,
     Modulation,
@@ -100,13 +101,25 @@ class ErnieImageConfig(ModelConfig):
         return self.crossattn_emb_size != self.hidden_size
 
 
+@dataclass(frozen=True)
+class AttendTwisted(Attend):
+    """Attention whose rotary pairs turn by two angles, for which no kernel does that and the norm.
+
+    `RotaryTable` has the angles (`twisted`).
+    """
+
+    @property
+    def in_one_kernel(self) -> bool:
+        return False
+
+
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
     """The layers, which all use the same rows of the modulations of `VECTORS`."""
     width, heads = model.hidden_size, model.num_attention_heads
-    attention = AttentionSpec(width=width, heads=heads, eps=EPS, twisted=True)
+    attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)
     modulation, norm = Modulation("modulation", SharedModulation(0)), RowNorm("norm", eps=EPS)
-    layer = sequential_layer(attention, mlp, modulation, norm=norm)
+    layer = sequential_layer(attention, mlp, modulation, norm=norm, attend=AttendTwisted)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

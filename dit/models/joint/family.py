@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -27,7 +27,6 @@ from dit.models.layer_spec import (
     QkNorm,
     RowNorm,
     StackSpec,
-    View,
     WholeLayerModulation,
 )
 
@@ -257,12 +256,12 @@ def sequential_layer(
     *,
     norm: RowNorm,
     after: bool = False,
-    view: View | None = None,
+    attend: Callable[[Port, AttentionSpec], Attend] = Attend,
 ) -> LayerSpec:
     """Attention, then feed-forward, of one row, behind norms with weights, such as `norm`.
 
     `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
-    scaled nor gated, as in refiners of text.
+    scaled nor gated, as in refiners of text. `attend` makes the part with the attention.
     """
 
     def port(module: str, number: int) -> Port:
@@ -270,8 +269,8 @@ def sequential_layer(
         slot = None if modulation is None else modulation[number - 1]
         return Port(row, module, slot, before, behind if after else None)
 
-    steps = (Attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
-    return LayerSpec(steps, view, norms_first=True)
+    steps = (attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
+    return LayerSpec(steps, norms_first=True)
 
 
 def double_then_single(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dit.config import ModelConfig
@@ -146,7 +146,8 @@ def refined_stacks(
     parts: Any = {"norm": RowNorm("norm", eps=attention.eps), "after": True}
 
     def layer(row: str, told: Modulation | None = told, view: View | None = None) -> LayerSpec:
-        return sequential_layer(attention, feed_forward, told, row, view=view, **parts)
+        made = sequential_layer(attention, feed_forward, told, row, **parts)
+        return replace(made, view=view)
 
     few, pictures, reference_refiner = model.num_refiner_layers, None, ()
     if references is not None:

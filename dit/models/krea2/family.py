@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from dit.config import ContextComm, ModelConfig
@@ -32,6 +33,7 @@ from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
     TEXT_TOKENS,
     Activation,
+    Attend,
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -157,14 +159,23 @@ class Krea2Config(ModelConfig):
         return [*sizes, self.num_kv_heads, self.crossattn_emb_size, self.text_mlp_size]
 
 
+@dataclass(frozen=True)
+class AttendGated(Attend):
+    """Attention times the sigmoid of a linear of its input; weights of norms are stored less 1."""
+
+    runs: ClassVar[str] = "dit.models.krea2.attention:AttendingGated"
+    states: int | None = None
+    """Rows of each token that attend to each other alone; None: tokens attend to their sample."""
+
+
 def _layer(
     width: int, *, heads: int, groups: int, hidden: int, states: int | None = None, **more: Any
 ) -> LayerSpec:
-    own: Any = {"eps": EPS, "centred": True, "output_gate": True, "states": states}
-    attention = AttentionSpec(width=width, heads=heads, groups=groups, **own)
+    attention = AttentionSpec(width=width, heads=heads, groups=groups, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
     norm = RowNorm("norm", NormKind.CENTRED, EPS)
-    return sequential_layer(attention, mlp, norm=norm, **more)
+    attend = partial(AttendGated, states=states)
+    return sequential_layer(attention, mlp, norm=norm, attend=attend, **more)
 
 
 def krea2_stack(model: Krea2Config) -> StackSpec:

@@ -46,19 +46,6 @@ class AttentionSpec:
     eps: float = 1e-6  # of that norm
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
-    twisted: bool = False
-    """Whether the two numbers of a rotary pair turn by angles of their own, so that no kernel fuses
-    them with their norm."""
-    centred: bool = False
-    """Whether weights of that norm are stored less 1."""
-    output_gate: bool = False
-    """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
-    states: int | None = None
-    """Rows of each token that attend to each other alone, such as hidden states of several layers
-    of a text encoder; None: tokens attend to those of their sample."""
-    sparse_pairs: float | None = None
-    """Pairs of a query and a key for each pair of tokens, where cubes of tokens see some others in
-    full, and by a gate the means of all (VSA); None: every token sees all, and there is no gate."""
 
     @property
     def head_width(self) -> int:

@@ -16,7 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar
 
-from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, ModulationSpec
+from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, ModulationSpec, QkNorm
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
@@ -146,6 +146,20 @@ class Attend(LayerPart):
     @property
     def exchanges(self) -> int:
         return 1
+
+    @property
+    def in_one_kernel(self) -> bool:
+        """Whether one kernel may both normalise and rotate queries and keys."""
+        one = self.attention
+        return one.norm is QkNorm.PER_HEAD and one.key_heads == one.heads
+
+    @property
+    def pairs(self) -> float | None:
+        """Pairs of a query and a key for each pair of tokens, where cubes of tokens see others.
+
+        None: every token sees all of its sample.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,10 +354,10 @@ class LayerSpec:
         return frozenset(found)
 
     @property
-    def among_cubes(self) -> AttentionSpec | None:
+    def among_cubes(self) -> Attend | None:
         """Its attention among cubes of tokens, if it has one."""
-        attends = (part.attention for part in self.parts if isinstance(part, Attend))
-        return next((one for one in attends if one.sparse_pairs), None)
+        attends = (part for part in self.parts if isinstance(part, Attend))
+        return next((one for one in attends if one.pairs), None)
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:

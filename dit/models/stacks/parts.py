@@ -113,11 +113,18 @@ class SelfAttending(RunningPart):
         queries = [port.module for port in self.ports if not self._makes_output(port)]
         return [*super().unused, *(f"{name}.q_layernorm.*" for name in queries)]
 
+    def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
+        """The attention of one row."""
+        in_one_kernel = self.part.in_one_kernel
+        return SelfAttention(
+            context, self.part.attention, output=output, in_one_kernel=in_one_kernel
+        )
+
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         found, spec = dict[str, nn.Module](), self.part.attention
         for port in self.ports:
             of_row = replace(context, token_row=port.row)
-            found[port.module] = made = SelfAttention(of_row, spec, output=port.writes)
+            found[port.module] = made = self.attention(of_row, output=port.writes)
             if self.part.joined is None and spec.norm is QkNorm.NONE and spec.bias:
                 # Not of the attention over two rows, whose keys have two biases.
                 linear: Any = made.linear_qkv

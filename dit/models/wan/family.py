@@ -272,22 +272,31 @@ def wan_stack(model: WanConfig) -> StackSpec:
     modulation, keys = Modulation("modulation", TableModulation()), (KeyRows(width),)
     if model.image_rows is not None:
         keys += (KeyRows(width, IMAGE, each=model.image_rows),)
-    among = replace(attention, sparse_pairs=_pairs(model))
+    latents = Port(TOKENS, "self_attention", modulation[0])
+    among = Attend(latents, attention)
+    if model.sparse_attention:
+        among = AttendCubes(latents, attention, share=model.sparse_share)
     text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
     steps = (
-        Attend(Port(TOKENS, "self_attention", modulation[0]), among),
+        among,
         AttendTo(text, attention, keys),
         Feed(Port(TOKENS, "mlp", modulation[1]), feed_forward),
     )
     return StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
 
 
-def _pairs(model: WanConfig) -> float | None:
-    """Pairs of tokens that sparse attention computes, as a fraction of all pairs; None: all.
+@dataclass(frozen=True)
+class AttendCubes(Attend):
+    """Cubes of tokens see some others in full, and by a gate the means of all (VSA)."""
 
-    It counts as if all cubes were whole. Two cubes' means make one pair.
-    """
-    return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
+    runs: ClassVar[str] = "dit.models.wan.model:AttendingCubes"
+    share: float = 1.0
+    """Share of the cubes of a sample that each sees in full."""
+
+    @property
+    def pairs(self) -> float:
+        """As if all cubes were whole. Two cubes' means make one pair."""
+        return self.share + CUBE_TOKENS**-2
 
 
 def _spec(model: WanConfig) -> NetworkSpec:
