@@ -22,11 +22,7 @@ from dit.models.joint.family import (
     DoubleSingleConfig,
     double_then_single,
 )
-from dit.models.layer_spec import (
-    ApproximatorModulation,
-    NetworkSpec,
-    StackSpec,
-)
+from dit.models.layer_spec import NetworkSpec, SharedModulation, StackSpec
 from dit.models.registry import imported
 
 MOST_APPROXIMATOR_LAYERS = 64
@@ -94,9 +90,9 @@ def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,
-        latents=ApproximatorModulation(latents),
-        text=ApproximatorModulation(latents + 6 * model.num_layers),
-        single=ApproximatorModulation(0),
+        latents=SharedModulation(latents, each=6),
+        text=SharedModulation(latents + 6 * model.num_layers, each=6),
+        single=SharedModulation(0, each=3),
     )
 
 

@@ -27,12 +27,12 @@ from dit.models.layer_spec import (
     Attend,
     AttendTo,
     AttentionSpec,
+    FamilyModulation,
     Feed,
     FeedForwardSpec,
     KeyRows,
     LayerPart,
     LayerSpec,
-    LowRankModulation,
     Modulation,
     NetworkSpec,
     Port,
@@ -326,6 +326,17 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         pictures=1,
     )
     return *texts, frames
+
+
+@dataclass(frozen=True)
+class LowRankModulation(FamilyModulation):
+    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
+
+    Source: Cosmos (`adaln_lora_dim`).
+    """
+
+    runs: ClassVar[str] = "dit.models.dit.model:LowRankAdaLN"
+    rank: int
 
 
 def dit_stack(model: DitConfig) -> StackSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Activation(StrEnum):
@@ -82,20 +83,9 @@ MOST_REFINER_LAYERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankModulation:
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
-
-    Source: Cosmos (`adaln_lora_dim`).
-    """
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class PerBlockModulation:
     """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
 
-    bias: bool = True
     inputs: int | None = None
     """Width of what it reads; None: the model's."""
     activated: bool = True
@@ -111,27 +101,24 @@ class TableModulation:
 
 
 @dataclass(frozen=True, slots=True)
-class ApproximatorModulation:
-    """Rows that one network computes for all layers, which have no weights of their own (Chroma).
-
-    The rows of a layer follow those of the layer before it.
-    """
-
-    first: int
-    """Row of the first layer of the stack."""
-
-
-@dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Rows that linears compute once for a whole stack, so that layers have no weights (FLUX.2)."""
+    """Rows that are computed once for a whole stack, so that layers have no weights (FLUX.2)."""
 
     first: int
-    """Row of the stack among those of all stacks, which every layer of it takes."""
+    """Row of the stack among those of all stacks."""
+    each: int = 0
+    """Rows of a layer, behind those of the layer before it (Chroma); 0: all take the same ones."""
+
+
+@dataclass(frozen=True)
+class FamilyModulation:
+    """A modulation of one family alone, which names the class that computes it."""
+
+    runs: ClassVar[str]
+    """Module and name of an `AdaLNModule`, made with (build context, width, specification)."""
 
 
 PER_BLOCK = PerBlockModulation()
-WholeLayerModulation = (
-    PerBlockModulation | TableModulation | ApproximatorModulation | SharedModulation
-)
+WholeLayerModulation = PerBlockModulation | TableModulation | SharedModulation
 """One module for all parts of a layer."""
-ModulationSpec = LowRankModulation | WholeLayerModulation
+ModulationSpec = WholeLayerModulation | FamilyModulation
