@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -52,11 +51,11 @@ class ChromaConfig(DoubleSingleConfig):
     name: str = "chroma"
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
-    approximator_channels: Refused[int] = bounded(64, most=2**20, least=None)
+    approximator_channels: int = bounded(64, most=2**20, least=None)
     """Cosines and sines of level and row, from which a network computes all modulations."""
-    approximator_hidden_size: Refused[int] = bounded(5120, most=2**20)
+    approximator_hidden_size: int = bounded(5120, most=2**20)
     """Width of the network that computes the modulations."""
-    approximator_layers: Refused[int] = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
+    approximator_layers: int = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
     """Layers of the network that computes the modulations."""
 
     def own_sizes(self) -> list[Rule]:

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -82,7 +81,7 @@ class ErnieImageConfig(ModelConfig):
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 3072
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
     """Widths of a head turned by place in the text, row and column; their sum is its width."""
 
     def own_sizes(self) -> list[Rule]:

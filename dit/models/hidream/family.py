@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     InputKind,
@@ -85,27 +84,27 @@ class HiDreamConfig(DoubleSingleConfig):
     """A named size (hidream_i1_full, hidream_i1_dev) or `custom`."""
     family: str = "hidream"
     num_layers: int = 16
-    num_single_layers: Refused[int] = bounded(32, most=2**14)
+    num_single_layers: int = bounded(32, most=2**14)
     """Layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 2560
     num_attention_heads: int = 20
     crossattn_emb_size: int = 4096
     """Width of T5's embedding in the shards."""
-    pooled_size: Refused[int] = bounded(2048, most=2**20)
+    pooled_size: int = bounded(2048, most=2**20)
     """Width of `pooled_text`, the outputs of two CLIP encoders for a caption."""
-    llama_size: Refused[int] = bounded(4096, most=2**20)
+    llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
-    llama_states: Refused[int] = bounded(32, most=2**10)
+    llama_states: int = bounded(32, most=2**10)
     """Hidden states of Llama that `text_2` holds side by side. Layer i of the network sees the
     i-th, all layers behind these the last one."""
-    text_length: Refused[int] = bounded(128, most=2**16)
+    text_length: int = bounded(128, most=2**16)
     """Rows of each text of a sample, those of its encoder's padding among them."""
-    num_routed_experts: Refused[int] = bounded(4, most=MOST_EXPERTS)
+    num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
     """Feed-forwards that a router weighs for each token."""
-    num_activated_experts: Refused[int] = bounded(2, most=MOST_EXPERTS)
+    num_activated_experts: int = bounded(2, most=MOST_EXPERTS)
     """Those of them that count for a token."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((64, 32, 32), most=2**17, least=None)
-    max_resolution: Refused[tuple[int, int]] = bounded((128, 128), most=2**12, least=None)
+    rope_axes: tuple[int, int, int] = bounded((64, 32, 32), most=2**17, least=None)
+    max_resolution: tuple[int, int] = bounded((128, 128), most=2**12, least=None)
     """Latent rows and columns; pictures that are no squares are filled up with zeros to so many
     tokens, to which layers attend as the published ones do."""
 

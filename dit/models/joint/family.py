@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Protocol
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import TINY_NETWORK, InputKind, SampleInput
 from dit.models.layer_spec import (
     JOINT_TOKENS,
@@ -163,13 +162,13 @@ class DoubleSingleConfig(ModelConfig):
 
     num_layers: int = 19
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
-    num_single_layers: Refused[int] = bounded(38, most=2**14)
+    num_single_layers: int = bounded(38, most=2**14)
     """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
