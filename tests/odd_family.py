@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, at_least_one
-from dit.config.resume import Refused
 from dit.models.diffusers.form import DiffusersForm
 from dit.models.family import (
     Family,
@@ -47,9 +46,9 @@ class OddConfig(ModelConfig):
     num_layers: int = 2
     hidden_size: int = 32
     num_attention_heads: int = 4
-    num_single_layers: Refused[int] = 2
+    num_single_layers: int = 2
     """Layers with one joint row, after those with two."""
-    pooled_size: Refused[int] = 8
+    pooled_size: int = 8
     """Width of the pooled text."""
 
     def own_sizes(self) -> list[Rule]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dit.batch import PackedBatch
 from dit.config import ModelConfig, Precision
-from dit.config.resume import Refused
 from dit.models.family import Family, InputKind, ObjectiveConventions, SampleInput, WeightRules
 from dit.models.joint.family import double_layer, single_layer
 from dit.models.layer_spec import (
@@ -49,9 +48,9 @@ class ToyConfig(ModelConfig):
     num_attention_heads: int = 4
     in_channels: int = 4
     crossattn_emb_size: int = 8
-    num_single_layers: Refused[int] = 3
+    num_single_layers: int = 3
     """0 has double-stream layers alone: nothing reads the text after the last one."""
-    pooled_size: Refused[int] = 6
+    pooled_size: int = 6
     """Width of the pooled text."""
 
     own_stages = ModelConfig.enough_layers

@@ -8,7 +8,7 @@ check_parallel  a network of somebody else on data and context ranks against one
                 (parallel_runs: its processes)
 mutate          breaks the code in small ways and lists the changes that no test sees
 measure_house   figures of the tree (import_graph: circles and up arrows; opened_files: what three
-                runs open)
+                runs open; layer_settings: fields of layers by the families that set them)
 gpu             the plan of `make gpu`, and the wheels that it takes along
 source_tree     the code as syntax trees, for these measures and for tests of the layout
 docstring_form  docstrings that cannot be understood alone, as far as a linter sees it

@@ -41,6 +41,8 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         empty ones do not count), so that they are of one method or family
     family_names        names that a family's family.py, model.py and diffusers.py import from our
                         other modules, late imports included, each once: the median of all families
+    settings            settings of layers: all, those that one family alone sets, those that none
+                        sets (layer_settings.py; not with --static, nor of trees that it cannot ask)
 
 Lists
     short_files         files of fewer than 60 lines, apart from __init__.py and __main__.py
@@ -49,6 +51,7 @@ Lists
     long_functions      those of more than 60 lines
     long_files          those of more than 400 lines
     names_of_families   what family_names is the median of
+    of_one_family, of_none    settings of layers that one family sets, with its name, and none
     pack_fields         what pack_missing counts, with the number of modules that give it a value
     circles_of, arrows_of, exceptions_of    what the three figures count
     classes_twice       classes of one name in two places
@@ -77,8 +80,10 @@ import argparse
 import ast
 import io
 import json
+import os
 import random
 import re
+import subprocess
 import symtable
 import sys
 import tokenize
@@ -227,6 +232,22 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
     keys = [key for node in source.nodes(ast.Dict) for key in node.keys]
     keys += [node.slice for node in source.nodes(ast.Subscript) if isinstance(node.ctx, ast.Store)]
     return found | {str(key.value) for key in keys if isinstance(key, ast.Constant)}
+
+
+def layer_settings(tree: Path) -> dict[str, list[str]]:
+    """Families that set each setting of layers; none if the tree has other specifications."""
+    script, path = Path(__file__).with_name("layer_settings.py"), {"PYTHONPATH": str(tree)}
+    command = [sys.executable, "-P", str(script)]
+    done = subprocess.run(command, cwd=tree, env=os.environ | path, capture_output=True, text=True)
+    return {} if done.returncode else json.loads(done.stdout)
+
+
+def add_settings(measures: dict[str, Any], setters: dict[str, list[str]]) -> None:
+    """Adds the three numbers and both lists of the settings of layers."""
+    one = {name: names[0] for name, names in setters.items() if len(names) == 1}
+    none = [name for name, names in setters.items() if not names]
+    measures["figures"]["settings"] = f"{len(setters)}; {len(one)}; {len(none)}"
+    measures |= {"of_one_family": one, "of_none": none}
 
 
 def functions_of_opening(sources: list[Source]) -> list[ast.FunctionDef]:
@@ -380,6 +401,8 @@ def main() -> int:
     tree = chosen.root.resolve()
     measures = measure(tree)
     if not chosen.static:
+        if setters := layer_settings(tree):
+            add_settings(measures, setters)
         measures |= opened_by_runs(tree)
     sys.stdout.write(show(measures))
     if chosen.json:

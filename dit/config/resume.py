@@ -4,7 +4,8 @@ The type of a field names its class, and is plain `float` for all other purposes
 
     lr: Live[float] = 1e-4
 
-No change is ignored in silence. It takes effect or is an error; if only the start of a run reads
+Keys that a family adds to `ModelConfig` are refused unless they name another class. No change is
+ignored in silence. It takes effect or is an error; if only the start of a run reads
 the key, the log says that the change has no effect.
 """
 
@@ -68,7 +69,7 @@ def resume_classes(group: Any) -> dict[str, Resume]:
 
 
 def resume_class(group: Any, key: str) -> Resume:
-    """The class of one key; REFUSED for keys of external families that name none."""
+    """The class of one key; REFUSED for keys of families that name none."""
     return resume_classes(group).get(key, Resume.REFUSED)
 
 

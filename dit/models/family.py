@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dit.config import ModelConfig, Precision
 from dit.config.checks import bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,7 +159,7 @@ def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
 class HasGuidance:
     """The field of networks with an optional guidance embedding; a base before `ModelConfig`."""
 
-    guidance_embed: Refused[bool] = True
+    guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
 
 

@@ -21,10 +21,7 @@ from dit.models.layer_spec import (
     Attend,
     AttendAndFeed,
     AttendTo,
-    AttentionSpec,
-    ExpertsSpec,
     Feed,
-    FeedForwardSpec,
     LayerSpec,
     QkNorm,
     RowKind,
@@ -66,11 +63,11 @@ class LayerLoad:
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
-    own, kernels = _feed_forward(layer), "fused" if load.fused else "eager"
+    own, kernels = _feed(layer), "fused" if load.fused else "eager"
     alone = _sees_text(layer)  # which does not pass the feed-forward
     rows = RowKind.JOINT if alone else layer.over
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
-    inside = 0 if alone else _feed_forward(layer, last=True).hidden
+    inside = 0 if alone else _feed(layer, last=True).hidden
     times = {
         "latents": latents,
         "text": text,
@@ -90,13 +87,14 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 def row_of(layer: LayerSpec) -> str:
     """The row of the table: the layer of a published network that is most like this one."""
     first: Any = next(part for part in layer.parts if part.exchanges)
-    gated = ", gated" if _is_gated(_feed_forward(layer)) else ""
+    # SwiGLU and its like multiply two hidden rows.
+    gated = ", gated" if _feed(layer).feed_forward.activation.inputs > 1 else ""
     if isinstance(first, AttendAndFeed):
         return f"single{gated}" if type(first) is AttendAndFeed else f"parallel{gated}"
     if _sees_text(layer):
         return _cross_row(layer)
     if first.joined is None:
-        return "sequential" if _prepared_together(first.attention) else "sequential, grouped heads"
+        return "sequential" if first.in_one_kernel else "sequential, grouped heads"
     if gated:
         return f"double{gated}"
     if len(layer.groups[0]) > 1:
@@ -117,22 +115,10 @@ def _sees_text(layer: LayerSpec) -> bool:
     return any(isinstance(part, AttendTo) for part in layer.parts)
 
 
-def _feed_forward(layer: LayerSpec, *, last: bool = False) -> FeedForwardSpec | ExpertsSpec:
-    """The feed-forward of the first row, or of the last one."""
+def _feed(layer: LayerSpec, *, last: bool = False) -> Feed | AttendAndFeed:
+    """The part with the feed-forward of the first row, or of the last one."""
     feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
-    return feeds[-1 if last else 0].feed_forward
-
-
-def _is_gated(feed_forward: FeedForwardSpec | ExpertsSpec) -> bool:
-    """Whether the feed-forward multiplies two hidden rows, as SwiGLU does."""
-    one = feed_forward.expert if isinstance(feed_forward, ExpertsSpec) else feed_forward
-    return one.activation.inputs > 1
-
-
-def _prepared_together(attention: AttentionSpec) -> bool:
-    """Whether one kernel both normalises and rotates queries and keys."""
-    alike = attention.key_heads == attention.heads and not attention.twisted
-    return attention.norm is QkNorm.PER_HEAD and alike
+    return feeds[-1 if last else 0]
 
 
 @cache

@@ -83,7 +83,7 @@ def _cube_pairs(config: RunConfig) -> float:
     """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
-    heads = sum(n * one.heads for n, one in each if one) / spec.layers
+    heads = sum(n * one.attention.heads for n, one in each if one) / spec.layers
     if not heads:
         return 0.0
     sides = (model.patch_temporal, model.patch_spatial, model.patch_spatial)

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from dit.batch import PackedBatch
 from dit.config import AttentionBackend, ModelConfig
+from dit.models.attention import cube_attention
+from dit.models.attention import spans as spans_of_packs
 from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
 from dit.models.layers import packed_attention
@@ -189,7 +191,7 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
     """Inside, attention of a pack of so many `samples` is not computed, but counted."""
     cubes = (stack.layer.among_cubes for stack in network_spec(model).stacks)
-    sparse = next((one.sparse_pairs for one in cubes if one), None) or 1.0
+    sparse = next((one.pairs for one in cubes if one), None) or 1.0
 
     def attend(q_THK: Tensor, _k: Any, _v: Any, spans: Spans, *, seen: float = 1) -> Tensor:
         width, pairs = q_THK.shape[1] * q_THK.shape[2], (spans.lengths[0], spans.key_lengths[0])
@@ -207,20 +209,20 @@ def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterat
             found.attentions.append(_Attended(found.place, width, *pairs, seen=1))
         return torch.empty_like(q_THK)
 
-    def among_states(q_THK: Tensor, _k: Any, _v: Any, states: int) -> Tensor:
+    def in_groups(q_THK: Tensor, _k: Any, _v: Any, size: int) -> Tensor:
         width, queries = q_THK.shape[1] * q_THK.shape[2], q_THK.shape[0] // samples
-        found.attentions.append(_Attended(found.place, width, queries, states, seen=1))
+        found.attentions.append(_Attended(found.place, width, queries, size, seen=1))
         return torch.empty_like(q_THK)
 
     kernel = AttentionBackend.FLASH_2  # that of bfloat16 on the meta device
     own, ATTEND[kernel] = ATTEND[kernel], attend
     try:
-        others = {
-            "attend_cubes": attend_cubes,
-            "_among_states": among_states,
-            "masked_attention": masked,
-        }
-        with replaced([(packed_attention, name, one) for name, one in others.items()]):
+        others = [
+            (cube_attention, "attend_cubes", attend_cubes),
+            (spans_of_packs, "attend_in_groups", in_groups),
+            (packed_attention, "masked_attention", masked),
+        ]
+        with replaced(others):
             yield
     finally:
         ATTEND[kernel] = own

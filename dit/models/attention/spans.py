@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from dit.models.attention.cubes import Cubes
 
@@ -110,6 +111,12 @@ class Offsets:
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
+
+
+def attend_in_groups(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, size: int) -> Tensor:
+    """Attention [T, H, K] within groups of `size` adjacent rows."""
+    q, k, v = (x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:

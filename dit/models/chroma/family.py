@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -22,11 +21,7 @@ from dit.models.joint.family import (
     DoubleSingleConfig,
     double_then_single,
 )
-from dit.models.layer_spec import (
-    ApproximatorModulation,
-    NetworkSpec,
-    StackSpec,
-)
+from dit.models.layer_spec import NetworkSpec, SharedModulation, StackSpec
 from dit.models.registry import imported
 
 MOST_APPROXIMATOR_LAYERS = 64
@@ -56,11 +51,11 @@ class ChromaConfig(DoubleSingleConfig):
     name: str = "chroma"
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
-    approximator_channels: Refused[int] = bounded(64, most=2**20, least=None)
+    approximator_channels: int = bounded(64, most=2**20, least=None)
     """Cosines and sines of level and row, from which a network computes all modulations."""
-    approximator_hidden_size: Refused[int] = bounded(5120, most=2**20)
+    approximator_hidden_size: int = bounded(5120, most=2**20)
     """Width of the network that computes the modulations."""
-    approximator_layers: Refused[int] = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
+    approximator_layers: int = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
     """Layers of the network that computes the modulations."""
 
     def own_sizes(self) -> list[Rule]:
@@ -94,9 +89,9 @@ def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,
-        latents=ApproximatorModulation(latents),
-        text=ApproximatorModulation(latents + 6 * model.num_layers),
-        single=ApproximatorModulation(0),
+        latents=SharedModulation(latents, each=6),
+        text=SharedModulation(latents + 6 * model.num_layers, each=6),
+        single=SharedModulation(0, each=3),
     )
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
-from dit.config.resume import Refused
 from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, token_input
 from dit.models.family import (
     TINY_NETWORK,
@@ -27,12 +26,12 @@ from dit.models.layer_spec import (
     Attend,
     AttendTo,
     AttentionSpec,
+    FamilyModulation,
     Feed,
     FeedForwardSpec,
     KeyRows,
     LayerPart,
     LayerSpec,
-    LowRankModulation,
     Modulation,
     NetworkSpec,
     Port,
@@ -170,37 +169,37 @@ class DitConfig(ModelConfig):
     num_layers: int = 28
     hidden_size: int = 1152
     num_attention_heads: int = 16
-    adaln_lora_dim: Refused[int] = bounded(256, most=2**17)
+    adaln_lora_dim: int = bounded(256, most=2**17)
     """Rank of each low-rank adaLN modulation."""
     text_pad_to: int | None = None
     """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
-    crossattn_proj_size: Refused[int | None] = bounded(None, most=2**20)
+    crossattn_proj_size: int | None = bounded(None, most=2**20)
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none. With
     text_conditioner=trained, of what it makes; null: as wide as the states that it reads."""
-    text_conditioner: Refused[TextConditioner] = TextConditioner.NONE
+    text_conditioner: TextConditioner = TextConditioner.NONE
     """stored: texts in the shards are what Anima's conditioner makes; trained: shards hold what it
     reads, and it is a part of the network; none: an encoder's states."""
-    conditioner_layers: Refused[int] = bounded(6, most=MOST_CONDITIONER_LAYERS)
+    conditioner_layers: int = bounded(6, most=MOST_CONDITIONER_LAYERS)
     """Layers of a trained conditioner."""
-    conditioner_size: Refused[int] = bounded(1024, most=2**17)
+    conditioner_size: int = bounded(1024, most=2**17)
     """Width inside of a trained conditioner."""
-    conditioner_heads: Refused[int] = bounded(16, most=2**10)
+    conditioner_heads: int = bounded(16, most=2**10)
     """Attention heads of a trained conditioner."""
-    conditioner_mlp_ratio: Refused[float] = bounded(4.0, most=1e3, least=None)
+    conditioner_mlp_ratio: float = bounded(4.0, most=1e3, least=None)
     """Width of its MLPs over `conditioner_size`."""
-    conditioner_vocabulary: Refused[int] = bounded(32128, most=MOST_TOKENS)
+    conditioner_vocabulary: int = bounded(32128, most=MOST_TOKENS)
     """Tokens that a trained conditioner has an embedding of (T5: 32128)."""
-    rope_scale: Refused[tuple[float, float, float]] = bounded((1.0, 1.0, 1.0), most=1e6, least=None)
+    rope_scale: tuple[float, float, float] = bounded((1.0, 1.0, 1.0), most=1e6, least=None)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
-    base_fps: Refused[float | None] = bounded(24.0, most=1e6, least=None)
+    base_fps: float | None = bounded(24.0, most=1e6, least=None)
     """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
-    extra_pos_embed: Refused[ExtraPosition] = ExtraPosition.NONE
+    extra_pos_embed: ExtraPosition = ExtraPosition.NONE
     """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
-    max_size: Refused[tuple[int, int, int]] = bounded((128, 240, 240), most=2**16)
+    max_size: tuple[int, int, int] = bounded((128, 240, 240), most=2**16)
     """Latent frames, rows, columns covered by learnable positions."""
-    concat_padding_mask: Refused[bool] = False
+    concat_padding_mask: bool = False
     """Append Cosmos's padding-mask channel (always zero here) to the latent."""
-    condition_mask: Refused[bool] = False
+    condition_mask: bool = False
     """Take given first frames, and append a channel that is 1 on them (Cosmos video2world)."""
 
     def own_sizes(self) -> list[Rule]:
@@ -326,6 +325,17 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         pictures=1,
     )
     return *texts, frames
+
+
+@dataclass(frozen=True)
+class LowRankModulation(FamilyModulation):
+    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
+
+    Source: Cosmos (`adaln_lora_dim`).
+    """
+
+    runs: ClassVar[str] = "dit.models.dit.model:LowRankAdaLN"
+    rank: int
 
 
 def dit_stack(model: DitConfig) -> StackSpec:

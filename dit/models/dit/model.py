@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from dit.batch import TEXT, PackedBatch
 from dit.models.dit.conditioner_layers import Conditioner
-from dit.models.dit.family import DitConfig, ExtraPosition, dit_stack
+from dit.models.dit.family import DitConfig, ExtraPosition, LowRankModulation, dit_stack
 from dit.models.layer_spec import TOKENS
-from dit.models.layers.modulation import LowRankAdaLN, TimestepConditioning, TimestepEmbedding
+from dit.models.layers.modulation import AdaLNModule, TimestepConditioning, TimestepEmbedding
 from dit.models.layers.parallel_linear import (
+    BuildContext,
     Replicated,
     WholeLinear,
     dtype,
@@ -69,7 +70,9 @@ class DiT(CrossTransformer):
                 self.conditioner = Conditioner(model)
         self.build_stacks()
         if self.post_process:
-            self.modulate_out = LowRankAdaLN(config, rank=model.adaln_lora_dim, gated=False)
+            context = BuildContext(model=model, config=config, groups=groups)
+            low_rank = LowRankModulation(model.adaln_lora_dim)
+            self.modulate_out = LowRankAdaLN(context, width, low_rank, gated=False)
             self.proj_out = Replicated(
                 width, model.output_features, config=config, token_row=TOKENS
             )
@@ -146,6 +149,22 @@ class DiT(CrossTransformer):
 
 def _timestep(blocks: Blocks) -> TimestepConditioning:
     return TimestepConditioning(t_emb_ND=blocks["t_emb"], adaln_shift_NX=blocks["adaln_shift"])
+
+
+class LowRankAdaLN(AdaLNModule):
+    """Two linears through a low rank, plus the shared shift."""
+
+    def __init__(
+        self, context: BuildContext, width: int, spec: LowRankModulation, *, gated: bool = True
+    ):
+        super().__init__(context.config, parts=1, gated=gated)
+        self.linear_1 = Replicated(width, spec.rank, config=context.config)
+        self.linear_2 = Replicated(spec.rank, self.each * width, config=context.config)
+
+    def rows(self, timestep: TimestepConditioning) -> Tensor:
+        assert timestep.adaln_shift_NX is not None
+        rows_NX = self.linear_2(self.linear_1(nn.functional.silu(timestep.t_emb_ND)))
+        return rows_NX + timestep.adaln_shift_NX[:, : rows_NX.shape[-1]]
 
 
 class AddingPositions(RunningPart):

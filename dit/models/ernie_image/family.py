@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -30,6 +29,7 @@ from dit.models.joint.family import (
 )
 from dit.models.layer_spec import (
     Activation,
+    Attend,
     AttentionSpec,
     FeedForwardSpec,
     Modulation,
@@ -81,7 +81,7 @@ class ErnieImageConfig(ModelConfig):
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 3072
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
     """Widths of a head turned by place in the text, row and column; their sum is its width."""
 
     def own_sizes(self) -> list[Rule]:
@@ -100,13 +100,25 @@ class ErnieImageConfig(ModelConfig):
         return self.crossattn_emb_size != self.hidden_size
 
 
+@dataclass(frozen=True)
+class AttendTwisted(Attend):
+    """Attention whose rotary pairs turn by two angles, for which no kernel does that and the norm.
+
+    `RotaryTable` has the angles (`twisted`).
+    """
+
+    @property
+    def in_one_kernel(self) -> bool:
+        return False
+
+
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
     """The layers, which all use the same rows of the modulations of `VECTORS`."""
     width, heads = model.hidden_size, model.num_attention_heads
-    attention = AttentionSpec(width=width, heads=heads, eps=EPS, twisted=True)
+    attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)
     modulation, norm = Modulation("modulation", SharedModulation(0)), RowNorm("norm", eps=EPS)
-    layer = sequential_layer(attention, mlp, modulation, norm=norm)
+    layer = sequential_layer(attention, mlp, modulation, norm=norm, attend=AttendTwisted)
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 
 

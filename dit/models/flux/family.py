@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import TextPadding
 from dit.config.checks import bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     GUIDANCE,
     Family,
@@ -68,9 +68,9 @@ class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
     family: str = "flux"
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    pooled_size: Refused[int] = bounded(768, most=2**20)
+    pooled_size: int = bounded(768, most=2**20)
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
-    guidance_embed: Refused[bool] = True
+    guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
     reference_latents: OfInputs[int] = 0
     """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""

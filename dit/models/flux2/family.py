@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from dit.config import TextPadding
-from dit.config.resume import Refused
 from dit.models.family import (
     GUIDANCE,
     Family,
@@ -89,7 +88,7 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     """A named size (flux2_dev, flux2_klein_4b, flux2_klein_9b) or `custom`."""
     family: str = "flux2"
     num_layers: int = 8
-    num_single_layers: Refused[int] = 48
+    num_single_layers: int = 48
     hidden_size: int = 6144
     num_attention_heads: int = 48
     mlp_ratio: float = 3.0
@@ -100,7 +99,7 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     """Widths of a head rotated by reference, row, column and text; their sum is its width."""
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    guidance_embed: Refused[bool] = True
+    guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
 
 

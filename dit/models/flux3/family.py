@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dit.config import TextPadding
 from dit.config.checks import Rule, bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     Family,
     HasReferences,
@@ -90,7 +90,7 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     family: str = "flux3"
     num_layers: int = 5
     """Layers over the text alone, as many over the picture alone, and over references alone."""
-    num_single_layers: Refused[int] = bounded(28, most=2**14)
+    num_single_layers: int = bounded(28, most=2**14)
     """Layers after these over text, picture and references together."""
     mlp_ratio: float = 3.0
     in_channels: int = 128
@@ -101,7 +101,7 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """
     text_pad_to: TextPadding | None = None
     """What shards hold of padding: stored, its states, which published weights see; or null."""
-    flow_map: Refused[bool] = False
+    flow_map: bool = False
     """Whether the network was distilled to few steps and gets the noise level at the end of a step
     as a second input; in training this is the level of the sample."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)

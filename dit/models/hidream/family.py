@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     InputKind,
@@ -25,11 +24,29 @@ from dit.models.joint.family import (
     axes_fill_heads,
     learns_pictures,
 )
-from dit.models.joint.layered import layered_spec
-from dit.models.layer_spec import MOST_EXPERTS
+from dit.models.layer_spec import (
+    JOINT_TOKENS,
+    TEXT_TOKENS,
+    TOKENS,
+    Activation,
+    Attend,
+    AttentionSpec,
+    Feed,
+    FeedForwardSpec,
+    LayerSpec,
+    Modulation,
+    NetworkSpec,
+    PerBlockModulation,
+    Port,
+    QkNorm,
+    Slot,
+    StackSpec,
+    View,
+)
 from dit.models.registry import imported
 
-TITLE, STATES = "HiDream-I1", "text_2"
+TITLE, STATES, LAYER_TEXT = "HiDream-I1", "text_2", "layer_text"
+MOST_EXPERTS = 16
 MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Of Diffusers' class, which has no keys for them."""
 _ENCODER = "hidream"
@@ -67,27 +84,27 @@ class HiDreamConfig(DoubleSingleConfig):
     """A named size (hidream_i1_full, hidream_i1_dev) or `custom`."""
     family: str = "hidream"
     num_layers: int = 16
-    num_single_layers: Refused[int] = bounded(32, most=2**14)
+    num_single_layers: int = bounded(32, most=2**14)
     """Layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 2560
     num_attention_heads: int = 20
     crossattn_emb_size: int = 4096
     """Width of T5's embedding in the shards."""
-    pooled_size: Refused[int] = bounded(2048, most=2**20)
+    pooled_size: int = bounded(2048, most=2**20)
     """Width of `pooled_text`, the outputs of two CLIP encoders for a caption."""
-    llama_size: Refused[int] = bounded(4096, most=2**20)
+    llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
-    llama_states: Refused[int] = bounded(32, most=2**10)
+    llama_states: int = bounded(32, most=2**10)
     """Hidden states of Llama that `text_2` holds side by side. Layer i of the network sees the
     i-th, all layers behind these the last one."""
-    text_length: Refused[int] = bounded(128, most=2**16)
+    text_length: int = bounded(128, most=2**16)
     """Rows of each text of a sample, those of its encoder's padding among them."""
-    num_routed_experts: Refused[int] = bounded(4, most=MOST_EXPERTS)
+    num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
     """Feed-forwards that a router weighs for each token."""
-    num_activated_experts: Refused[int] = bounded(2, most=MOST_EXPERTS)
+    num_activated_experts: int = bounded(2, most=MOST_EXPERTS)
     """Those of them that count for a token."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((64, 32, 32), most=2**17, least=None)
-    max_resolution: Refused[tuple[int, int]] = bounded((128, 128), most=2**12, least=None)
+    rope_axes: tuple[int, int, int] = bounded((64, 32, 32), most=2**17, least=None)
+    max_resolution: tuple[int, int] = bounded((128, 128), most=2**12, least=None)
     """Latent rows and columns; pictures that are no squares are filled up with zeros to so many
     tokens, to which layers attend as the published ones do."""
 
@@ -162,6 +179,113 @@ def _rounded(width: int) -> int:
     return -(-int(2 * width / 3) // MLP_MULTIPLE) * MLP_MULTIPLE
 
 
+def seen_states(layers: int, states: int) -> tuple[int, ...]:
+    """The index of the hidden state that each layer sees: its own, or the last one."""
+    return tuple(min(number, states - 1) for number in range(layers))
+
+
+@dataclass(frozen=True)
+class FeedExperts(Feed):
+    """Feed-forwards that a router weighs for each token, and a shared one.
+
+    y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x));
+    `feed_forward` is that of each expert.
+    """
+
+    runs: ClassVar[str] = "dit.models.hidream.experts:FeedingExperts"
+    shared: FeedForwardSpec
+    count: int
+    chosen: int
+    """Experts of a token; the others are computed, too, and weigh nothing."""
+
+    @property
+    def hidden(self) -> int:
+        return self.shared.hidden + self.count * self.feed_forward.hidden
+
+    @property
+    def exchanges(self) -> int:
+        return 1 + self.count
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnText(View):
+    """Text with another hidden state of its encoder for each layer, behind the other text.
+
+    Each layer projects its own state; the last layer's is projected before all layers.
+    """
+
+    runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"
+    place: str
+    """Name of the row in which the text lies."""
+    width: int
+    """Width of one hidden state."""
+    states: tuple[int, ...]
+    """Number of the hidden state of each layer of the network."""
+    first: int = 0
+    """Layers before those of the stack."""
+
+    @property
+    def row(self) -> str:
+        return self.place
+
+    def state(self, layer: int) -> int | None:
+        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
+        number = self.first + layer
+        return self.states[number] if number + 1 < len(self.states) else None
+
+    def columns(self, state: int) -> slice:
+        """The columns of a hidden state in the row of all of them."""
+        return slice(state * self.width, (state + 1) * self.width)
+
+
+def hidream_stacks(model: HiDreamConfig) -> tuple[StackSpec, ...]:
+    """Double-stream layers, then sequential ones, all with experts.
+
+    The last layer's text is projected before all layers, so the layer has no linear for it.
+    """
+    double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
+
+    def swiglu(hidden: int) -> FeedForwardSpec:
+        return FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
+
+    def own(row: str, first: int = 0) -> OwnText:
+        states = seen_states(double + single, model.llama_states)
+        return OwnText(place=row, width=model.llama_size, states=states, first=first)
+
+    def experts(row: str, slot: Slot) -> FeedExperts:
+        expert, shared = swiglu(model.ffn_hidden_size), swiglu(model.shared_hidden_size)
+        numbers = model.num_routed_experts, model.num_activated_experts
+        return FeedExperts(Port(row, "mlp", slot), expert, shared, *numbers)
+
+    heads: Any = {"heads": model.num_attention_heads, "norm": QkNorm.ACROSS_HEADS, "eps": 1e-5}
+    attention = AttentionSpec(width=width, bias=True, **heads)
+    m = Modulation("modulation", PerBlockModulation())
+    of_text = Port(TEXT_TOKENS, "text_attention", m[2])
+    first = LayerSpec(
+        (
+            Attend(Port(TOKENS, "attention", m[0]), attention, of_text),
+            experts(TOKENS, m[1]),
+            Feed(Port(TEXT_TOKENS, "text_mlp", m[3]), swiglu(model.ffn_hidden_size)),
+        ),
+        own(TEXT_TOKENS),
+    )
+    steps = (
+        Attend(Port(JOINT_TOKENS, "attention", m[0]), attention),
+        experts(JOINT_TOKENS, m[1]),
+    )
+    then, last = LayerSpec(steps, own(JOINT_TOKENS, double)), LayerSpec(steps)
+    return (
+        StackSpec(name="double_blocks", count=double, layer=first),
+        StackSpec(name="single_blocks", count=single - 1, layer=then),
+        StackSpec(name="last_block", count=1, layer=last),
+    )
+
+
+def _spec(model: HiDreamConfig) -> NetworkSpec:
+    """The layers, and the texts, which have equally many rows in every sample."""
+    return NetworkSpec(stacks=hidream_stacks(model), text_tokens=3 * model.text_length)
+
+
 def _inputs(model: HiDreamConfig) -> tuple[SampleInput, ...]:
     rows: Any = {"kind": InputKind.TEXT, "rows": model.text_length, "encoder": _ENCODER}
     return (
@@ -175,8 +299,8 @@ FAMILY = Family(
     name="hidream",
     config=HiDreamConfig,
     network=imported("dit.models.hidream.model:HiDreamNetwork"),
-    spec=layered_spec,
-    parts={**JOINT_PARTS, "layer_text": "text", "state_embedder": "text"},
+    spec=_spec,
+    parts={**JOINT_PARTS, LAYER_TEXT: "text", "state_embedder": "text"},
     diffusers=imported("dit.models.hidream.diffusers:FORM"),
     inputs=_inputs,
     positions=grid_positions,  # frame 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -77,17 +76,17 @@ class HunyuanImageConfig(DoubleSingleConfig):
     in_channels: int = 64
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
-    glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
+    glyph_embed_size: int = bounded(1472, most=2**20)
     """Width of `text_2`, ByT5's output for words in quotation marks."""
-    glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
+    glyph_hidden_size: int = bounded(2048, most=2**20)
     """Width of the first layers that process `text_2`; Diffusers has 2048."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
     """Widths of a head rotated by row and column; their sum is the width of the head."""
-    guidance_embed: Refused[bool] = False
+    guidance_embed: bool = False
     """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
-    use_meanflow: Refused[bool] = False
+    use_meanflow: bool = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     GUIDANCE,
     Family,
@@ -85,13 +84,13 @@ class HunyuanVideoConfig(DoubleSingleConfig):
     num_single_layers: int = 40
     num_attention_heads: int = 24
     """Heads of attention over latents and text, and of the layers that refine the caption."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Attention layers among the tokens of a caption, before all other layers."""
-    pooled_size: Refused[int] = bounded(768, most=2**20)
+    pooled_size: int = bounded(768, most=2**20)
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
-    guidance_embed: Refused[bool] = True
+    guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
-    image_condition: Refused[FirstFrame] = FirstFrame.NONE
+    image_condition: FirstFrame = FirstFrame.NONE
     """How a first frame is given: none, latent_concat or token_replace."""
 
     def own_sizes(self) -> list[Rule]:

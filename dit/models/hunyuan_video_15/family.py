@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -75,19 +74,19 @@ class HunyuanVideo15Config(ModelConfig):
     in_channels: int = 32
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
-    glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
+    glyph_embed_size: int = bounded(1472, most=2**20)
     """Width of `text_2`, ByT5's output for words in quotation marks."""
-    glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
+    glyph_hidden_size: int = bounded(2048, most=2**20)
     """Width of the first layers that process `text_2`; Diffusers has 2048."""
-    image_embed_size: Refused[int] = bounded(1152, most=2**20)
+    image_embed_size: int = bounded(1152, most=2**20)
     """Width of `image_embed`, SigLIP's output for a given first frame."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Attention layers among the tokens of a caption, before all other layers."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
+    rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**20, least=None)
     """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
-    use_meanflow: Refused[bool] = False
+    use_meanflow: bool = False
     """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
-    target_size: Refused[int] = bounded(640, most=2**20)
+    target_size: int = bounded(640, most=2**20)
     """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
 
     def own_sizes(self) -> list[Rule]:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -85,9 +84,9 @@ class Ideogram4Config(ModelConfig):
     crossattn_emb_size: int = 53248
     """Width of the text embedding in the shards: 13 states of each token, laid through each other;
     106 KB a token."""
-    adaln_width: Refused[int] = bounded(512, most=2**17)
+    adaln_width: int = bounded(512, most=2**17)
     """Numbers that all modulations are made of."""
-    mrope_section: Refused[tuple[int, int, int]] = bounded((24, 20, 20), most=2**17, least=None)
+    mrope_section: tuple[int, int, int] = bounded((24, 20, 20), most=2**17, least=None)
     """Frequencies of a head that turn by place, row and column (MRoPE), as config.json says it: the
     last two are laid through the first third each, and all others turn by place."""
 

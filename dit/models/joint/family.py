@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import TINY_NETWORK, InputKind, SampleInput
 from dit.models.layer_spec import (
     JOINT_TOKENS,
@@ -27,7 +26,6 @@ from dit.models.layer_spec import (
     QkNorm,
     RowNorm,
     StackSpec,
-    View,
     WholeLayerModulation,
 )
 
@@ -164,13 +162,13 @@ class DoubleSingleConfig(ModelConfig):
 
     num_layers: int = 19
     """Double-stream layers: latents and text have weights of their own, and attention over both."""
-    num_single_layers: Refused[int] = bounded(38, most=2**14)
+    num_single_layers: int = bounded(38, most=2**14)
     """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Heads of attention over latents and text."""
     crossattn_emb_size: int = 4096
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
@@ -257,12 +255,12 @@ def sequential_layer(
     *,
     norm: RowNorm,
     after: bool = False,
-    view: View | None = None,
+    attend: Callable[[Port, AttentionSpec], Attend] = Attend,
 ) -> LayerSpec:
     """Attention, then feed-forward, of one row, behind norms with weights, such as `norm`.
 
     `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
-    scaled nor gated, as in refiners of text.
+    scaled nor gated, as in refiners of text. `attend` makes the part with the attention.
     """
 
     def port(module: str, number: int) -> Port:
@@ -270,8 +268,8 @@ def sequential_layer(
         slot = None if modulation is None else modulation[number - 1]
         return Port(row, module, slot, before, behind if after else None)
 
-    steps = (Attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
-    return LayerSpec(steps, view, norms_first=True)
+    steps = (attend(port("attention", 1), attention), Feed(port("mlp", 2), feed_forward))
+    return LayerSpec(steps, norms_first=True)
 
 
 def double_then_single(

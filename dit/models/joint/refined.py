@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import TINY_NETWORK
 from dit.models.joint.family import (
     attends_to_no_padding,
@@ -63,9 +62,9 @@ class RefinedConfig(ModelConfig):
 
     num_layers: int = 26
     """Layers over latents and text together."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers before these over latents alone, and as many over text alone."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((32, 32, 32), most=2**17, least=None)
     """Widths of a head rotated by place in the text, row and column; their sum is its width."""
 
     own_stages = ModelConfig.enough_layers
@@ -102,7 +101,7 @@ class GroupedRefinedConfig(RefinedConfig):
 
     num_attention_heads: int = 24
     """Heads of queries."""
-    num_kv_heads: Refused[int] = bounded(8, most=2**14)
+    num_kv_heads: int = bounded(8, most=2**14)
     """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
     tensor ranks share them."""
 
@@ -146,7 +145,8 @@ def refined_stacks(
     parts: Any = {"norm": RowNorm("norm", eps=attention.eps), "after": True}
 
     def layer(row: str, told: Modulation | None = told, view: View | None = None) -> LayerSpec:
-        return sequential_layer(attention, feed_forward, told, row, view=view, **parts)
+        made = sequential_layer(attention, feed_forward, told, row, **parts)
+        return replace(made, view=view)
 
     few, pictures, reference_refiner = model.num_refiner_layers, None, ()
     if references is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from dit.config import ContextComm, ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -32,6 +32,7 @@ from dit.models.layer_spec import (
     MOST_REFINER_LAYERS,
     TEXT_TOKENS,
     Activation,
+    Attend,
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -88,25 +89,25 @@ class Krea2Config(ModelConfig):
     hidden_size: int = 6144
     num_attention_heads: int = 48
     """Heads of queries."""
-    num_kv_heads: Refused[int] = bounded(12, most=2**14)
+    num_kv_heads: int = bounded(12, most=2**14)
     """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
     tensor ranks share them."""
     mlp_ratio: float = 16384 / 6144
     crossattn_emb_size: int = 30720
     """Width of the text embedding in the shards: all states of a token side by side."""
-    num_text_layers: Refused[int] = bounded(12, most=2**10)
+    num_text_layers: int = bounded(12, most=2**10)
     """Hidden states of a token of text, of several layers of the text encoder."""
-    num_fusion_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_fusion_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers in which the states of each token attend to each other."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers over the tokens of text alone, behind those."""
-    text_heads: Refused[int] = bounded(20, most=2**14)
+    text_heads: int = bounded(20, most=2**14)
     """Heads of queries in the layers over text."""
-    text_kv_heads: Refused[int] = bounded(20, most=2**14)
+    text_kv_heads: int = bounded(20, most=2**14)
     """Heads of keys in the layers over text."""
-    text_mlp_size: Refused[int] = bounded(6912, most=2**20)
+    text_mlp_size: int = bounded(6912, most=2**20)
     """Width of the MLPs in the layers over text."""
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
     """Widths of a head rotated by frame, row and column; their sum is its width."""
 
     def own_sizes(self) -> list[Rule]:
@@ -157,14 +158,23 @@ class Krea2Config(ModelConfig):
         return [*sizes, self.num_kv_heads, self.crossattn_emb_size, self.text_mlp_size]
 
 
+@dataclass(frozen=True)
+class AttendGated(Attend):
+    """Attention times the sigmoid of a linear of its input; weights of norms are stored less 1."""
+
+    runs: ClassVar[str] = "dit.models.krea2.attention:AttendingGated"
+    states: int | None = None
+    """Rows of each token that attend to each other alone; None: tokens attend to their sample."""
+
+
 def _layer(
     width: int, *, heads: int, groups: int, hidden: int, states: int | None = None, **more: Any
 ) -> LayerSpec:
-    own: Any = {"eps": EPS, "centred": True, "output_gate": True, "states": states}
-    attention = AttentionSpec(width=width, heads=heads, groups=groups, **own)
+    attention = AttentionSpec(width=width, heads=heads, groups=groups, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=hidden, activation=Activation.SWIGLU)
     norm = RowNorm("norm", NormKind.CENTRED, EPS)
-    return sequential_layer(attention, mlp, norm=norm, **more)
+    attend = partial(AttendGated, states=states)
+    return sequential_layer(attention, mlp, norm=norm, attend=attend, **more)
 
 
 def krea2_stack(model: Krea2Config) -> StackSpec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Activation(StrEnum):
@@ -46,19 +47,6 @@ class AttentionSpec:
     eps: float = 1e-6  # of that norm
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
-    twisted: bool = False
-    """Whether the two numbers of a rotary pair turn by angles of their own, so that no kernel fuses
-    them with their norm."""
-    centred: bool = False
-    """Whether weights of that norm are stored less 1."""
-    output_gate: bool = False
-    """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
-    states: int | None = None
-    """Rows of each token that attend to each other alone, such as hidden states of several layers
-    of a text encoder; None: tokens attend to those of their sample."""
-    sparse_pairs: float | None = None
-    """Pairs of a query and a key for each pair of tokens, where cubes of tokens see some others in
-    full, and by a gate the means of all (VSA); None: every token sees all, and there is no gate."""
 
     @property
     def head_width(self) -> int:
@@ -83,60 +71,6 @@ class FeedForwardSpec:
         return 1
 
 
-MOST_EXPERTS = 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExpertsSpec:
-    """Feed-forwards that a router weighs for each token, and a shared one (HiDream).
-
-    y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x))
-    """
-
-    expert: FeedForwardSpec
-    shared: FeedForwardSpec
-    count: int
-    chosen: int
-    """Experts of a token; the others are computed, too, and weigh nothing."""
-
-    @property
-    def width(self) -> int:
-        return self.expert.width
-
-    @property
-    def hidden(self) -> int:
-        """Hidden units of all experts together."""
-        return self.shared.hidden + self.count * self.expert.hidden
-
-    @property
-    def exchanges(self) -> int:
-        return 1 + self.count
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerTextSpec:
-    """Text with another hidden state of its encoder for each layer (HiDream).
-
-    Each layer projects its own state; the last layer's is projected before all layers.
-    """
-
-    width: int
-    """Width of one hidden state."""
-    states: tuple[int, ...]
-    """Number of the hidden state of each layer of the network."""
-    first: int = 0
-    """Layers before those of the stack."""
-
-    def state(self, layer: int) -> int | None:
-        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
-        number = self.first + layer
-        return self.states[number] if number + 1 < len(self.states) else None
-
-    def columns(self, state: int) -> slice:
-        """The columns of a hidden state in the row of all of them."""
-        return slice(state * self.width, (state + 1) * self.width)
-
-
 ALL_NOISE = 1000.0
 """What networks are told of t = 1."""
 LEVEL_WAVES = 256
@@ -149,20 +83,9 @@ MOST_REFINER_LAYERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class LowRankModulation:
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
-
-    Source: Cosmos (`adaln_lora_dim`).
-    """
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
 class PerBlockModulation:
     """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
 
-    bias: bool = True
     inputs: int | None = None
     """Width of what it reads; None: the model's."""
     activated: bool = True
@@ -178,27 +101,24 @@ class TableModulation:
 
 
 @dataclass(frozen=True, slots=True)
-class ApproximatorModulation:
-    """Rows that one network computes for all layers, which have no weights of their own (Chroma).
-
-    The rows of a layer follow those of the layer before it.
-    """
-
-    first: int
-    """Row of the first layer of the stack."""
-
-
-@dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Rows that linears compute once for a whole stack, so that layers have no weights (FLUX.2)."""
+    """Rows that are computed once for a whole stack, so that layers have no weights (FLUX.2)."""
 
     first: int
-    """Row of the stack among those of all stacks, which every layer of it takes."""
+    """Row of the stack among those of all stacks."""
+    each: int = 0
+    """Rows of a layer, behind those of the layer before it (Chroma); 0: all take the same ones."""
+
+
+@dataclass(frozen=True)
+class FamilyModulation:
+    """A modulation of one family alone, which names the class that computes it."""
+
+    runs: ClassVar[str]
+    """Module and name of an `AdaLNModule`, made with (build context, width, specification)."""
 
 
 PER_BLOCK = PerBlockModulation()
-WholeLayerModulation = (
-    PerBlockModulation | TableModulation | ApproximatorModulation | SharedModulation
-)
+WholeLayerModulation = PerBlockModulation | TableModulation | SharedModulation
 """One module for all parts of a layer."""
-ModulationSpec = LowRankModulation | WholeLayerModulation
+ModulationSpec = WholeLayerModulation | FamilyModulation

@@ -16,12 +16,7 @@ from functools import reduce
 from operator import or_
 from typing import ClassVar
 
-from dit.models.layer_spec.parts import (
-    AttentionSpec,
-    ExpertsSpec,
-    FeedForwardSpec,
-    ModulationSpec,
-)
+from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, ModulationSpec, QkNorm
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
@@ -152,6 +147,20 @@ class Attend(LayerPart):
     def exchanges(self) -> int:
         return 1
 
+    @property
+    def in_one_kernel(self) -> bool:
+        """Whether one kernel may both normalise and rotate queries and keys."""
+        one = self.attention
+        return one.norm is QkNorm.PER_HEAD and one.key_heads == one.heads
+
+    @property
+    def pairs(self) -> float | None:
+        """Pairs of a query and a key for each pair of tokens, where cubes of tokens see others.
+
+        None: every token sees all of its sample.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
@@ -195,14 +204,19 @@ class AttendTo(LayerPart):
 
 @dataclass(frozen=True)
 class Feed(LayerPart):
-    """The feed-forward of a row: one MLP, or experts."""
+    """The feed-forward of a row."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:Feeding"
-    feed_forward: FeedForwardSpec | ExpertsSpec
+    feed_forward: FeedForwardSpec
 
     @property
     def width(self) -> int:
         return self.feed_forward.width
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of a token."""
+        return self.feed_forward.hidden
 
     @property
     def exchanges(self) -> int:
@@ -233,6 +247,11 @@ class AttendAndFeed(LayerPart):
         return (AttentionShape(width=self.width, queries=rows, keys=rows),)
 
     @property
+    def hidden(self) -> int:
+        """Hidden units of a token."""
+        return self.feed_forward.hidden
+
+    @property
     def exchanges(self) -> int:
         return self.feed_forward.exchanges
 
@@ -246,7 +265,11 @@ class View:
 
     runs: ClassVar[str]
     """Module and name of the class that makes it (`dit.models.stacks.views.RunningView`)."""
-    row: str
+
+    @property
+    def row(self) -> str:
+        """Name of the row."""
+        return TOKENS
 
     @property
     def over(self) -> RowKind:
@@ -259,7 +282,6 @@ class PicturesAlone(View):
     """Latents of which the references stay as they are."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
-    row: str = TOKENS
 
 
 @dataclass(frozen=True)
@@ -267,7 +289,6 @@ class ReferencesAlone(View):
     """The references among the latents, each alone or those of a sample together."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
-    row: str = TOKENS
     idle: bool = False
     """Whether no sample has any, so that nothing is computed."""
 
@@ -333,10 +354,10 @@ class LayerSpec:
         return frozenset(found)
 
     @property
-    def among_cubes(self) -> AttentionSpec | None:
+    def among_cubes(self) -> Attend | None:
         """Its attention among cubes of tokens, if it has one."""
-        attends = (part.attention for part in self.parts if isinstance(part, Attend))
-        return next((one for one in attends if one.sparse_pairs), None)
+        attends = (part for part in self.parts if isinstance(part, Attend))
+        return next((one for one in attends if one.pairs), None)
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:

@@ -3,14 +3,12 @@
 adaptable           the interface between linears and the adapters of `dit.lora`; marks by which
                     Megatron-Core knows weights that tensor ranks divide
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
-experts             mixture of experts: feed-forwards weighted by a router for each token
 transformer_engine  Transformer Engine's linears and 8-bit products
 modulation          timestep embedding, and adaLN in its published forms
 per_sample          scale, shift and gate of level rows, applied to tokens; other tables
 token_refiner       attention among the tokens of a caption before all other layers
 queries_and_keys    RMSNorm of queries and keys, per head or across heads, and rotary positions
 context_parallel    attention over context ranks: all-to-all, all-gather, a ring
-layer_text          text of which each layer sees another hidden state
 joint_order         latents and text in separate rows, and the joint order of both
 packed_attention    self-attention, cross-attention and joint attention with their weights
 """

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ from torch.nn.functional import pad, silu
 
 from dit.models.layer_spec import (
     LEVEL_WAVES,
-    ApproximatorModulation,
-    LowRankModulation,
+    FamilyModulation,
     ModulationSpec,
     PerBlockModulation,
     SharedModulation,
@@ -239,21 +239,6 @@ class AdaLNModule(MegatronModule):
         )
 
 
-class LowRankAdaLN(AdaLNModule):
-    """Two linears through a low rank, plus the shared shift (Cosmos)."""
-
-    def __init__(self, config: TransformerConfig, *, rank: int, parts: int = 1, gated: bool = True):
-        super().__init__(config, parts=parts, gated=gated)
-        width = config.hidden_size
-        self.linear_1 = Replicated(width, rank, config=config)
-        self.linear_2 = Replicated(rank, self.parts * self.each * width, config=config)
-
-    def rows(self, timestep: TimestepConditioning) -> Tensor:
-        assert timestep.adaln_shift_NX is not None
-        rows_NX = self.linear_2(self.linear_1(silu(timestep.t_emb_ND)))
-        return rows_NX + timestep.adaln_shift_NX[:, : rows_NX.shape[-1]]
-
-
 class PerBlockAdaLN(AdaLNModule):
     """One linear of the embedding (FLUX, Qwen-Image, HunyuanVideo), split over tensor ranks."""
 
@@ -274,7 +259,7 @@ class PerBlockAdaLN(AdaLNModule):
             self.parts * self.each * width,
             config=context.config,
             groups=context.groups,
-            bias=spec.bias,
+            bias=True,
         )
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
@@ -373,15 +358,13 @@ def make_modulation(
 
     Layers are counted from 0.
     """
+    if isinstance(spec, FamilyModulation):
+        return resolve_name(spec.runs)(context, width, spec)
     shared, config = {"parts": parts, "gated": gated}, context.config
     if isinstance(spec, PerBlockModulation):
         return PerBlockAdaLN(context, width, spec, **shared, shifted=shifted)
     if isinstance(spec, SharedModulation):
-        return PrecomputedAdaLN(config, first=spec.first, **shared, shifted=shifted)
+        first = spec.first + layer * spec.each
+        return PrecomputedAdaLN(config, first=first, **shared, shifted=shifted)
     assert shifted, f"{spec} makes shifts"
-    if isinstance(spec, LowRankModulation):
-        return LowRankAdaLN(config, rank=spec.rank, **shared)
-    if isinstance(spec, ApproximatorModulation):
-        first = spec.first + layer * parts * (2 + gated)
-        return PrecomputedAdaLN(config, first=first, **shared)
     return TableAdaLN(config, width, **shared)

@@ -9,18 +9,17 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from dit.config import Recompute
 from dit.models.attention.block_causal import attend_block_causal, masked_attention
 from dit.models.attention.choice import attention_for
-from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.context_parallel import Context, TokenExchange
@@ -57,6 +56,9 @@ class PackedAttention(MegatronModule):
     By the names of its weights, Megatron-Core sums gradients over tensor ranks.
     """
 
+    head_norm: ClassVar[type[HeadNorm | CentredNorm]] = HeadNorm
+    """The norm of queries and keys of each head."""
+
     def __init__(
         self,
         context: BuildContext,
@@ -64,23 +66,26 @@ class PackedAttention(MegatronModule):
         *,
         image: bool = False,
         output: bool = True,
+        in_one_kernel: bool = True,
     ):
-        """`image` adds keys of an image; `output` adds `linear_proj`."""
+        """`image` adds keys of an image; `output` adds `linear_proj`.
+
+        `in_one_kernel`: one kernel may both normalise and rotate queries and keys.
+        """
         super().__init__(config=context.config)
         model, width = context.model, spec.width
         self.head_width = spec.head_width
         self.recomputed = model.recompute_granularity is Recompute.SELECTIVE
         self.backend = model.attention_backend
-        self.twisted = spec.twisted
+        self.in_one_kernel = in_one_kernel
         self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
         if output:
             self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
         self.q_layernorm = self.k_layernorm = self.across_heads = None
         dtype, eps = context.config.params_dtype, spec.eps
         if spec.norm is QkNorm.PER_HEAD:
-            kind = CentredNorm if spec.centred else HeadNorm
-            self.q_layernorm = kind(self.head_width, dtype=dtype, eps=eps)
-            self.k_layernorm = kind(self.head_width, dtype=dtype, eps=eps)
+            self.q_layernorm = self.head_norm(self.head_width, dtype=dtype, eps=eps)
+            self.k_layernorm = self.head_norm(self.head_width, dtype=dtype, eps=eps)
         if spec.norm is QkNorm.ACROSS_HEADS:
             group = context.groups.tp
             self.across_heads = AcrossHeadsNorm(
@@ -118,8 +123,8 @@ class PackedAttention(MegatronModule):
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
-        # Of heads without a norm or rotation, or with a twisted one, the plain form stays.
-        fused = row.per_sample.fused and not self.twisted
+        # Of heads without a norm or rotation the plain form stays.
+        fused = row.per_sample.fused and self.in_one_kernel
         if fused and angles and norms[0] is not None and norms[1] is not None:
             return fused_parts(x_THX, widths, (norms[0], norms[1]), angles)
         q_THK, k_THK, *others = x_THX.split(list(widths), dim=-1)
@@ -135,19 +140,13 @@ class PackedAttention(MegatronModule):
         if spans.block_causal is not None:
             kinds: Any = {"attend": attend, "attend_masked": masked_attention}
             attend = partial(attend_block_causal, **kinds)
-        return self._recomputed(attend, q_THK, k_SHK, v_SHK, spans)
+        return self.attended(attend, q_THK, k_SHK, v_SHK, spans)
 
-    def _recomputed(self, attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    def attended(self, attend: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """`attend(*inputs)`, recomputed in the backward pass if configured."""
         if self.training and self.recomputed:
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
-
-    def attend_cubes(
-        self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
-    ) -> Tensor:
-        """Attention to the chosen cubes, plus `gate_THK` times attention among means of all."""
-        attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
-        return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
     def exchanged(self, qkv: QKV, exchange: TokenExchange) -> Tensor:
         """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
@@ -163,26 +162,31 @@ def _turn(
 class SelfAttention(PackedAttention):
     """Attention of the tokens of a sample to each other."""
 
-    def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
-        super().__init__(context, spec, output=output)
+    gates: ClassVar[int] = 0
+    """Gates that `linear_qkv` makes of each head of queries, for the output."""
+
+    def __init__(
+        self,
+        context: BuildContext,
+        spec: AttentionSpec,
+        *,
+        output: bool = True,
+        in_one_kernel: bool = True,
+    ):
+        super().__init__(context, spec, output=output, in_one_kernel=in_one_kernel)
         self.readers = spec.heads // spec.key_heads  # heads of queries of each head of keys
-        self.output_gate, self.states = spec.output_gate, spec.states
-        made = spec.width * (1 + spec.output_gate) + 2 * spec.key_heads * spec.head_width
-        parts = 3 + spec.output_gate
-        of_input: Any = {"axis": 0, "context": context, "bias": spec.bias}
-        self.linear_qkv = split_linear(spec.width, made, **of_input, parts=parts)
-        self.linear_gate = None
-        if spec.sparse_pairs is not None:
-            self.linear_gate = split_linear(spec.width, spec.width, **of_input)
+        made = spec.width * (1 + self.gates) + 2 * spec.key_heads * spec.head_width
+        parts: Any = {"axis": 0, "parts": 3 + self.gates}
+        self.linear_qkv = split_linear(spec.width, made, context=context, bias=spec.bias, **parts)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
         """Queries, keys and values [T, H, K] of this context rank's tokens."""
-        q, k, v, *_ = self._made(x_TD, row)
+        q, k, v, *_ = self.made(x_TD, row)
         return q, k, v
 
-    def _made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
-        """Queries, keys and values [T, H, K], then the gate of the output, if there is one."""
-        width, readers, gates = self.head_width, self.readers, int(self.output_gate)
+    def made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
+        """Queries, keys, values and gates [T, H, K] of this context rank's tokens."""
+        width, readers, gates = self.head_width, self.readers, self.gates
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
             q, k, *others = self.positioned_parts(x_TGX, (width,) * (3 + gates), row)
@@ -201,23 +205,7 @@ class SelfAttention(PackedAttention):
         return q_THK, k_THK, v_THK, *gate_THK
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
-        q, k, v, *gate = self._made(x_TD, row)
-        if self.states is not None:
-            out_THK = _among_states(q, k, v, self.states)
-        elif self.linear_gate is None:
-            out_THK = self.exchanged((q, k, v), exchange)
-        else:
-            gate_THK = self.linear_gate(x_TD).unflatten(-1, (-1, self.head_width))
-            out_THK = self.context.attend(self.attend_cubes, (q, k, v, gate_THK), exchange)
-        for gate_THK in gate:
-            out_THK = out_THK * gate_THK.sigmoid()
-        return self.linear_proj(out_THK.flatten(1))
-
-
-def _among_states(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, states: int) -> Tensor:
-    """Attention [T, H, K] within groups of `states` adjacent rows, each of one token."""
-    q, k, v = (x.unflatten(0, (-1, states)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
-    return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
+        return self.linear_proj(self.exchanged(self.qkv(x_TD, row), exchange).flatten(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     TINY_NETWORK,
     ConditionRules,
@@ -96,7 +96,7 @@ class LtxConfig(HasReferences, ModelConfig):
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 4096
-    frame_positions: Refused[FramePositions] = FramePositions.CAUSAL
+    frame_positions: FramePositions = FramePositions.CAUSAL
     """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
     reference_latents: OfInputs[int] = 0
     """Reference videos that a sample may have, as clean tokens at the target's positions."""

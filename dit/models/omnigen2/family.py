@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     Family,
     HasReferences,
@@ -63,14 +63,14 @@ class OmniGen2Config(HasReferences, GroupedRefinedConfig):
     family: str = "omnigen2"
     num_layers: int = 32
     """Layers over text, references and target together."""
-    num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
+    num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers before these over the target alone, as many over each reference, and over text."""
     hidden_size: int = 2520
     num_attention_heads: int = 21
-    num_kv_heads: Refused[int] = bounded(7, most=2**14)
+    num_kv_heads: int = bounded(7, most=2**14)
     mlp_ratio: float = 10240 / 2520
     crossattn_emb_size: int = 2048
-    rope_axes: Refused[tuple[int, int, int]] = bounded((40, 40, 40), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((40, 40, 40), most=2**17, least=None)
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -78,11 +78,11 @@ class QwenImageConfig(ModelConfig):
     hidden_size: int = 3072
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
+    rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**20, least=None)
     """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
     reference_latents: OfInputs[int] = 0
     """Pictures to edit that a sample may have, as latents of any size; at most 3."""
-    clean_references: Refused[bool] = False
+    clean_references: bool = False
     """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
 
     def own_sizes(self) -> list[Rule]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import OfInputs, Refused
+from dit.config.resume import OfInputs
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -97,9 +97,9 @@ class QwenImage21Config(HasReferences, ModelConfig):
     in_channels: int = 64
     patch_spatial: int = 1
     crossattn_emb_size: int = 4096
-    rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
     """Widths of a head turned by place in the sequence, row and column; their sum is its width."""
-    causal_condition: Refused[bool] = True
+    causal_condition: bool = True
     """Whether text and references are told noise level 0; else they are told the sample's."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig, TextPadding
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -89,15 +88,15 @@ class Sd3Config(ModelConfig):
     crossattn_emb_size: int = 4096
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
-    pooled_size: Refused[int] = bounded(2048, most=2**20)
+    pooled_size: int = bounded(2048, most=2**20)
     """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
-    qk_norm: Refused[bool] = False
+    qk_norm: bool = False
     """Whether queries and keys are normalised (3.5)."""
-    dual_attention_layers: Refused[int] = 0
+    dual_attention_layers: int = 0
     """First layers with a second attention, among latents only (3.5 medium: 13)."""
-    max_size: Refused[tuple[int, int, int]] = bounded((1, 384, 384), most=2**12, least=None)
+    max_size: tuple[int, int, int] = bounded((1, 384, 384), most=2**12, least=None)
     """Latent frames (1), rows and columns that the table of positions covers; a square."""
-    sample_size: Refused[int] = bounded(128, most=2**12)
+    sample_size: int = bounded(128, most=2**12)
     """A new table has positions from 0 to this number of latent rows, divided by the patch."""
 
     own_stages = ModelConfig.enough_layers

@@ -12,6 +12,5 @@ stacked_transformer  embed, stacks, head, and the tensors that pipeline stages s
 cross_transformer    networks with one row of latents and cross-attention to text
 joint_transformer    networks that attend to latents and text jointly
 refined_transformer  joint networks with refiners of each row, then layers over both (Lumina)
-layered_transformer  joint networks in which each layer sees another hidden state of text (HiDream)
 double_single_transformer  joint networks with double-stream, then single-stream layers (FLUX)
 """

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from dit.models.layer_spec import Attend, AttendAndFeed, AttendTo, Feed, Port, QkNorm
 from dit.models.layers.context_parallel import TokenExchange
-from dit.models.layers.experts import feed_forward
 from dit.models.layers.joint_order import JointOrder
-from dit.models.layers.layer_text import LayerTextRows
 from dit.models.layers.modulation import TimestepConditioning
 from dit.models.layers.packed_attention import (
     AttendedRows,
@@ -29,7 +27,7 @@ from dit.models.layers.packed_attention import (
     SelfAttention,
     joint_attention,
 )
-from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, split_linear
+from dit.models.layers.parallel_linear import ACTIVATIONS, BuildContext, FeedForward, split_linear
 from dit.models.layers.queries_and_keys import hold_key_bias
 
 
@@ -53,7 +51,6 @@ class JointConditions(LayerConditions):
     """What layers see whose latents and text attend to each other."""
 
     order: JointOrder
-    layer_text: LayerTextRows | None = None  # text that is each layer's own
     # bool, of the latents that this rank holds between two matrices; None: no sample has references
     is_reference_T: Tensor | None = None
 
@@ -116,11 +113,18 @@ class SelfAttending(RunningPart):
         queries = [port.module for port in self.ports if not self._makes_output(port)]
         return [*super().unused, *(f"{name}.q_layernorm.*" for name in queries)]
 
+    def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
+        """The attention of one row."""
+        in_one_kernel = self.part.in_one_kernel
+        return SelfAttention(
+            context, self.part.attention, output=output, in_one_kernel=in_one_kernel
+        )
+
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         found, spec = dict[str, nn.Module](), self.part.attention
         for port in self.ports:
             of_row = replace(context, token_row=port.row)
-            found[port.module] = made = SelfAttention(of_row, spec, output=port.writes)
+            found[port.module] = made = self.attention(of_row, output=port.writes)
             if self.part.joined is None and spec.norm is QkNorm.NONE and spec.bias:
                 # Not of the attention over two rows, whose keys have two biases.
                 linear: Any = made.linear_qkv
@@ -172,7 +176,7 @@ class Feeding(RunningPart):
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         port = self.part.port
         context = replace(context, token_row=port.row)
-        return {port.module: feed_forward(context, self.part.feed_forward)}
+        return {port.module: FeedForward(context, self.part.feed_forward)}
 
     def outputs(
         self,

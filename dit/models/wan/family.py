@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from dit.config import ContextComm, ModelConfig
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Live, Refused
+from dit.config.resume import Live
 from dit.config.sparsity import CUBE_TOKENS, SparseSchedule
 from dit.models.family import (
     TINY_NETWORK,
@@ -129,17 +129,17 @@ class WanConfig(ModelConfig):
     crossattn_emb_size: int = 4096
     text_pad_to: int | None = 512
     """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
-    freq_dim: Refused[int] = bounded(256, most=2**17)
+    freq_dim: int = bounded(256, most=2**17)
     """Cosines and sines of the noise level from which its embedding is computed."""
-    image_condition: Refused[ImageCondition] = ImageCondition.NONE
+    image_condition: ImageCondition = ImageCondition.NONE
     """How pictures are given: none, first_frame, first_and_last_frame or clean_first_frame."""
-    image_embed_size: Refused[int | None] = bounded(None, most=2**20)
+    image_embed_size: int | None = bounded(None, most=2**20)
     """Width of `image_embed`, an image encoder's output for given pictures (1280); null: none."""
-    image_embed_length: Refused[int] = bounded(257, most=2**20)
+    image_embed_length: int = bounded(257, most=2**20)
     """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
-    image_embed_positions: Refused[bool] = False
+    image_embed_positions: bool = False
     """Learned positions of the rows of `image_embed` (first and last frame: true)."""
-    sparse_attention: Refused[bool] = False
+    sparse_attention: bool = False
     """Cubes of 4 x 4 x 4 tokens attend to each other's means, by a learned gate, and to some in
     full (VSA)."""
     sparse_share: Live[float] = 0.1
@@ -272,22 +272,31 @@ def wan_stack(model: WanConfig) -> StackSpec:
     modulation, keys = Modulation("modulation", TableModulation()), (KeyRows(width),)
     if model.image_rows is not None:
         keys += (KeyRows(width, IMAGE, each=model.image_rows),)
-    among = replace(attention, sparse_pairs=_pairs(model))
+    latents = Port(TOKENS, "self_attention", modulation[0])
+    among = Attend(latents, attention)
+    if model.sparse_attention:
+        among = AttendCubes(latents, attention, share=model.sparse_share)
     text = Port(TOKENS, "cross_attention", norm=RowNorm("norm_cross", NormKind.LAYER))
     steps = (
-        Attend(Port(TOKENS, "self_attention", modulation[0]), among),
+        among,
         AttendTo(text, attention, keys),
         Feed(Port(TOKENS, "mlp", modulation[1]), feed_forward),
     )
     return StackSpec(name="blocks", count=model.num_layers, layer=LayerSpec(steps))
 
 
-def _pairs(model: WanConfig) -> float | None:
-    """Pairs of tokens that sparse attention computes, as a fraction of all pairs; None: all.
+@dataclass(frozen=True)
+class AttendCubes(Attend):
+    """Cubes of tokens see some others in full, and by a gate the means of all (VSA)."""
 
-    It counts as if all cubes were whole. Two cubes' means make one pair.
-    """
-    return model.sparse_share + CUBE_TOKENS**-2 if model.sparse_attention else None
+    runs: ClassVar[str] = "dit.models.wan.model:AttendingCubes"
+    share: float = 1.0
+    """Share of the cubes of a sample that each sees in full."""
+
+    @property
+    def pairs(self) -> float:
+        """As if all cubes were whole. Two cubes' means make one pair."""
+        return self.share + CUBE_TOKENS**-2
 
 
 def _spec(model: WanConfig) -> NetworkSpec:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,22 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, silu
 
 from dit.batch import PackedBatch
+from dit.models.attention import cube_attention
+from dit.models.attention.choice import attention_for
 from dit.models.attention.cubes import Cubes
-from dit.models.layer_spec import TOKENS
+from dit.models.attention.spans import Spans
+from dit.models.layer_spec import TOKENS, AttentionSpec
+from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, sinusoid
-from dit.models.layers.packed_attention import AttendedRows
-from dit.models.layers.parallel_linear import Replicated, WholeLinear, dtype, transformer_config
+from dit.models.layers.packed_attention import AttendedRows, RowConditions, SelfAttention
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    Replicated,
+    WholeLinear,
+    dtype,
+    split_linear,
+    transformer_config,
+)
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.stacks.cross_transformer import (
@@ -29,7 +41,7 @@ from dit.models.stacks.cross_transformer import (
     padded_rows,
     spans_of,
 )
-from dit.models.stacks.parts import LayerConditions
+from dit.models.stacks.parts import LayerConditions, SelfAttending
 from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.models.wan.family import IMAGE, MASK_CHANNELS, ImageCondition, WanConfig, wan_stack
 from dit.pack_wire import to_device
@@ -126,6 +138,35 @@ class WanNetwork(CrossTransformer):
     def head(self, blocks: Blocks, batch: PackedBatch, layout: PerSample) -> Tensor:  # noqa: ARG002
         (adaln,) = self.modulate_out.of_embedding(blocks["t_emb"])
         return self.all_tokens(self.proj_out(adaln.modulate(blocks["hidden"], layout)))
+
+
+class CubeAttention(SelfAttention):
+    """Attention to the chosen cubes of tokens, plus a gate times attention among means of all."""
+
+    def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
+        super().__init__(context, spec, output=output)
+        of_input: Any = {"axis": 0, "context": context, "bias": spec.bias}
+        self.linear_gate = split_linear(spec.width, spec.width, **of_input)
+
+    def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
+        qkv = self.qkv(x_TD, row)
+        gate_THK = self.linear_gate(x_TD).unflatten(-1, (-1, self.head_width))
+        out_THK = self.context.attend(self._attend, (*qkv, gate_THK), exchange)
+        return self.linear_proj(out_THK.flatten(1))
+
+    def _attend(
+        self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
+    ) -> Tensor:
+        kernel = attention_for(self.backend, q_THK)
+        attend = partial(cube_attention.attend_cubes, attend=kernel)
+        return self.attended(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
+
+
+class AttendingCubes(SelfAttending):
+    """Cubes of tokens see some others in full, and by a gate the means of all."""
+
+    def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
+        return CubeAttention(context, self.part.attention, output=output)
 
 
 class LevelEmbedding(nn.Module):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dit.config.checks import Rule, bounded
-from dit.config.resume import Refused
 from dit.models.family import (
     Family,
     ObjectiveConventions,
@@ -66,10 +65,10 @@ class ZImageConfig(RefinedConfig):
     hidden_size: int = 3840
     num_attention_heads: int = 30
     """Heads of attention; tensor ranks share them."""
-    mlp_ratio: Refused[float] = MLP_RATIO
+    mlp_ratio: float = MLP_RATIO
     """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
     crossattn_emb_size: int = 2560
-    rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
+    rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
 
     def own_sizes(self) -> list[Rule]:
         return [

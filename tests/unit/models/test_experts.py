@@ -8,8 +8,9 @@ import torch
 from diffusers.models.transformers.transformer_hidream_image import MOEFeedForwardSwiGLU
 from torch import Tensor
 
-from dit.models.layer_spec import Activation, ExpertsSpec, FeedForwardSpec
-from dit.models.layers.experts import Experts
+from dit.models.hidream.experts import Experts
+from dit.models.hidream.family import FeedExperts
+from dit.models.layer_spec import TOKENS, Activation, FeedForwardSpec, Port
 from dit.models.layers.parallel_linear import BuildContext, transformer_config
 from dit.models.registry import family_named
 
@@ -22,9 +23,9 @@ def experts(groups: Any, *, chosen: int, hidden: tuple[int, int] = (256, 256)) -
     expert, shared = (
         FeedForwardSpec(width=WIDTH, hidden=one, activation=Activation.SWIGLU) for one in hidden
     )
-    spec = ExpertsSpec(expert=expert, shared=shared, count=COUNT, chosen=chosen)
+    part = FeedExperts(Port(TOKENS, "mlp"), expert, shared, count=COUNT, chosen=chosen)
     context = BuildContext(model=model, config=transformer_config(model), groups=groups)
-    return Experts(context, spec)
+    return Experts(context, part)
 
 
 def test_known_weights(groups) -> None:

@@ -7,11 +7,12 @@ import torch
 from diffusers.models.embeddings import get_1d_rotary_pos_embed
 from torch import nn
 
+from dit.models.dit.family import LowRankModulation
+from dit.models.dit.model import LowRankAdaLN
 from dit.models.layer_spec import (
     Activation,
     AttentionSpec,
     FeedForwardSpec,
-    LowRankModulation,
     PerBlockModulation,
     QkNorm,
     SharedModulation,
@@ -150,13 +151,18 @@ def test_norms_stored_less_one_compute_in_float32(context):
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(
-    "spec",
-    [LowRankModulation(5), PerBlockModulation(), PerBlockModulation(bias=False), TableModulation()],
+    ("spec", "parts"),
+    [
+        (LowRankModulation(5), 1),
+        *((spec, parts) for spec in (PerBlockModulation(), TableModulation()) for parts in (1, 2)),
+    ],
 )
 def test_each_modulation_gives_shift_scale_and_gate_of_its_parts(context, spec, parts, gated):
-    module = _randomise(make_modulation(spec, context, 48, parts=parts, gated=gated))
+    if isinstance(spec, LowRankModulation):
+        module = _randomise(LowRankAdaLN(context, 48, spec, gated=gated))
+    else:
+        module = _randomise(make_modulation(spec, context, 48, parts=parts, gated=gated))
     rows = parts * (3 if gated else 2)
     timestep = TimestepConditioning(
         t_emb_ND=torch.randn(2, 48), adaln_shift_NX=torch.randn(2, 48 * rows)
@@ -165,7 +171,7 @@ def test_each_modulation_gives_shift_scale_and_gate_of_its_parts(context, spec, 
     if isinstance(spec, LowRankModulation):
         wanted = act @ module.linear_1.weight.T @ module.linear_2.weight.T + timestep.adaln_shift_NX
     elif isinstance(spec, PerBlockModulation):
-        wanted = act @ module.linear.weight.T + (module.linear.bias if spec.bias else 0)
+        wanted = act @ module.linear.weight.T + module.linear.bias
     else:
         wanted = module.table.flatten() + timestep.adaln_shift_NX
     found = [

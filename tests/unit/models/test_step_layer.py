@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn.functional import layer_norm, linear, rms_norm, scaled_dot_product
 from dit.models.attention.spans import Spans
 from dit.models.flux3.family import AttendBesideFeed
 from dit.models.joint.family import double_layer, sequential_layer
+from dit.models.krea2.family import AttendGated
 from dit.models.layer_spec import (
     JOINT_TOKENS,
     TEXT_TOKENS,
@@ -74,8 +76,9 @@ def slot(layer: Any, port: Port, t_emb_NX: Tensor) -> tuple[Any, Any, Any]:
     return shift[0] if shift else 0, scale, gate.tanh() if modulation.tanh else gate
 
 
-def attended(module: Any, spec: Any, x: Tensor) -> Tensor:
+def attended(module: Any, part: Any, x: Tensor) -> Tensor:
     """Attention of the tokens of one sample to each other."""
+    spec, gated = part.attention, isinstance(part, AttendGated)
     heads, keys, width = spec.heads, spec.key_heads, spec.head_width
     made = module.linear_qkv(x).unflatten(-1, (keys, -1, width))
     readers = heads // keys
@@ -88,10 +91,10 @@ def attended(module: Any, spec: Any, x: Tensor) -> Tensor:
     # Head h of queries reads head h // n of keys.
     k, v = (one[:, torch.arange(heads) // readers] for one in (k, v))
     q, k, v = (one.transpose(0, 1) for one in (q, k, v))
-    together = torch.arange(len(x)) // (spec.states or len(x))
+    together = torch.arange(len(x)) // ((gated and part.states) or len(x))
     seen = together[:, None] == together
     made = scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1)
-    return module.linear_proj(made * gate.sigmoid() if spec.output_gate else made)
+    return module.linear_proj(made * gate.sigmoid() if gated else made)
 
 
 def reference(layer: Any, spec: LayerSpec, h_TD: Tensor, t_emb_NX: Tensor) -> Tensor:
@@ -107,9 +110,9 @@ def reference(layer: Any, spec: LayerSpec, h_TD: Tensor, t_emb_NX: Tensor) -> Te
             x_TD = layer_norm(h_TD, (WIDTH,), eps=1e-6) if port.slot else h_TD
         x_TD = x_TD * (1 + of_part.scale) + of_part.shift
         if isinstance(part, AttendBesideFeed):
-            x_TD = attended(layer.attention, part.attention, x_TD) + layer.mlp(x_TD)
+            x_TD = attended(layer.attention, part, x_TD) + layer.mlp(x_TD)
         elif isinstance(part, Attend):
-            x_TD = attended(getattr(layer, port.module), part.attention, x_TD)
+            x_TD = attended(getattr(layer, port.module), part, x_TD)
         else:
             x_TD = getattr(layer, port.module)(x_TD)
         if port.after is not None:
@@ -122,7 +125,7 @@ def reference(layer: Any, spec: LayerSpec, h_TD: Tensor, t_emb_NX: Tensor) -> Te
 def sequential(modulation: Modulation | None = _TOLD, *row: str, **changes: Any) -> LayerSpec:
     """A layer of one row; `changes` are those of its attention, and of `sequential_layer`."""
     made = {"norm": _RMS, "after": True} | {
-        name: changes.pop(name) for name in ("norm", "after") if name in changes
+        name: changes.pop(name) for name in ("norm", "after", "attend") if name in changes
     }
     return sequential_layer(replace(ATTENTION, **changes), MLP, modulation, *row, **made)
 
@@ -155,9 +158,9 @@ SPECS = {
     "no modulation": sequential(None, TEXT_TOKENS),
     "shared rows": sequential(told(SharedModulation(1)), after=False),
     "table": sequential(told(TableModulation()), norm=_CENTRED),
-    "gate of the output": sequential(output_gate=True, centred=True),
-    "a key for each query": sequential(output_gate=True, groups=None),
-    "states": sequential(None, TEXT_TOKENS, after=False, output_gate=True, states=2),
+    "gate of the output": sequential(attend=AttendGated),
+    "a key for each query": sequential(attend=AttendGated, groups=None),
+    "states": sequential(None, TEXT_TOKENS, after=False, attend=partial(AttendGated, states=2)),
     "no groups": sequential(groups=None),
     "no weights": unweighted(),
     "parallel": parallel(),

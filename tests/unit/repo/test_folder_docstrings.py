@@ -26,7 +26,6 @@ FILES = 12  # of a folder, beside __init__.py and __main__.py
 # folder -> why it has more.
 FULL: dict[str, str] = {
     "dit": "one file for each thing that all folders may use",
-    "dit/models/stacks": "one file for each kind of layer, and for each kind of network",
 }
 # Functions of more than 60 lines: steps in a row, and kernels, which cannot be divided.
 LONG = {"_sample_pack", "gated_norm_backward", "rotated_heads_backward"}

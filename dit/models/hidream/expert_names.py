@@ -1,4 +1,4 @@
-"""Diffusers' names for experts, and for attention with a norm across heads (HiDream)."""
+"""Diffusers' names for experts, and for attention with a norm across heads."""
 
 # D model width, F width of an expert, S of the one that all tokens take, X number of experts
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from dit.models.diffusers.arrangements import GatesAndValues, RotaryPairs
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows, without_biases
+from dit.models.hidream.family import MOST_EXPERTS
 from dit.models.joint.tensor_names import BY_HEAD, modulation_rows
-from dit.models.layer_spec import MOST_EXPERTS
 
 _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
 

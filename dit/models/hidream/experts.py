@@ -4,18 +4,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from megatron.core.transformer.module import MegatronModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from dit.models.layer_spec import ExpertsSpec, FeedForwardSpec
+from dit.models.hidream.family import FeedExperts
 from dit.models.layers.parallel_linear import BuildContext, FeedForward, Replicated
+from dit.models.stacks.parts import Feeding
 
 
 class Experts(MegatronModule):
-    """Experts as described by `ExpertsSpec`; every expert computes every token.
+    """Experts as described by `FeedExperts`; every expert computes every token.
 
     Tensor ranks divide the hidden units of each expert. Outputs are summed over the ranks before
     they are weighted, so each rank has the whole gradient of the weights of its tokens. Routers of
@@ -23,15 +25,15 @@ class Experts(MegatronModule):
     without a loss that balances their choices. Source: `MOEFeedForwardSwiGLU` of Diffusers.
     """
 
-    def __init__(self, context: BuildContext, spec: ExpertsSpec):
+    def __init__(self, context: BuildContext, part: FeedExperts):
         super().__init__(config=context.config)
-        self.count, self.chosen = spec.count, spec.chosen
+        self.count, self.chosen = part.count, part.chosen
         rows: Any = {"config": context.config, "token_row": context.token_row}
-        self.router = Replicated(spec.expert.width, spec.count, **rows)
-        self.shared = FeedForward(context, spec.shared)
+        self.router = Replicated(part.width, part.count, **rows)
+        self.shared = FeedForward(context, part.shared)
         # Attributes, because Megatron-Core would store split weights of a ModuleList as whole ones.
-        for number in range(spec.count):
-            setattr(self, f"expert_{number}", FeedForward(context, spec.expert))
+        for number in range(part.count):
+            setattr(self, f"expert_{number}", FeedForward(context, part.feed_forward))
 
     def weights(self, x_TD: Tensor) -> Tensor:
         """Weight [T, E] of each expert for each token; 0 for experts that it does not choose."""
@@ -47,10 +49,10 @@ class Experts(MegatronModule):
         return out_TD
 
 
-def feed_forward(
-    context: BuildContext, spec: FeedForwardSpec | ExpertsSpec
-) -> FeedForward | Experts:
-    """The feed-forward of a layer: one MLP, or several experts, as `spec` says."""
-    if isinstance(spec, ExpertsSpec):
-        return Experts(context, spec)
-    return FeedForward(context, spec)
+class FeedingExperts(Feeding):
+    """The experts of a row."""
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        part = self.part
+        assert isinstance(part, FeedExperts)
+        return {part.port.module: Experts(replace(context, token_row=part.port.row), part)}

@@ -1,4 +1,4 @@
-"""Text of which each layer sees hidden states of another layer of its encoder (HiDream).
+"""Text of which each layer sees hidden states of another layer of its encoder.
 
 Its rows follow the other text of a sample. Between two layers they hold the projection for the
 network's last layer, which thus reaches that layer on any stage.
@@ -10,16 +10,20 @@ network's last layer, which thus reaches that layer on any stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from megatron.core.transformer.module import MegatronModule
-from torch import Tensor
+from torch import Tensor, nn
 
-from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS, LayerTextSpec
+from dit.models.hidream.family import LAYER_TEXT, OwnText
+from dit.models.layer_spec import JOINT_TOKENS, TEXT_TOKENS
 from dit.models.layers.joint_order import JointOrder, TokenRow
 from dit.models.layers.parallel_linear import BuildContext, WholeLinear
+from dit.models.stacks.parts import JointConditions
+from dit.models.stacks.views import RunningView
 from dit.pack_wire import to_device
 
 
@@ -95,15 +99,34 @@ class LayerText(MegatronModule):
     Every rank has the states of all texts of the pack.
     """
 
-    def __init__(self, context: BuildContext, spec: LayerTextSpec, *, state: int, width: int):
+    def __init__(self, context: BuildContext, view: OwnText, *, state: int, width: int):
         super().__init__(config=context.config)
         self.token_row = context.token_row
-        self.columns = spec.columns(state)
+        self.columns = view.columns(state)
         dtype = context.config.params_dtype
-        self.linear = WholeLinear(spec.width, width, bias=False, dtype=dtype)
+        self.linear = WholeLinear(view.width, width, bias=False, dtype=dtype)
 
     def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
         """`h_TD` with this layer's text in the places of text."""
         states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
         text_TD = rows.laid(self.linear(states_BE), self.token_row)
         return rows.placed[self.token_row].replaced(h_TD, text_TD)
+
+
+class SeeingOwnText(RunningView):
+    """A layer's own text in the place of text; behind the layer, that stands there again."""
+
+    view: OwnText
+
+    def modules(self, context: BuildContext, width: int, layer: int) -> dict[str, nn.Module]:
+        state = self.view.state(layer)
+        assert state is not None, "the last layer sees the text as it is"
+        context = replace(context, token_row=self.view.row)
+        return {"layer_text": LayerText(context, self.view, state=state, width=width)}
+
+    def seen(self, layer: Any, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        return layer.layer_text(h_TD, conditions.of_parts[LAYER_TEXT])
+
+    def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
+        rows: LayerTextRows = conditions.of_parts[LAYER_TEXT]
+        return rows.placed[self.view.row].replaced(made_TD, h_TD)
