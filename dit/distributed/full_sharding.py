@@ -39,7 +39,7 @@ _STORED = "stored_in_shares"
 """Attribute of a network whose weights are in shares: what Megatron-Core stores of it."""
 
 
-def stored_of(module: Any) -> list[Any] | None:
+def stored_of(module: nn.Module) -> list[Any] | None:
     """The rows of a network with weights in shares, in Megatron-Core's form.
 
     None for other networks. Megatron-Core itself would take the rows for whole weights.
@@ -245,7 +245,7 @@ def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
     return entry
 
 
-def _policy(module: Any, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:
+def _policy(module: nn.Module, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:
     types = {weight.dtype for weight in module.parameters() if weight.requires_grad}
     assert len(types) <= 1, f"weights of several types are trained: {types}"
     compute = next(iter(types), None)

@@ -37,6 +37,7 @@ from dit.models.layers.adaptable import FROZEN, is_of_any_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import byte_rows, place_networks, round_blocks
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.shares import stored_by
 from dit.train.optimizer import foreach
 from dit.train.optimizer.build import build_optimizer, freeze_groups
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
 
 EMBEDS_LEVEL = ("told.", "level.")
 """What names of weights begin with that embed the noise level, and pooled text with it."""
-Initialise = Callable[[MegatronModule], None]
+Initialise = Callable[[StackedTransformer], None]
 """Gives the weights of a model their first values."""
-LoadFrozen = Callable[[Sequence[MegatronModule]], None]
+LoadFrozen = Callable[[Sequence[StackedTransformer]], None]
 """Gives the frozen weights of the parts of a model on this rank their values."""
 DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 """(name, whole shape, generator) -> the first values of a weight."""
@@ -110,7 +111,7 @@ def build_model_and_optimizer(
     )
 
 
-def initialise_weights(model: Any, config: RunConfig) -> None:
+def initialise_weights(model: StackedTransformer, config: RunConfig) -> None:
     """Sets the weights from which training starts; all data ranks call it.
 
     A run with adapters calls it if their frozen weights are in no file; then no matrix is zero.
@@ -175,9 +176,10 @@ def _network(
     frozen: Adapters | None,
     *,
     placed: bool = True,
-) -> Any:
+) -> StackedTransformer:
     """A part of the network, with its adapters, without values."""
-    model = family_of(config.model).network()(config.model, groups, stage)
+    build: Any = family_of(config.model).network()
+    model: StackedTransformer = build(config.model, groups, stage)
     # The device may have no place for the whole of it.
     waits = not placed or config.lora.base_dtype is not None or config.model.blocks_to_swap
     if not (waits or config.ddp.sharding is Sharding.WEIGHTS):
@@ -193,7 +195,7 @@ def _network(
 
 
 def _wrapped(
-    models: Sequence[Any],
+    models: Sequence[StackedTransformer],
     config: RunConfig,
     groups: ProcessGroupCollection,
     *,

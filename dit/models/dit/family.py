@@ -315,7 +315,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         text = replace(text, refused_encoders=others)
     texts = (text,)
     if model.trains_conditioner:
-        texts += (token_input(model, encoder=encoder),)
+        texts += (token_input(model.conditioner_vocabulary, encoder=encoder),)
     if not model.condition_mask:
         return texts
     frames = SampleInput(

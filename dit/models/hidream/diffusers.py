@@ -27,10 +27,15 @@ from dit.models.diffusers.form import (
 )
 from dit.models.diffusers.names import NameTable, linear_rows
 from dit.models.family import POOLED
-from dit.models.hidream.family import MLP_RATIO, SEES_SOURCE, STATES, HiDreamConfig
+from dit.models.hidream.family import (
+    MLP_RATIO,
+    SEES_SOURCE,
+    STATES,
+    HiDreamConfig,
+    seen_states,
+)
 from dit.models.joint.diffusers import outputs_as_inputs
 from dit.models.joint.expert_names import layered_rows
-from dit.models.joint.layered import seen_states
 from dit.models.joint.tensor_names import modulation_rows, stream_sizes, two_linears
 from dit.models.layer_spec import MOST_EXPERTS
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from megatron.core.process_groups_config import ProcessGroupCollection
 
 from dit.models.family import POOLED
-from dit.models.hidream.family import FAMILY, STATES, HiDreamConfig
-from dit.models.joint.layered import layered_stacks
+from dit.models.hidream.family import FAMILY, STATES, HiDreamConfig, hidream_stacks
 from dit.models.stacks.layered_transformer import LayeredTransformer
 
 
@@ -24,4 +23,4 @@ class HiDreamNetwork(LayeredTransformer):
     def __init__(
         self, model: HiDreamConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
     ):
-        super().__init__(model, groups, vp_stage, layered_stacks(model))
+        super().__init__(model, groups, vp_stage, hidream_stacks(model))

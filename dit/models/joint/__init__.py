@@ -2,7 +2,6 @@
 
 family        sizes and their rules; layers
 refined       layers of networks with separate refiners of latents and of text (Lumina, Z-Image)
-layered       layers of networks in which each layer sees another hidden state of text (HiDream)
 tensor_names  Diffusers' names of the tensors of joint layers
 sequential_names  Diffusers' names for layers with norms around attention and MLP (Lumina, Z-Image)
 lumina_names  Diffusers' names and config.json of networks of Lumina's kind (Lumina, OmniGen2)
