@@ -32,7 +32,6 @@ from torch.overrides import TorchFunctionMode
 from dit.config import DdpConfig
 from dit.distributed.process_groups import device
 from dit.distributed.row_shares import RowShares, mark_rows, packing_of
-from dit.distributed.share_schedule import ShareSchedule, leave_bytes, shares_mesh
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
@@ -80,6 +79,8 @@ class ShardedChunk(MegatronModule):
         stored, whole = [*module.sharded_state_dict().values()], dict(module.named_parameters())
         layers = [layer for stack in module.stacks.values() for layer in stack.layers]
         self._shard(module, layers, groups)
+        from dit.distributed.share_schedule import ShareSchedule
+
         self._schedule = ShareSchedule(module, layers, options)
         # While a layer is gathered, its parameters are others.
         self._weights: dict[str, Any] = dict(module.named_parameters())
@@ -100,6 +101,8 @@ class ShardedChunk(MegatronModule):
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
+        from dit.distributed.share_schedule import leave_bytes, shares_mesh
+
         mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
         if torch.__version__ < "2.12":

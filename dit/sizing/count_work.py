@@ -28,6 +28,7 @@ from dit.models.attention.kernels import ATTEND
 from dit.models.attention.spans import Spans
 from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
+from dit.models.layers.packed_attention import PackedAttention
 from dit.models.pass_work import Multiplications, PartWork
 from dit.models.registry import network_spec
 from dit.models.stacks.stacked_transformer import StackedTransformer
@@ -197,8 +198,8 @@ def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterat
         found.attentions.append(_Attended(found.place, width, *pairs, seen))
         return torch.empty_like(q_THK)
 
-    def attend_cubes(qkv: tuple[Tensor, Tensor, Tensor], _: Any, spans: Spans, **__: Any) -> Tensor:
-        return attend(*qkv, spans, seen=sparse)
+    def attend_cubes(_: Any, q: Tensor, k: Any, v: Any, __: Any, spans: Spans) -> Tensor:
+        return attend(q, k, v, spans, seen=sparse)
 
     calls = numbers()
 
@@ -217,11 +218,11 @@ def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterat
     own, ATTEND[kernel] = ATTEND[kernel], attend
     try:
         others = {
-            "attend_cubes": attend_cubes,
             "_among_states": among_states,
             "masked_attention": masked,
         }
-        with replaced([(packed_attention, name, one) for name, one in others.items()]):
+        of_cubes = PackedAttention, "attend_cubes", attend_cubes
+        with replaced([of_cubes, *((packed_attention, name, one) for name, one in others.items())]):
             yield
     finally:
         ATTEND[kernel] = own

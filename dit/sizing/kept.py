@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -273,7 +273,8 @@ def _kept_by_next(
             layer(made, inputs[1])
 
     hook = layer.register_forward_hook(again)
-    with CudaKernels(), _cubes_in_one_kernel(), before:
+    sparse = any(stack.layer.among_cubes for stack in network.stack_specs)
+    with CudaKernels(), _cubes_in_one_kernel() if sparse else nullcontext(), before:
         meta_pass(network, batch)
     return then.bytes(beside=before, weights=network.parameters())
 

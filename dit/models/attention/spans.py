@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dit.models.attention.cubes import Cubes
+if TYPE_CHECKING:
+    from dit.models.attention.cubes import Cubes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,7 @@ from typing import Any
 from dit.config.checks import Rule
 from dit.models.diffusers.form import Companion, ConfigKeys, Key
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows
-from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS
-from dit.models.dit.family import DitConfig, TextConditioner
+from dit.models.dit.family import MOST_CONDITIONER_LAYERS, DitConfig, TextConditioner
 
 FOLDER = "text_conditioner"
 _OURS = "conditioner"

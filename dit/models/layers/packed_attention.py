@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from dit.config import Recompute
 from dit.models.attention.block_causal import attend_block_causal, masked_attention
 from dit.models.attention.choice import attention_for
-from dit.models.attention.cube_attention import attend_cubes
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import AttentionSpec, QkNorm
 from dit.models.layers.context_parallel import Context, TokenExchange
@@ -146,6 +145,8 @@ class PackedAttention(MegatronModule):
         self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
     ) -> Tensor:
         """Attention to the chosen cubes, plus `gate_THK` times attention among means of all."""
+        from dit.models.attention.cube_attention import attend_cubes  # of few networks
+
         attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
         return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
