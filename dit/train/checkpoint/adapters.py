@@ -36,7 +36,8 @@ from dit.lora.targets import Adapters, adapters_by_linear, attach_adapters
 from dit.models.layers.adaptable import CHILD, FROZEN, is_adapter
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.starting_point import StartingPoint
-from dit.train.checkpoint.state_dict import check_average, check_same_weights, load_weights
+from dit.train.checkpoint.state_dict import load_weights
+from dit.train.checkpoint.without_tensors import check_average, check_same_weights
 from dit.train.model_and_optimizer import (
     Initialise,
     draw_weights,

@@ -17,7 +17,8 @@ from dit.lora.factors import LoraFactors, shapes_of
 from dit.lora.targets import Adapters
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.adapters import AdapterStart, draw_adapters, initialise_adapters
-from dit.train.checkpoint.state_dict import CRITIC, check_same_weights, has_critic, load_weights
+from dit.train.checkpoint.state_dict import load_weights
+from dit.train.checkpoint.without_tensors import CRITIC, check_same_weights, has_critic
 from dit.train.distill.teacher import check_place, frozen_run, start_at
 from dit.train.model_and_optimizer import Initialise
 from dit.train.train_state import ReadFolder

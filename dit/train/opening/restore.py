@@ -33,7 +33,8 @@ from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
 from dit.train.checkpoint.saving import disk_space_notes
 from dit.train.checkpoint.starting_point import Origin, saved_origin
-from dit.train.checkpoint.state_dict import CRITIC, interval_sums, load_checkpoint, start_from
+from dit.train.checkpoint.state_dict import interval_sums, load_checkpoint, start_from
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.opening.data import Data
 from dit.train.opening.machine import Machine

@@ -28,7 +28,7 @@ from dit.train.checkpoint.starting_point import (
     starting_point,
     unwritable,
 )
-from dit.train.checkpoint.state_dict import CRITIC
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.model_and_optimizer import Initialise, initialise_weights, leave_to_checkpoint
 from dit.train.opening.machine import Machine
 from dit.train.train_state import InitialWeights, ReadFolder
