@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from data_prep.cli.inspection import inspect_folder, run_inspect
 from data_prep.cli.media_arguments import LATER_SETTINGS, SETTINGS
 from data_prep.cli.media_options import (
     gentler_sizings,
@@ -22,25 +23,16 @@ from data_prep.cli.media_options import (
     unused_options,
 )
 from data_prep.cli.next_command import edit_keys, fit_run, from_scratch, training_command, tuning_of
-from data_prep.cli.terminal import show_inspection, show_next, show_plan, show_summary, show_words
+from data_prep.cli.terminal import show_next, show_plan, show_summary
 from data_prep.engine.block_worker import Task
 from data_prep.engine.processes import Engine, InProcess, Processes, RayWorkers
 from data_prep.engine.ranks import Ranks, join
 from data_prep.formats.automodel import INDEX, relocate
-from data_prep.formats.convert import convert, export
-from data_prep.inspect.dataset_page import duplicates_in, write_inspection
-from data_prep.inspect.duplicates import ComparedBy
-from data_prep.inspect.read_shards import (
-    check_encoders,
-    exact_codec,
-    inspect_shard,
-    shard_counts,
-    words_of,
-)
+from data_prep.formats.convert import convert
+from data_prep.formats.export import export
 from data_prep.packing import Packing, PackOptions, Summary, pack_dataset
 from data_prep.planning.plan_page import write_plan_page
 from data_prep.planning.splits import DEFAULT_SPLIT, Split, SplitFractions
-from data_prep.planning.statistics import crop_line_of
 from data_prep.refusals import PrepError
 from data_prep.sources.digits import SIDE, Digits, EditedDigits, MirroredClips, MovingDigits
 from data_prep.sources.folders import FolderCollection
@@ -60,8 +52,6 @@ from dit.command_line import chosen
 from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
-from dit.streams import result
-from dit.system_errors import reason
 
 _FEW = 16  # blocks that are too few to start worker processes for
 _BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
@@ -294,7 +284,7 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         if done.left_out:
             names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
             Console().print(f"{args.output_format} has no place for {names}; the shards have it")
-    return _inspect(args.output_dir) if args.verify else 0
+    return inspect_folder(args.output_dir) if args.verify else 0
 
 
 def _plan(args: argparse.Namespace, packing: Packing) -> int:
@@ -385,29 +375,6 @@ def run_relocate(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_inspect(args: argparse.Namespace) -> int:
-    if args.html is not None:  # before all bytes are read, which may take hours
-        _check_page(args.html)
-    with result():
-        return _inspect(args.folder, args.html)
-
-
-def _check_page(page: Path) -> None:
-    """Creates the folder of a page.
-
-    Raises:
-        PrepError: no page can be written there.
-    """
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        why = "it is a folder" if page.is_dir() else ""
-        why = why or ("" if os.access(page.parent, os.W_OK) else f"{page.parent} is read-only")
-    except OSError as error:
-        why = reason(error)
-    if why:
-        raise PrepError(f"--html {page} cannot be written ({why}); give another FILE.html")
-
-
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "digits": run_digits,
     "image": run_media,
@@ -416,23 +383,3 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "relocate": run_relocate,
     "inspect": run_inspect,
 }
-
-
-def _inspect(folder: Path, page: Path | None = None) -> int:
-    counts = shard_counts(folder)
-    exact = exact_codec(folder)
-    reports = [inspect_shard(folder, name, expected=n, exact=exact) for name, n in counts.items()]
-    duplicates = duplicates_in(reports, ComparedBy.PIXELS if exact else ComparedBy.LATENTS)
-    show_inspection(Console(), folder, reports)
-    show_words(Console(), words_of(folder))
-    for line in filter(None, (*duplicates.lines, crop_line_of(folder))):
-        Console().print(line)
-    problems = check_encoders(folder)
-    problems += [problem for report in reports for problem in report.problems]
-    for problem in problems:
-        Console(stderr=True).print(f"error: {problem}")
-    if page is not None:
-        track = progress_on(Console(stderr=True))
-        write_inspection(folder, page, reports, duplicates, track=track)
-        Console().print(f"decoded pictures: {page}")
-    return 1 if problems else 0

@@ -16,11 +16,12 @@ from data_prep.media.resizing import PRESETS, Buckets, Fit, ResizeMode, Sizing, 
 from data_prep.media.sounds import MissingAudio, SilentAudio, SoundRule
 from data_prep.media.videos import VideoDecoder
 from data_prep.refusals import PrepError
-from data_prep.sources.beside_media import ControlFolder, MaskFolder, ReferenceRule, RejectedFolder
+from data_prep.sources.beside_media import ControlFolder, ReferenceRule, RejectedFolder
 from data_prep.sources.dataset_file import inputs_of, is_of_diffusion_pipe
 from data_prep.sources.folders import CaptionOptions, Collection, FolderCollection
 from data_prep.sources.huggingface import huggingface_rows
 from data_prep.sources.listing import BOTH, IMAGES, VIDEOS
+from data_prep.sources.loss_masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, TokenGrid
 from dit.codecs.dataset_encoder import DatasetEncoder
 from dit.codecs.rgb import ReferenceFit

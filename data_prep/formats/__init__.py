@@ -5,5 +5,6 @@ automodel       NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`
 parquet         FastVideo: Parquet with bytes, shape and type of each tensor
 dfm             NVIDIA DFM: shards of `.pth`, `.pickle` and `.json`
 mlperf          MLPerf Training's FLUX.1: shards of parts in bfloat16, read or linked
-convert         each of these formats -> our shards, and back
+convert         each of these formats -> our shards
+export          our shards -> some of these formats
 """

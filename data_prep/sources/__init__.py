@@ -5,9 +5,11 @@ listing         files below a folder: media, caption files, tables, archives, ot
 archives        members of a tar archive, found by its headers
 table_rows      bytes of a caption table -> its rows
 caption_tables  all tables of a folder -> the captions of a medium
-beside_media    loss masks -> weights of latent cells; control pictures of edits -> pixels
+beside_media    control pictures of edits and rejected partners -> pixels
+loss_masks      loss masks -> weights of latent cells
 folders         media of a folder, with their captions
 huggingface     media of a Hugging Face dataset, with their captions
 media_source    probes each medium and plans its samples; reads their pixels when they are packed
+media_notes     what packing says of media that it takes, such as a variable frame rate
 digits          the handwritten digits of scikit-learn, still, moving or edited
 """

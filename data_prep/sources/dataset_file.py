@@ -28,9 +28,10 @@ from data_prep.media.captions import MissingCaption, TagShuffle
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Buckets, Fit, Sizing, aspect_buckets, spaced_ratios
 from data_prep.refusals import PrepError, short_repr
-from data_prep.sources.beside_media import ControlFolder, MaskFolder, RejectedFolder
+from data_prep.sources.beside_media import ControlFolder, RejectedFolder
 from data_prep.sources.folders import CaptionOptions, FolderCollection
 from data_prep.sources.listing import BOTH
+from data_prep.sources.loss_masks import MaskFolder
 from data_prep.sources.media_source import Input
 from dit.local_path import local_path
 from dit.parsing import YamlError, parse_toml, parse_yaml

@@ -22,7 +22,7 @@ from data_prep.media.captions import (
 from data_prep.media.name_matching import UNCLEAR, composed, match
 from data_prep.refusals import PrepError, Reason, RefusedError
 from data_prep.sources.archives import parse_location, read_archive
-from data_prep.sources.beside_media import ControlFolder, MaskFolder, RejectedFolder
+from data_prep.sources.beside_media import ControlFolder, RejectedFolder
 from data_prep.sources.caption_tables import CaptionTables, table_format
 from data_prep.sources.listing import (
     IMAGES,
@@ -35,6 +35,7 @@ from data_prep.sources.listing import (
     name_of,
     stamp_of,
 )
+from data_prep.sources.loss_masks import MaskFolder
 from dit.system_errors import reason
 
 T = TypeVar("T")
@@ -373,3 +374,22 @@ def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str],
     if path in refused:
         raise refused[path]
     return act(path)
+
+
+def path_of(collection: Collection, where: str) -> Path | None:
+    """Path of the file at `where`; None for a member of an archive or a row of a dataset."""
+    if not isinstance(collection, FolderCollection) or not where or parse_location(where):
+        return None
+    return collection.root / where
+
+
+def is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
+    """Whether the file at `where` is the medium's own, perhaps through links."""
+    if folder is None and where == medium.where:
+        return True
+    own = path_of(collection, medium.where)
+    other = path_of(collection, where) if folder is None else folder / where
+    try:
+        return own is not None and other is not None and own.samefile(other)
+    except OSError:  # reading it says why
+        return False

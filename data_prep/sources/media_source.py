@@ -30,10 +30,8 @@ from data_prep.media.sounds import SoundRule, is_about_sound
 from data_prep.media.videos import Timeline, VideoDecoder, timeline
 from data_prep.planning.splits import key_of
 from data_prep.refusals import Reason, RefusedError, printable
-from data_prep.sources.archives import parse_location
 from data_prep.sources.beside_media import (
     FOLDER,
-    CellSize,
     ControlFolder,
     FoundPartner,
     FoundReference,
@@ -42,22 +40,21 @@ from data_prep.sources.beside_media import (
     find_reference,
     read_reference,
 )
-from data_prep.sources.folders import Collection, FolderCollection, Medium
+from data_prep.sources.folders import Collection, Medium, is_itself, path_of
 from data_prep.sources.listing import Ignored
+from data_prep.sources.loss_masks import CellSize
+from data_prep.sources.media_notes import (
+    SAME_CONTROL,
+    flaws_beside,
+    notes_of_controls,
+    notes_of_frames,
+    notes_of_mask,
+)
 from dit.codecs.rgb import WHITE, is_transparent
 
 _THREADS = 8  # that probe files, which mostly wait for disks and networks
 _AHEAD = 512  # files that are probed at once
-_MEAN_RATE = (
-    "variable frame rate: frames as they are, fps is their mean rate (--train_fps keeps the pace)"
-)
-_REPEATED = "fewer frames a second than --train_fps: each is repeated to keep the pace"
-_EVEN_CLOCK = (
-    "variable frame rate: frames at the even times of --train_fps, some repeated or left out"
-)
 _SAME_PAIR = "rejected partner of the same pixels: the pair teaches nothing"
-_SAME_CONTROL = "control picture that is the sample itself: it shows what is to be made"
-_SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,11 +200,11 @@ class MediaSource:
                     of_pair = [*shown, *([] if partner is None else [partner.found])]
                     is_clear = has_alpha or any(one.has_alpha for one in of_pair)
                     notes += [self.on_background] * is_clear
-                    notes += (*flaws, *_notes_of(line, window))
-                    notes += _notes_of_mask(given.collection, medium)
-                    notes += _notes_of_controls(given.collection, medium, shown)
+                    notes += (*flaws, *notes_of_frames(line, window))
+                    notes += notes_of_mask(given.collection, medium)
+                    notes += notes_of_controls(given.collection, medium, shown)
                     notes += ["rejected partner"] * (rejected is not None)
-                    notes += _flaws_beside(of_pair)
+                    notes += flaws_beside(of_pair)
                     notes += heard.notes if heard and window.fps is not None else ()
                     yield replace(
                         probed,
@@ -242,7 +239,7 @@ class MediaSource:
 
     def file_of(self, entry: Entry) -> Path | None:
         """The file of a sample; None if it lies in an archive or a dataset."""
-        return _path_of(self.inputs[entry.folder].collection, entry.where)
+        return path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
         """The decoded clip of a planned sample.
@@ -261,7 +258,7 @@ class MediaSource:
         notes += [self.on_background] * any(one.is_transparent for one in (*shown, *pair))
         references = tuple(map(self._video, shown))
         rejected_CFHW = self._video(pair[0]) if pair else None
-        notes += [_SAME_CONTROL] * any(torch.equal(one, video_CFHW) for one in references)
+        notes += [SAME_CONTROL] * any(torch.equal(one, video_CFHW) for one in references)
         if rejected_CFHW is not None and torch.equal(rejected_CFHW, video_CFHW):
             notes.append(_SAME_PAIR)
         sound_CS = None
@@ -316,25 +313,6 @@ class MediaSource:
         return torch.cat(frames, dim=1), notes
 
 
-def _path_of(collection: Collection, where: str) -> Path | None:
-    """Path of the file at `where`; None for a member of an archive or a row of a dataset."""
-    if not isinstance(collection, FolderCollection) or not where or parse_location(where):
-        return None
-    return collection.root / where
-
-
-def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
-    """Whether the file at `where` is the medium's own, perhaps through links."""
-    if folder is None and where == medium.where:
-        return True
-    own = _path_of(collection, medium.where)
-    other = _path_of(collection, where) if folder is None else folder / where
-    try:
-        return own is not None and other is not None and own.samefile(other)
-    except OSError:  # reading it says why
-        return False
-
-
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
@@ -363,7 +341,7 @@ def _partner(
     if picture is None:
         return None
     root = folder and folder.root
-    if _is_itself(collection, medium, picture.where, root):
+    if is_itself(collection, medium, picture.where, root):
         why = f"{picture.name} is the preferred file itself, and such a pair teaches nothing"
         raise RefusedError(Reason.BAD_REJECTED, f"{why}; name another one")
     if root is None:
@@ -382,48 +360,6 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
         duration=round(line.duration, 6),
         tick=str(Fraction(line.tick)),
     )
-
-
-def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes about the look of frames, missing frames, and a variable frame rate."""
-    if line is None:
-        return
-    yield from line.flaws
-    if line.lost:
-        yield "first frames left out, which need frames before the file begins"
-    if line.is_uneven and window.fps is not None:
-        yield _EVEN_CLOCK if window.is_resampled else _MEAN_RATE
-    elif window.is_resampled and line.fps < 0.9 * (window.fps or 0):
-        yield _REPEATED
-
-
-def _flaws_beside(found: Sequence[FoundReference]) -> list[str]:
-    flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)
-    return [f"control or rejected: {flaw}" for flaw in flaws]
-
-
-def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
-    """A note whether a sample has a loss mask, if other samples may have one."""
-    if collection.masks is None:
-        return
-    yield "no loss mask of its name" if medium.mask is None else "loss mask"
-    if medium.mask is not None and _is_itself(
-        collection, medium, medium.mask, collection.masks.root
-    ):
-        yield _SAME_MASK
-
-
-def _notes_of_controls(
-    collection: Collection, medium: Medium, shown: Sequence[FoundReference]
-) -> Iterator[str]:
-    """A note on the control pictures and videos of a sample, and on whether it is one itself."""
-    videos = sum(one.line is not None for one in shown)
-    counts = {"pictures": len(shown) - videos, "videos": videos}
-    yield from (f"{count} control {what}" for what, count in counts.items() if count)
-    for one in shown:
-        root = None if one.folder == FOLDER else collection.controls[one.folder].root
-        if _is_itself(collection, medium, one.picture.where, root):
-            yield _SAME_CONTROL
 
 
 def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list[Caption]:

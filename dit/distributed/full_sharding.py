@@ -32,14 +32,13 @@ from torch.overrides import TorchFunctionMode
 from dit.config import DdpConfig
 from dit.distributed.process_groups import device
 from dit.distributed.row_shares import RowShares, mark_rows, packing_of
-from dit.distributed.share_schedule import ShareSchedule, leave_bytes, shares_mesh
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
 """Attribute of a network whose weights are in shares: what Megatron-Core stores of it."""
 
 
-def stored_of(module: Any) -> list[Any] | None:
+def stored_of(module: nn.Module) -> list[Any] | None:
     """The rows of a network with weights in shares, in Megatron-Core's form.
 
     None for other networks. Megatron-Core itself would take the rows for whole weights.
@@ -80,6 +79,8 @@ class ShardedChunk(MegatronModule):
         stored, whole = [*module.sharded_state_dict().values()], dict(module.named_parameters())
         layers = [layer for stack in module.stacks.values() for layer in stack.layers]
         self._shard(module, layers, groups)
+        from dit.distributed.share_schedule import ShareSchedule
+
         self._schedule = ShareSchedule(module, layers, options)
         # While a layer is gathered, its parameters are others.
         self._weights: dict[str, Any] = dict(module.named_parameters())
@@ -100,6 +101,8 @@ class ShardedChunk(MegatronModule):
         setattr(module, _STORED, [_with_rows(entry, own_of) for entry in stored])
 
     def _shard(self, module: Any, layers: Sequence[Any], groups: ProcessGroupCollection) -> None:
+        from dit.distributed.share_schedule import leave_bytes, shares_mesh
+
         mesh, policy = shares_mesh(groups), _policy(module, self.ddp_config)
         self._reduced = policy.reduce_dtype or torch.float32
         if torch.__version__ < "2.12":
@@ -245,7 +248,7 @@ def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
     return entry
 
 
-def _policy(module: Any, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:
+def _policy(module: nn.Module, ddp: DistributedDataParallelConfig) -> MixedPrecisionPolicy:
     types = {weight.dtype for weight in module.parameters() if weight.requires_grad}
     assert len(types) <= 1, f"weights of several types are trained: {types}"
     compute = next(iter(types), None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,12 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_schedule_table
+from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dit.batch import NoisyTokens, PackedBatch, Problem, SequenceShard, TokenStream
+from dit.config import ModelConfig
 from dit.distributed.watchdog import heartbeat
 from dit.pack_wire import to_device
 
@@ -34,7 +36,23 @@ Shape = list[int]
 Stream = TypeVar("Stream", bound=TokenStream)
 
 
-def rank_part(module: Any, item: Item) -> Item:
+class _HasShare(Protocol):
+    @property
+    def share(self) -> SequenceShard: ...
+
+
+class SharesTokens(Protocol):
+    """A part of a network of any family, as far as it says how its ranks share tokens."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def groups(self) -> ProcessGroupCollection: ...
+    @property
+    def context(self) -> _HasShare: ...
+
+
+def rank_part(module: SharesTokens, item: Item) -> Item:
     """The part of a pack for ranks with this part of the model."""
     multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
@@ -88,7 +106,7 @@ def _split(
     )
 
 
-def join_tokens(part_TC: Tensor, batch: PackedBatch, module: Any) -> Tensor:
+def join_tokens(part_TC: Tensor, batch: PackedBatch, module: SharesTokens) -> Tensor:
     """The tokens of all context ranks in the order of the pack: the inverse of `split_tokens`."""
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:

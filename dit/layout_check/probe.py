@@ -31,7 +31,8 @@ from dit.models.layers.adaptable import is_adapter
 from dit.objectives.registry import training_objective
 from dit.train.checkpoint.exchange import StateExchange
 from dit.train.checkpoint.shares import data_of, entries_of
-from dit.train.checkpoint.state_dict import CRITIC, TrainProgress
+from dit.train.checkpoint.state_dict import TrainProgress
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.metrics.step_metrics import sum_over_ranks
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer, randomise
 from dit.train.reference_passes import NetworkTurn, turns

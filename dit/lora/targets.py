@@ -19,6 +19,7 @@ from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
 from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import CHILD, Adaptable, is_adapter
 from dit.models.linears import is_target, matrices_of_linears, their_modules
+from dit.models.stacks.stacked_transformer import StackedTransformer
 
 Adapters = Mapping[str, AdapterShape]
 """Name of a module of Diffusers' network -> its adapter."""
@@ -96,7 +97,7 @@ def adapters_by_linear(
 
 
 def attach_adapters(
-    network: Any,
+    network: StackedTransformer,
     adapters: Adapters,
     *,
     precision: Precision,

@@ -32,6 +32,7 @@ from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
 from dit.models.registry import network_spec
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
 _SIDE, _TEXT, _SAMPLES = 4, 64, 2
@@ -94,7 +95,7 @@ class _Line:
 class _StageWork:
     """The passes of a stage over the packs, and the lengths of their samples."""
 
-    network: Any
+    network: StackedTransformer
     passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples
     tokens: tuple[int, ...]  # of a sample of each of the packs, as attention sees it
     texts: tuple[int, ...]
@@ -137,7 +138,7 @@ class _StageWork:
         one = Multiplications(line.sample, line.n, line.m)
         if line.n and not self.network.pre_process and self._is_at(name, _OUTSIDE):
             one = Multiplications(n=line.n)  # the head, of which text is not read
-        return one.times(self.network.get_submodule(name).weight.numel())
+        return one.times(self.network.get_parameter(f"{name}.weight").numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
         """The multiplications of queries with keys, and of weights with values."""
@@ -161,7 +162,7 @@ def _slope(rise: int, run: int) -> int:
     return slope
 
 
-def _run(network: Any, batch: PackedBatch) -> _Pass:
+def _run(network: StackedTransformer, batch: PackedBatch) -> _Pass:
     """A pass of a stage over a pack."""
     found = _Pass()
 

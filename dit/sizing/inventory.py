@@ -6,10 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dit.config import CUSTOM_SIZE, ModelConfig, Precision, Recompute
 from dit.models.registry import network_spec
+
+if TYPE_CHECKING:  # Megatron-Core takes 4 s to import
+    from torch import nn
+
+    from dit.models.layers.adaptable import Adaptable
+    from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,13 +140,13 @@ def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
     )
 
 
-def _outside(network: Any) -> list[str]:
+def _outside(network: StackedTransformer) -> list[str]:
     """Names of the weights outside the layers."""
     inside = tuple(f"{name}." for name in network.stacks)
     return [name for name, _ in network.named_parameters() if not name.startswith(inside)]
 
 
-def _part(module: Any, names: Iterable[str], tensor: int) -> Part:
+def _part(module: nn.Module, names: Iterable[str], tensor: int) -> Part:
     """The weights of `module` with these `names`, as a `Part`."""
     from dit.models.layers.adaptable import Adaptable
 
@@ -153,7 +159,7 @@ def _part(module: Any, names: Iterable[str], tensor: int) -> Part:
     )
 
 
-def _linear(module: Any, tensor: int) -> Linear:
-    outputs, inputs = module.weight.shape
+def _linear(module: Adaptable, tensor: int) -> Linear:
+    outputs, inputs = module.get_parameter("weight").shape
     axis = module.tensor_sharing().axis
     return Linear(inputs=inputs, outputs=outputs, axis=axis, tensor=tensor, parts=module.parts)

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -28,6 +28,7 @@ from dit.config import ContextComm, ModelConfig, Precision
 from dit.config.sparsity import CUBE
 from dit.models.layer_spec import LayerSpec, NetworkSpec, ReferencesAlone
 from dit.models.registry import network_spec
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
 from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
@@ -257,7 +258,9 @@ def _sees_references(layer: LayerSpec) -> bool:
     return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
-def _kept_by_next(network: Any, layer: Any, batch: PackedBatch) -> Counter[bool]:
+def _kept_by_next(
+    network: StackedTransformer, layer: nn.Module, batch: PackedBatch
+) -> Counter[bool]:
     """Bytes that a layer keeps that follows `layer`, the only one of a stage, and is like it.
 
     Those of numbers in bfloat16 are at True, all others at False.
@@ -270,7 +273,8 @@ def _kept_by_next(network: Any, layer: Any, batch: PackedBatch) -> Counter[bool]
             layer(made, inputs[1])
 
     hook = layer.register_forward_hook(again)
-    with CudaKernels(), _cubes_in_one_kernel(), before:
+    sparse = any(stack.layer.among_cubes for stack in network.stack_specs)
+    with CudaKernels(), _cubes_in_one_kernel() if sparse else nullcontext(), before:
         meta_pass(network, batch)
     return then.bytes(beside=before, weights=network.parameters())
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import layers, mappings
-from torch import Tensor, nn
+from torch import Tensor
 
 from dit.batch import TEXT, LatentSample, PackedBatch, SequenceShard, StepEnd
 from dit.config import ModelConfig
@@ -27,6 +27,7 @@ from dit.models.family import InputKind, SampleInput
 from dit.models.layers import context_parallel, queries_and_keys
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.pack_wire import pack_to
 from dit.sizing.cuda_kernels import META
 from dit.token_ids import as_digits
@@ -46,7 +47,7 @@ class StandInGroup:
         return self.number
 
 
-def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any:
+def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> StackedTransformer:
     """A pipeline stage of a network without values, on the first tensor rank of `model`."""
     run_megatron_on_cpu()
     model = replace(model, pipeline_model_parallel_size=stages)  # layers are numbered by it
@@ -62,7 +63,7 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any
     )
     build: Any = family_of(model).network()
     with groups_as_given(), META:
-        network: nn.Module = build(model, groups)
+        network: StackedTransformer = build(model, groups)
         return network.to(META)
 
 
@@ -106,7 +107,7 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def meta_pass(network: Any, batch: PackedBatch) -> None:
+def meta_pass(network: StackedTransformer, batch: PackedBatch) -> None:
     """A pass of a stage over a pack of the meta device."""
     if not network.pre_process:
         dtype = network.config.params_dtype

@@ -2,21 +2,19 @@
 
 1. build       model, optimizer and average; all of them are one `ModelAndOptimizer`
 2. initialise  initial values that depend on the seed and on a weight's name, never on the layout
-3. Ema         the average of the weights, in float32, sharded like the optimizer's parameters
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
@@ -27,9 +25,9 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from dit.config import EmaConfig, EmaKind, InitMethod, RunConfig, Sharding
+from dit.config import EmaKind, InitMethod, RunConfig, Sharding
 from dit.config.training import OptimizerStates
-from dit.distributed.data_parallel import ModelChunk, main_param_shards, publish_main_params, wrap
+from dit.distributed.data_parallel import ModelChunk, wrap
 from dit.distributed.full_sharding import without_memory
 from dit.distributed.process_groups import broadcast, device
 from dit.distributed.row_shares import keep_packed, put_rows, rows_of
@@ -37,20 +35,21 @@ from dit.models.layers.adaptable import FROZEN, is_of_any_adapter, is_up
 from dit.models.layers.parallel_linear import add_gradients_in_products
 from dit.models.registry import family_of
 from dit.models.stacks.frozen_blocks import byte_rows, place_networks, round_blocks
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.shares import stored_by
-from dit.train.optimizer import foreach
 from dit.train.optimizer.build import build_optimizer, freeze_groups
 from dit.train.optimizer.narrow_moments import check_moments
 from dit.train.timers import COMMUNICATION, timed
 
 if TYPE_CHECKING:
     from dit.lora.targets import Adapters
+    from dit.train.optimizer.ema import Ema
 
 EMBEDS_LEVEL = ("told.", "level.")
 """What names of weights begin with that embed the noise level, and pooled text with it."""
-Initialise = Callable[[MegatronModule], None]
+Initialise = Callable[[StackedTransformer], None]
 """Gives the weights of a model their first values."""
-LoadFrozen = Callable[[Sequence[MegatronModule]], None]
+LoadFrozen = Callable[[Sequence[StackedTransformer]], None]
 """Gives the frozen weights of the parts of a model on this rank their values."""
 DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 """(name, whole shape, generator) -> the first values of a weight."""
@@ -98,8 +97,11 @@ def build_model_and_optimizer(
     beside: Any = {"frozen": frozen, "load_base": load_base, "base": base}
     chunks = build_model(config, groups, fill=fill, adapters=adapters, **beside)
     optimizer = build_optimizer(config, chunks)
-    averaged = config.ema.kind is not EmaKind.NONE
-    ema = Ema(config.ema, optimizer, groups) if averaged else None
+    ema: Ema | None = None
+    if config.ema.kind is not EmaKind.NONE:
+        from dit.train.optimizer.ema import Ema
+
+        ema = Ema(config.ema, optimizer, groups)
     return ModelAndOptimizer(
         chunks=chunks,
         optimizer=optimizer,
@@ -110,7 +112,7 @@ def build_model_and_optimizer(
     )
 
 
-def initialise_weights(model: Any, config: RunConfig) -> None:
+def initialise_weights(model: StackedTransformer, config: RunConfig) -> None:
     """Sets the weights from which training starts; all data ranks call it.
 
     A run with adapters calls it if their frozen weights are in no file; then no matrix is zero.
@@ -175,9 +177,10 @@ def _network(
     frozen: Adapters | None,
     *,
     placed: bool = True,
-) -> Any:
+) -> StackedTransformer:
     """A part of the network, with its adapters, without values."""
-    model = family_of(config.model).network()(config.model, groups, stage)
+    build: Any = family_of(config.model).network()
+    model: StackedTransformer = build(config.model, groups, stage)
     # The device may have no place for the whole of it.
     waits = not placed or config.lora.base_dtype is not None or config.model.blocks_to_swap
     if not (waits or config.ddp.sharding is Sharding.WEIGHTS):
@@ -193,7 +196,7 @@ def _network(
 
 
 def _wrapped(
-    models: Sequence[Any],
+    models: Sequence[StackedTransformer],
     config: RunConfig,
     groups: ProcessGroupCollection,
     *,
@@ -372,70 +375,3 @@ def randomise(
         return 0.2 * wave if name.endswith("bias") else 1 + 0.2 * wave
 
     draw_weights(model, draw, seed=seed, chosen=chosen)
-
-
-def power_exponent(sigma_rel: float) -> float:
-    """The exponent gamma of the power profile of relative width `sigma_rel`.
-
-    Source: arXiv:2312.02696, Eq. 126.
-    """
-    inverse = sigma_rel**-2
-    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
-    return float(roots.real.max())
-
-
-def decay_at(config: EmaConfig, step: int) -> float:
-    """The weight of the old average at update `step`, counted from 1.
-
-    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
-    weights are forgotten.
-    """
-    if config.kind is EmaKind.CONSTANT:
-        return config.decay
-    return (1 - 1 / step) ** (power_exponent(config.sigma_rel) + 1)
-
-
-class Ema:
-    """One average for each main parameter of an optimizer, in the same order."""
-
-    def __init__(
-        self, config: EmaConfig, optimizer: MegatronOptimizer, groups: ProcessGroupCollection
-    ):
-        self.config = config
-        self.optimizer = optimizer
-        self.groups = groups
-        self.shards = main_param_shards(optimizer)
-        self.updates_before = 0  # those behind it when the run began (`train.warm_start_ema`)
-        self.averages = [shard.value.detach().clone() for shard in self.shards]
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Adds the weights after update `step` of the run to the average."""
-        rate = 1 - decay_at(self.config, self.updates_before + step)
-        foreach.lerp(self.averages, [shard.value for shard in self.shards], rate)
-
-    @torch.no_grad()
-    def restart(self) -> None:
-        """Restarts the average from the current weights."""
-        for average, shard in zip(self.averages, self.shards, strict=True):
-            average.copy_(shard.value)
-
-    @contextmanager
-    def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """A context in which the weights of `chunks` and the averages are exchanged.
-
-        They are not exchanged back after an error, which one rank has alone: all ranks would have
-        to gather the weights together.
-        """
-        self._swap(chunks)
-        yield
-        self._swap(chunks)
-
-    @torch.no_grad()
-    def _swap(self, chunks: list[ModelChunk]) -> None:
-        """Exchanges averages and main parameters, and updates the model's weights."""
-        for average, shard in zip(self.averages, self.shards, strict=True):
-            own = shard.value.clone()  # one at a time: there may be no place for all of them twice
-            shard.value.copy_(average)
-            average.copy_(own)
-        publish_main_params(self.optimizer, chunks)

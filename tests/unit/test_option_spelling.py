@@ -16,7 +16,7 @@ from dit.layout_check.program import _parser as layout_parser
 from dit.playground.__main__ import _parser as playground_parser
 from dit.report.__main__ import _parser as report_parser
 from dit.sampling.commands.options import parser as generation_parser
-from dit.sampling.commands.options import with_file
+from dit.sampling.commands.options_file import with_file
 from examples.digits.accuracy import digits_parser
 from recipes.plan_run import _parser as plan_parser
 

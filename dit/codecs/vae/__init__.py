@@ -3,7 +3,8 @@
 codec          the interface: video -> whitened latent -> pictures
 pixel          the codec without weights: space to depth
 autoencoder    codecs on the autoencoders of Diffusers
-families       the autoencoders of most families
+flux           those of FLUX.1 and of families with its kind of latents
+families       those of most other families
 flux2          that of FLUX.2, whose statistics are those of a batch norm
 hunyuan_video  those of HunyuanVideo and of its version 1.5
 ltx            that of LTX-Video, whose statistics lie beside its weights

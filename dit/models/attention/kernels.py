@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from dit.config import AttentionBackend
-from dit.models.attention.cudnn_graphs import cudnn_attention, takes_much_space
 from dit.models.attention.spans import Attend, Offsets, Spans
 from dit.pack_wire import to_device
 
@@ -321,6 +320,8 @@ def dot_product(heads: int, width: int, **ring: Any) -> Any:
 
 def cudnn_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
     """Attention by cuDNN's frontend, or by FlashAttention 2 if cuDNN would need too much memory."""
+    from dit.models.attention.cudnn_graphs import cudnn_attention, takes_much_space
+
     tokens, _, width = q_THK.shape
     attend = flash_2_kernel if takes_much_space(offsets, tokens, width) else cudnn_attention
     return attend(q_THK, k_SHK, v_SHK, offsets)

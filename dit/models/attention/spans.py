@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from dit.models.attention.cubes import Cubes
+if TYPE_CHECKING:
+    from dit.models.attention.cubes import Cubes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

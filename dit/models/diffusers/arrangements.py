@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dit.config import ModelConfig
 
@@ -152,7 +152,7 @@ class ByKeyHead(ByHead):
     key_heads: str = "num_kv_heads"
     width: str = "hidden_size"
 
-    def groups(self, model: Any) -> int:
+    def groups(self, model: ModelConfig) -> int:
         return getattr(model, self.key_heads)
 
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:

@@ -202,7 +202,7 @@ class ConfigKeys:
         values = {key: given.get(key) for key in reads}
         return {key: reads[key](value) for key, value in values.items() if value is not None}
 
-    def private(self, model: Any) -> dict[str, Any]:
+    def private(self, model: ModelConfig) -> dict[str, Any]:
         """The values of the private keys (see `kept_file`)."""
         return {one.field: getattr(model, one.field) for one in self.kept}
 

@@ -4,7 +4,7 @@ family      fields, sizes, rules; inputs; layers, from which parameters and oper
 model       the network: one row of latents, cross-attention to text, low-rank adaLN, positions
 diffusers   names of tensors, config.json, pipelines, names in other projects
 pipelines   the inputs that Diffusers' pipelines give it
-conditioner Anima's conditioner as a part of the network: its inputs and memory
 
-conditioner_layers has the conditioner's layers, conditioner_form its tensor names and config.json.
+conditioner_layers has the layers of Anima's conditioner, a part of some of these networks;
+conditioner_form has its tensor names and config.json.
 """

@@ -11,8 +11,7 @@ from typing import Any
 from dit.config.checks import Rule
 from dit.models.diffusers.form import Companion, ConfigKeys, Key
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows
-from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS
-from dit.models.dit.family import TextConditioner
+from dit.models.dit.family import MOST_CONDITIONER_LAYERS, DitConfig, TextConditioner
 
 FOLDER = "text_conditioner"
 _OURS = "conditioner"
@@ -44,11 +43,11 @@ def _layer(number: int) -> Iterator[Row]:
     yield from _linear(f"{at}.linear_fc2", f"{at}.mlp.2", "CD", "CF", **here)
 
 
-def _has(model: Any) -> bool:
+def _has(model: DitConfig) -> bool:
     return model.trains_conditioner
 
 
-def _narrows(model: Any) -> bool:
+def _narrows(model: DitConfig) -> bool:
     return _has(model) and model.conditioner_size != model.text_width
 
 
@@ -67,7 +66,7 @@ ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
 """Names of linears in ComfyUI and diffusion-pipe -> those of Diffusers."""
 
 
-def sizes(model: Any) -> dict[str, int]:
+def sizes(model: DitConfig) -> dict[str, int]:
     """The width for each letter in the shapes of `ROWS`."""
     width = model.conditioner_size
     return {

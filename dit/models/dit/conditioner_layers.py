@@ -21,6 +21,7 @@ from torch.nn.functional import gelu
 from dit.config import AttentionBackend
 from dit.models.attention.choice import attention_for
 from dit.models.attention.spans import Spans
+from dit.models.dit.family import DitConfig
 from dit.models.layers.parallel_linear import WholeLinear, dtype
 from dit.models.layers.queries_and_keys import HeadNorm, RotaryTable, rotate
 from dit.pack_wire import to_device
@@ -43,7 +44,7 @@ class Conditioner(nn.Module):
     The tokens attend to each other and to the states.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: DitConfig):
         super().__init__()
         width, made = model.conditioner_size, dtype(model)
         inputs, states = model.text_width, model.crossattn_emb_size

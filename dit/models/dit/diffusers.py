@@ -1,7 +1,4 @@
-"""The DiT in Diffusers: tensor names, config.json, pipelines, and calls of its network.
-
-Its class is `CosmosTransformer3DModel`.
-"""
+"""The DiT in Diffusers, `CosmosTransformer3DModel`: tensor names, config.json, pipelines, calls."""
 
 # D model width, R rank of a modulation, F width of the MLP, E width of the text that layers see,
 # I width of the text in the shards, K head width, C numbers in a token of the latent (P with the

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dit.config import ModelConfig
 from dit.config.checks import Rule, bounded, positive
-from dit.models.dit.conditioner import MOST_CONDITIONER_LAYERS, token_input
 from dit.models.family import (
     TINY_NETWORK,
     Family,
@@ -38,10 +37,12 @@ from dit.models.layer_spec import (
     StackSpec,
 )
 from dit.models.registry import imported
-from dit.token_ids import MOST_TOKENS, TOKEN_IDS
+from dit.token_ids import DIGITS, MOST_TOKENS, TOKEN_IDS
 
 if TYPE_CHECKING:
     from dit.models.positions import PositionRule
+
+MOST_CONDITIONER_LAYERS = 64
 
 
 class ExtraPosition(StrEnum):
@@ -314,7 +315,9 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
         text = replace(text, refused_encoders=others)
     texts = (text,)
     if model.trains_conditioner:
-        texts += (token_input(model, encoder=encoder),)
+        ids = model.conditioner_vocabulary
+        of_ids: Any = {"width": DIGITS, "vocabulary": ids, "encoder": encoder}
+        texts += (SampleInput(name=TOKEN_IDS, kind=InputKind.TEXT, **of_ids),)
     if not model.condition_mask:
         return texts
     frames = SampleInput(

@@ -14,7 +14,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from dit.batch import TEXT, PackedBatch
-from dit.models.dit.conditioner_layers import Conditioner
 from dit.models.dit.family import DitConfig, ExtraPosition, LowRankModulation, dit_stack
 from dit.models.layer_spec import TOKENS
 from dit.models.layers.modulation import AdaLNModule, TimestepConditioning, TimestepEmbedding
@@ -67,6 +66,8 @@ class DiT(CrossTransformer):
             if model.projects_text:
                 self.text_proj = TextProjection(model)
             if model.trains_conditioner:
+                from dit.models.dit.conditioner_layers import Conditioner
+
                 self.conditioner = Conditioner(model)
         self.build_stacks()
         if self.post_process:

@@ -19,6 +19,7 @@ from dit.models.diffusers.arrangements import THWC, ByKeyHead, Features
 from dit.models.diffusers.form import Key, same
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows
 from dit.models.joint.diffusers import mlp_ratio, outputs_as_inputs
+from dit.models.joint.refined import GroupedRefinedConfig
 from dit.models.joint.sequential_names import SequentialNames, sequential_rows, weight_row
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS
 
@@ -68,7 +69,7 @@ def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
     )
 
 
-def lumina_sizes(model: Any) -> dict[str, int]:
+def lumina_sizes(model: GroupedRefinedConfig) -> dict[str, int]:
     width, hidden = model.hidden_size, model.ffn_hidden_size
     head = width // model.num_attention_heads
     return {

@@ -11,6 +11,7 @@ from typing import Any
 
 from dit.models.diffusers.arrangements import Arrangement, GatesAndValues
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows, without_biases
+from dit.models.joint.refined import RefinedConfig
 from dit.models.joint.tensor_names import norm_rows
 
 
@@ -36,10 +37,10 @@ def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight"
     return Row(f"{ours}.{kind}", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
 
 
-def refined_layers(stacks: Iterable[str]) -> Callable[[Any], dict[str, int]]:
+def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str, int]]:
     """`NameTable.layers` of networks with refiners `stacks` and layers over text and latents."""
 
-    def layers(model: Any) -> dict[str, int]:
+    def layers(model: RefinedConfig) -> dict[str, int]:
         return {stack: model.num_refiner_layers for stack in stacks} | {"blocks": model.num_layers}
 
     return layers

@@ -19,6 +19,7 @@ from dit.models.diffusers.arrangements import (
     SwappedHalves,
 )
 from dit.models.diffusers.names import Row, TensorSplit, linear_rows
+from dit.models.joint.family import DoubleSingleConfig
 from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATIO
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
@@ -267,7 +268,7 @@ def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
     )
 
 
-def stack_layers(model: Any) -> dict[str, int]:
+def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
     """Number of double-stream and single-stream layers, by the names of their stacks."""
     return {"double_blocks": model.num_layers, "single_blocks": model.num_single_layers}
 

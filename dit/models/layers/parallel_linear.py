@@ -10,7 +10,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -78,7 +78,14 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
     )
 
 
-def dtype(model: ModelConfig) -> torch.dtype:
+class HasPrecision(Protocol):
+    """A configuration of a network, or a part of one, that says its precision."""
+
+    @property
+    def precision(self) -> Precision: ...
+
+
+def dtype(model: HasPrecision) -> torch.dtype:
     """Type of weights and activations."""
     return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
 

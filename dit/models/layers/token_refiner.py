@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from dit.models.attention.choice import attention_for
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import LEVEL_WAVES, REFINER_RATIO
 from dit.models.layers.modulation import sinusoid
-from dit.models.layers.parallel_linear import WholeLinear, dtype
+from dit.models.layers.parallel_linear import HasPrecision, WholeLinear, dtype
 from dit.models.layers.queries_and_keys import hold_key_bias
 
 
@@ -40,10 +40,36 @@ class WholeTwoLinears(nn.Module):
         return self.linear_2(silu(self.linear_1(x)))
 
 
+class RefinesText(HasPrecision, Protocol):
+    """A configuration with a token refiner."""
+
+    @property
+    def crossattn_emb_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_refiner_layers(self) -> int: ...
+    @property
+    def attention_backend(self) -> AttentionBackend: ...
+
+
+class EmbedsGlyphs(HasPrecision, Protocol):
+    """A configuration with an embedding of ByT5's rows."""
+
+    @property
+    def glyph_embed_size(self) -> int: ...
+    @property
+    def glyph_hidden_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+
+
 class GlyphEmbedding(nn.Module):
     """The embedding of ByT5's rows of quoted words, [G, E] -> [G, D]."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: EmbedsGlyphs):
         super().__init__()
         inputs, inside, made = model.glyph_embed_size, model.glyph_hidden_size, dtype(model)
         self.norm = nn.LayerNorm(inputs, eps=1e-5, dtype=made)
@@ -59,7 +85,7 @@ class GlyphEmbedding(nn.Module):
 class TokenRefiner(nn.Module):
     """Captions [L, E] -> [L, D], by layers in which a caption attends to itself."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: RefinesText):
         super().__init__()
         inputs, width, made = model.crossattn_emb_size, model.hidden_size, dtype(model)
         self.level = WholeTwoLinears(LEVEL_WAVES, width, dtype=made)

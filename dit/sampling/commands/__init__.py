@@ -1,6 +1,7 @@
 """The programs that recipes/ start.
 
-options           command line and YAML file of generate_dit.py
+options           options of generate_dit.py
+options_file      their YAML file, as arguments of the command line
 load_options      options of all programs that generate from a checkpoint
 lora_option       adapters of --lora, added to a network
 generate_program  the program of generate_dit.py: prompts and a checkpoint -> files

@@ -21,8 +21,8 @@ from dit.sampling.commands.options import (
     check_count,
     check_seed,
     parser,
-    with_file,
 )
+from dit.sampling.commands.options_file import with_file
 from dit.sampling.media_files import make_folder, replace_file, report_written, write_media
 from dit.sampling.prompts import Prompt, read_prompts
 

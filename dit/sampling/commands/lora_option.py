@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dit.lora.factors import check_fits, shapes_of, summed
 from dit.lora.files import read_lora
 from dit.lora.targets import attach_adapters
 from dit.models.layers.adaptable import FROZEN
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.adapters import draw_adapters
 
 _MOST_SCALE = 1000
@@ -45,7 +46,7 @@ def scaled_file(text: str, *, option: str) -> ScaledFile:
 
 
 def add_adapters(
-    network: Any,
+    network: StackedTransformer,
     given: Sequence[str],
     *,
     option: str,

@@ -1,31 +1,20 @@
-"""Options of `generate_dit.py`: dataclasses, their command line, and a YAML file of options.
-
-The command line takes precedence over the file. Generation files of AutoModel are read as well, for
-keys that have an option of ours; so are these keys on the command line.
-"""
+"""Options of `generate_dit.py`: dataclasses and their command line."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from dit.codecs.rgb import ReferenceFit
-from dit.command_line import OptionParser, add_options, option
+from dit.command_line import add_options, option
 from dit.config import Sampler
 from dit.config.validation import MOST_GUIDANCE
 from dit.distributed.entry import Parser
-from dit.local_path import CheckpointPath, LocalPath, checkpoint_place, local_text
-from dit.parsing import MOST_BYTES, YamlError, parse_yaml
+from dit.local_path import CheckpointPath, LocalPath
 from dit.sampling.commands.load_options import EncoderPlaces, NetworkOptions
 from dit.sampling.latent_sizes import MOST_PIXELS
 from dit.sampling.media_files import RATES
-from dit.system_errors import reason
 
 FPS = 24.0
 _MOST = {
@@ -53,36 +42,6 @@ _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
 """Samples of one call."""
-
-# Key of AutoModel -> option here.
-_AUTOMODEL = {
-    "model.checkpoint": "checkpoint_path",
-    "inference.num_inference_steps": "num_steps",
-    "inference.guidance_scale": "guidance",
-    "inference.height": "height",
-    "inference.width": "width",
-    "inference.prompts": "prompt",
-    "inference.pipeline_kwargs.num_frames": "num_video_frames",
-    "inference.pipeline_kwargs.negative_prompt": "negative_prompt",
-    "output.output_dir": "output_dir",
-    "output.fps": "fps",
-}
-# Beginning of a name in Lightricks' own pipeline -> what it sets, which none of Diffusers has.
-_LIGHTRICKS = {
-    "stg_": "spatio-temporal guidance (STG)",
-    "skip_block_list": "spatio-temporal guidance (STG)",
-    "cfg_star_": "cfg*",
-}
-_GROUPS = ("model", "inference", "inference.pipeline_kwargs", "output", "vae", "distributed")
-# Type of an option -> YAML types that it accepts, in words as well.
-_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
-    int: ((int,), "an integer"),
-    float: ((int, float), "a number"),
-    None: ((str,), "text, in quotes if it looks like something else"),
-    Path: ((str,), "text"),
-    local_text: ((str,), "text, in quotes if it looks like something else"),
-    checkpoint_place: ((str,), "text, in quotes if it looks like something else"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,115 +250,3 @@ def parser() -> Parser:
     add_options(parser.add_argument_group("how to sample"), SamplerOptions, NetworkOptions)
     add_options(parser.add_argument_group("files"), _FileOptions, EncoderPlaces)
     return parser
-
-
-def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
-    """The arguments in the file of `--config`, then those of the command line.
-
-    Raises:
-        ValueError: names the file, the key and its allowed values.
-    """
-    for token in argv:
-        _refuse_lightricks(token.partition("=")[0], token)
-    first = Parser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args([parser.spelled(_in_our_words(one)) for one in argv])
-    if known.config is None:
-        return rest
-    typed = {token.partition("=")[0] for token in rest}
-    options = {o: action for action in parser._actions for o in action.option_strings}
-    given, settings = list[str](), [*_settings(known.config)]
-    for key, value, place in settings:
-        for word in (key, *(value if isinstance(value, dict) else ())):
-            _refuse_lightricks(f"--{word}", f"{word} ({place})")
-    for key, value, place in settings:
-        name = _AUTOMODEL.get(key, key.replace("-", "_"))
-        action = options.get(f"--{name}")
-        if action is None and key.partition(".")[0] in _GROUPS:
-            sys.stderr.write(f"{key} ({place}): read, not used: it belongs to another program\n")
-        elif action is None or name in ("config", "help"):
-            near = get_close_matches(name, [o[2:] for o in options], n=1, cutoff=0.7)
-            guess = f"did you mean {near[0]}?" if near else "--help=all lists the options"
-            raise ValueError(f"{key}={_shown(value)} ({place}): unknown key; {guess}")
-        elif not typed & _instead_of(action) and value is not None:
-            given += _tokens(action, name, value, f"{key}={_shown(value)} ({place})")
-    return [*given, *rest]
-
-
-def _refuse_lightricks(option: str, shown: str) -> None:
-    """Raises an error for an option that only Lightricks' own pipeline of LTX-Video has.
-
-    Raises:
-        ValueError: names it, as `shown`, and its effect.
-    """
-    name = option.replace("-", "_")
-    for start, what in _LIGHTRICKS.items():
-        if name.startswith(f"__{start}"):
-            raise ValueError(
-                f"{shown}: {what} exists only in Lightricks' own pipeline; leave it out, and use"
-                " --guidance and --guidance_rescale"
-            )
-
-
-def _in_our_words(token: str) -> str:
-    """`token` with AutoModel's name of an option replaced by ours."""
-    name, equals, value = token.partition("=")
-    ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
-    return token if ours is None else f"--{ours}{equals}{value}"
-
-
-def _instead_of(action: argparse.Action) -> set[str]:
-    """Arguments that override this option; --prompt and --prompts_file override each other."""
-    if {"--prompt", "--prompts_file"} & set(action.option_strings):
-        return {"--prompt", "--prompts_file"}
-    return set(action.option_strings)
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, default=str, ensure_ascii=False)[:80]
-
-
-def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, file:line) of every setting; keys of AutoModel's groups have dots."""
-    try:
-        with path.open("rb") as file:
-            document = parse_yaml(file.read(MOST_BYTES + 1))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({reason(error)}); check --config") from error
-    except YamlError as error:
-        place = path if error.line is None else f"{path}:{error.line}"
-        raise ValueError(f"{place}: {error.problem}") from error
-    if not isinstance(document.values, dict):
-        raise ValueError(f"{path}: must be a mapping such as `guidance: 3`")
-    waiting = [(str(key), value) for key, value in document.values.items()]
-    while waiting:
-        key, value = waiting.pop(0)
-        if key in _GROUPS and isinstance(value, dict):
-            waiting = [*((f"{key}.{name}", item) for name, item in value.items()), *waiting]
-        elif not key.startswith("x-"):
-            yield key, value, f"{path}:{document.lines.get(key, 1)}"
-
-
-def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
-    """The command-line arguments for one setting of the file.
-
-    Raises:
-        ValueError: the option takes another type or number of values.
-    """
-    if action.nargs == 0:
-        if not isinstance(value, bool):
-            raise ValueError(f"{named}: expected true or false")
-        return [f"--{name}"] if value else []
-    several = isinstance(value, list)
-    repeatable = isinstance(action, argparse._AppendAction)
-    if several != isinstance(action.nargs, int) and not (several and repeatable):
-        raise ValueError(f"{named}: expected " + ("one value" if several else "a list of two"))
-    if isinstance(action.nargs, int) and len(value) != action.nargs:
-        raise ValueError(f"{named}: expected a list of {action.nargs}")
-    parts = value if several else [value]
-    kinds, words = _KINDS[action.type]
-    if any(not isinstance(part, kinds) or isinstance(part, bool) for part in parts):
-        raise ValueError(f"{named}: expected {words}")
-    if isinstance(action.nargs, int):
-        return [f"--{name}", *map(str, parts)]
-    return [f"--{name}={part}" for part in parts]

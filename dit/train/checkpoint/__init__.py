@@ -26,6 +26,7 @@ RUN/                             checkpoint.save
 
 saving         when a run is saved, and commands for a finished run
 state_dict     the content of a checkpoint, and how it is loaded
+without_tensors  what a checkpoint holds, and whether it fits a run, without reading tensors
 adapters       start of a run with adapters and their frozen weights
 data_position  the loaders' states of a checkpoint
 shares         the rank that writes and reads each weight

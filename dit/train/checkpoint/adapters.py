@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from megatron.core.process_groups_config import ProcessGroupCollection
-from megatron.core.transformer.module import MegatronModule
 from torch.distributed import ProcessGroup
 
 from dit.checkpoint_paths import CheckpointError, has_adapters, saved_config, verify
@@ -35,8 +34,10 @@ from dit.lora.factors import LoraFactors, shapes_of, to_stored
 from dit.lora.frozen import frozen_adapter
 from dit.lora.targets import Adapters, adapters_by_linear, attach_adapters
 from dit.models.layers.adaptable import CHILD, FROZEN, is_adapter
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.starting_point import StartingPoint
-from dit.train.checkpoint.state_dict import check_average, check_same_weights, load_weights
+from dit.train.checkpoint.state_dict import load_weights
+from dit.train.checkpoint.without_tensors import check_average, check_same_weights
 from dit.train.model_and_optimizer import (
     Initialise,
     draw_weights,
@@ -76,7 +77,10 @@ class AdapterStart:
         return partial(_then_from_file, fill, config.lora, config.model) if new else fill
 
     def load_base(
-        self, modules: Sequence[MegatronModule], model: ModelConfig, groups: ProcessGroupCollection
+        self,
+        modules: Sequence[StackedTransformer],
+        model: ModelConfig,
+        groups: ProcessGroupCollection,
     ) -> None:
         """Loads the frozen weights and adapters; all ranks call it.
 
@@ -95,13 +99,15 @@ class AdapterStart:
             draw_adapters(module, self.frozen, copies=groups.dp_cp, adapter=FROZEN)
 
 
-def initialise_adapters(model: Any, seed: int) -> None:
+def initialise_adapters(model: StackedTransformer, seed: int) -> None:
     """Initialises adapters only, whose base comes from a file; all data ranks call it."""
     copies = model.groups.dp_cp
     initialise(model, seed=seed, std=None, copies=copies, chosen=is_adapter)
 
 
-def _then_from_file(fill: Initialise, lora: LoraConfig, model: ModelConfig, module: Any) -> None:
+def _then_from_file(
+    fill: Initialise, lora: LoraConfig, model: ModelConfig, module: StackedTransformer
+) -> None:
     """Fills `module` by `fill`, and its adapters from the file `lora.init_from`.
 
     All ranks call it; the first one reads the file for them.
@@ -183,7 +189,7 @@ def check_base(base: FrozenBase, model: ModelConfig) -> None:
 
 def load_adapted(
     path: Path,
-    network: Any,
+    network: StackedTransformer,
     groups: ProcessGroupCollection,
     *,
     averaged: bool,
@@ -211,7 +217,7 @@ def load_adapted(
 
 
 def draw_adapters(
-    network: Any,
+    network: StackedTransformer,
     factors: Mapping[str, LoraFactors],
     *,
     copies: ProcessGroup | None = None,

@@ -5,14 +5,12 @@ The files are listed in `dit.train.checkpoint`. `TrainProgress` counts the steps
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
@@ -26,21 +24,27 @@ from torch.distributed.checkpoint.api import CheckpointException
 from dit.batch import NullInputs
 from dit.checkpoint_paths import (
     CheckpointError,
-    check_index,
     damaged,
     has_adapters,
     saved_config,
     verify,
 )
-from dit.config import EmaKind, LossKind, ModelConfig, RunConfig, Weights
-from dit.config.resume import OF_MODEL, Resume, resume_class, weight_settings
-from dit.config_loading.schema import schema_of
+from dit.config import EmaKind, RunConfig, Weights
 from dit.distcp import common_values, load, tensor_names
 from dit.distributed.watchdog import is_lost_peer
 from dit.models.layers.adaptable import is_stored
 from dit.models.parameter_groups import NOTHING_FROZEN, FrozenWeights, frozen_weights
 from dit.train.checkpoint.exchange import WEIGHT, StateExchange
 from dit.train.checkpoint.shares import stored_by
+from dit.train.checkpoint.without_tensors import (
+    AVERAGE,
+    CRITIC,
+    check_average,
+    check_same_model,
+    check_same_weights,
+    from_index,
+    has_average,
+)
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.optimizer.narrow_moments import put_moments
 from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, optimizer_values
@@ -89,11 +93,6 @@ class TrainProgress:
 
 
 INTERVAL = "log_interval.safetensors"
-_T = TypeVar("_T")
-_AVERAGE = "ema."
-"""Prefix of the average of a weight."""
-CRITIC = "critic"
-"""The critic of a distillation; with a dot, the prefix of what a checkpoint holds of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +125,7 @@ def load_checkpoint(
     averaged = saved_config(path).ema.kind is not EmaKind.NONE
     progress = _progress(_load_network(path, model, config=config, averaged=averaged))
     if critic is not None:
-        kept = _has_average(path, among=CRITIC)
+        kept = has_average(path, among=CRITIC)
         _load_network(path, critic, config=config, averaged=kept, among=CRITIC)
         if critic.ema is not None and not kept:
             critic.ema.restart()
@@ -195,7 +194,7 @@ def saved_step(path: Path) -> int:
     Raises:
         CheckpointError: it is damaged.
     """
-    return _progress(_from_index(path, common_values)).step
+    return _progress(from_index(path, common_values)).step
 
 
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
@@ -211,12 +210,12 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
     check_starts_from(path, config)
     verify(path)
     ema = model.ema if config.train.warm_start_ema else None
-    goes_on = ema is not None and _has_average(path)
+    goes_on = ema is not None and has_average(path)
     exchange = StateExchange(
         model.modules,
         model.groups,
         optimizer=model.optimizer,
-        values={_AVERAGE: ema.averages} if ema is not None and goes_on else {},
+        values={AVERAGE: ema.averages} if ema is not None and goes_on else {},
         chosen=_stored_by(path),
         frozen=frozen_weights(saved_config(path)),
     )
@@ -262,7 +261,7 @@ def _load_weights(
         CheckpointError: the checkpoint has no average.
     """
     check_average(path, averaged=averaged)
-    wanted = exchange.wanted(weights=_AVERAGE if averaged else WEIGHT, everywhere=True)
+    wanted = exchange.wanted(weights=AVERAGE if averaged else WEIGHT, everywhere=True)
     loaded, own = _read_network(path, wanted, among)
     exchange.hand_out(own.get("share", {}))
     return loaded
@@ -275,7 +274,7 @@ def check_continues(path: Path, config: RunConfig) -> None:
         CheckpointError: it belongs to another model, or has only weights.
     """
     check_same_model(path, config)
-    if not any(name.startswith("optimizer.") for name in _from_index(path, tensor_names)):
+    if not any(name.startswith("optimizer.") for name in from_index(path, tensor_names)):
         raise CheckpointError(
             f"{path} holds weights and no optimizer, as an import does; start a new run from them:"
             f" checkpoint.finetune=true checkpoint.load={path}"
@@ -292,38 +291,13 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
     check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
     if config.train.warm_start_ema and config.ema.kind is EmaKind.POWER:
-        progress = _progress(_from_index(path, common_values))
+        progress = _progress(from_index(path, common_values))
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
                 f"{path} does not say how many updates are behind its weights, as no import does,"
                 " and train.warm_start_ema=true with ema.kind=power needs the number; set"
                 " ema.kind=constant, or leave it out"
             )
-
-
-def check_average(path: Path, *, averaged: bool) -> None:
-    """Refuses a checkpoint without the requested average, without reading tensors.
-
-    Raises:
-        CheckpointError: it has no average, or its index is damaged.
-    """
-    there = _has_average(path)  # finds a damaged index as well
-    if averaged and not there:
-        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
-
-
-def _has_average(path: Path, *, among: str | None = None) -> bool:
-    begins = _AVERAGE if among is None else f"{among}.{_AVERAGE}"
-    return any(name.startswith(begins) for name in _from_index(path, tensor_names))
-
-
-def has_critic(path: Path) -> bool:
-    """Whether a checkpoint holds the critic of a distillation, too; reads no tensor.
-
-    Raises:
-        CheckpointError: its index is damaged.
-    """
-    return any(name.startswith(f"{CRITIC}.") for name in _from_index(path, tensor_names))
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
@@ -345,26 +319,13 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
         raise damaged(file, error) from error
 
 
-def _from_index(path: Path, read: Callable[[Path], _T]) -> _T:
-    """`read(path)`, for functions that read the index of a checkpoint.
-
-    Raises:
-        CheckpointError: a file of the index is damaged.
-    """
-    check_index(path)
-    try:
-        return read(path)
-    except Exception as error:
-        raise damaged(path, error) from error
-
-
 def _read(state: dict[str, Any], path: Path) -> Any:
     """The values that Megatron-Core stored for `state`.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    _from_index(path, tensor_names)  # at a damaged index torch would print tracebacks
+    from_index(path, tensor_names)  # at a damaged index torch would print tracebacks
     try:
         return load(state, path)
     except CheckpointException as error:
@@ -417,75 +378,5 @@ def stored_values(
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:
-        values[_AVERAGE] = model.ema.averages
+        values[AVERAGE] = model.ema.averages
     return values
-
-
-def check_same_model(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape or another meaning.
-
-    Raises:
-        CheckpointError: names every setting that differs, with both values.
-    """
-    saved = saved_config(path)
-    before, here = _fixed(saved), _fixed(config)
-    if not (saved.ddp.use_distributed_optimizer or config.ddp.use_distributed_optimizer):
-        # Without it Megatron-Core stores float32 main parameters for bf16 only.
-        before["model.precision"] = saved.model.precision
-        here["model.precision"] = config.model.precision
-    different = _different(before, here)
-    if different:
-        raise CheckpointError(
-            f"{path} was trained with other settings:{different}\nUse its settings. Or start a new"
-            " run, with another checkpoint.save: from the beginning, or from these weights"
-            f" (checkpoint.finetune=true checkpoint.load={path}), where only model and adapters"
-            " must agree"
-        )
-
-
-def check_same_weights(path: Path, model: ModelConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape.
-
-    Raises:
-        CheckpointError: names every setting that differs, with both values.
-    """
-    different = _different(_of_weights(saved_config(path).model), _of_weights(model))
-    if different:
-        raise CheckpointError(
-            f"{path} holds the weights of another model:{different}\nUse its settings;"
-            " checkpoint.finetune=true leaves free all that is not the model: objective, data,"
-            " batch size, learning rate, average, precision and parallelism"
-        )
-
-
-def _different(saved: dict[str, Any], here: dict[str, Any]) -> str:
-    return "".join(
-        f"\n  {name}: {_spelled(was)} in the checkpoint, {_spelled(now)} here"
-        for name in sorted({**saved, **here})  # families have keys of their own
-        if (was := saved.get(name)) != (now := here.get(name))
-    )
-
-
-def _spelled(value: Any) -> str:
-    return json.dumps(value, default=asdict, ensure_ascii=False).strip('"')
-
-
-def _of_weights(model: ModelConfig) -> dict[str, Any]:
-    """Keys of `model` that another run on the same weights must keep, with their values."""
-    return {
-        f"model.{name}": value
-        for name, value in weight_settings(model).items()
-        if resume_class(type(model), name) is not Resume.OF_INPUTS
-    }
-
-
-def _fixed(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide shape and meaning of a checkpoint's tensors."""
-    schema, fixed = schema_of(config), {}
-    for key in schema.all_keys():
-        if schema.resume_class(key) in OF_MODEL:
-            fixed[key] = attrgetter(key)(config)
-    # With another error the network learns another location of the target than its mean.
-    if config.objective.loss is not LossKind.HUBER:
-        fixed["objective.huber_c"] = None
-    return fixed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from dit.checkpoint_paths import CheckpointError, find_checkpoint, verify
 from dit.config import RunConfig
@@ -16,8 +15,10 @@ from dit.distributed.collective_errors import from_first_rank
 from dit.lora.checkpoint import adapters_of, factors_of_file
 from dit.lora.factors import LoraFactors, shapes_of
 from dit.lora.targets import Adapters
+from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.train.checkpoint.adapters import AdapterStart, draw_adapters, initialise_adapters
-from dit.train.checkpoint.state_dict import CRITIC, check_same_weights, has_critic, load_weights
+from dit.train.checkpoint.state_dict import load_weights
+from dit.train.checkpoint.without_tensors import CRITIC, check_same_weights, has_critic
 from dit.train.distill.teacher import check_place, frozen_run, start_at
 from dit.train.model_and_optimizer import Initialise
 from dit.train.train_state import ReadFolder
@@ -101,14 +102,14 @@ def _other_adapters(place: str | None) -> CheckpointError:
     )
 
 
-def _draw(module: Any, factors: dict[str, LoraFactors]) -> None:
+def _draw(module: StackedTransformer, factors: dict[str, LoraFactors]) -> None:
     draw_adapters(module, factors, copies=module.groups.dp_cp)
 
 
-def _from_checkpoint(module: Any, path: Path) -> None:
+def _from_checkpoint(module: StackedTransformer, path: Path) -> None:
     verify(path)
     load_weights(path, [module], module.groups, averaged=False, among=CRITIC)
 
 
-def _from_start(module: Any, start: AdapterStart, config: RunConfig) -> None:
+def _from_start(module: StackedTransformer, start: AdapterStart, config: RunConfig) -> None:
     start.load_base([module], frozen_run(config).model, module.groups)

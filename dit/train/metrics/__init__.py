@@ -1,7 +1,8 @@
 """The metrics of a run, and the files they are written to.
 
 step_metrics        every step: seconds of its parts, and sums over all ranks
-interval_metrics    every log_interval steps: loss by noise level, norms, lengths of samples
+interval_metrics    every log_interval steps: loss by noise level, lengths of samples
+norms               likewise: norms of weights, gradient and update
 target              the loss at which a run ends
 run_logger          decides which values are written where
 writers             metrics.jsonl, TensorBoard, W&B and the terminal, with pictures in half blocks

@@ -28,7 +28,7 @@ without them, and they never make a step wait for the device.
 """
 
 # N samples of a pack, Q quantile ranges of the noise level
-# G parts of the model, 4 kinds of SQUARES, W shards of weights on this rank; R ranks
+# R ranks
 # B bins of the histogram of lengths
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ from torch import Tensor
 from dit.batch import PackedBatch
 from dit.config import RunConfig
 from dit.data import dataset_sizes
-from dit.distributed.data_parallel import MainParamShard, main_param_shards, state_copy
 from dit.distributed.process_groups import device
-from dit.models.registry import family_of
 from dit.objectives.objective import TrainingObjective
 from dit.pack_wire import to_device
-from dit.train.optimizer import foreach
+from dit.train.metrics.norms import Norms
 
 if TYPE_CHECKING:
     from dit.distributed.model_parallel import Item
@@ -372,86 +370,3 @@ def edges_and_counts(bins: Bins) -> tuple[list[float], list[int]]:
         edges.append(float(longest))
         counts.append(count)
     return edges, counts
-
-
-SQUARES = ("gradient", "weight", "update", "distance")
-"""Kinds of sums of squares; `distance` is that to the average."""
-EMBEDDERS = "embedders"
-"""The part of weights that no word of their family's `parts` names."""
-
-
-def part_of(name: str, parts: Mapping[str, str]) -> str:
-    """The part of the model to which a weight belongs; other weights are embedders."""
-    return next((parts[word] for word in name.split(".") if word in parts), EMBEDDERS)
-
-
-class Norms:
-    """Sums of squares over this rank's shards of the weights."""
-
-    def __init__(self, model: ModelAndOptimizer):
-        self.model = model
-        names = {w: name for chunk in model.chunks for name, w in chunk.named_parameters()}
-        is_copy = state_copy(model.chunks, model.groups) > 0
-        shards = main_param_shards(model.optimizer)
-        network: Any = model.chunks[0].module
-        words = family_of(network.model).parts
-        self.parts = [EMBEDDERS, *dict.fromkeys(words.values())]
-        self.counted = [
-            (index, shard, self.parts.index(part_of(names[shard.weight], words)))
-            for index, shard in enumerate(shards)
-            if not is_copy and self._counts(shard)
-        ]
-        self.before: list[Tensor] = []
-
-    def _counts(self, shard: MainParamShard) -> bool:
-        split = getattr(shard.weight, "tensor_model_parallel", False)
-        copy = getattr(shard.weight, "shared", False)
-        return not copy and (split or self.model.groups.tp.rank() == 0)
-
-    @torch.no_grad()
-    def keep_weights(self) -> None:
-        """Keeps a copy of the weights until `take`, as large as validation of the average needs."""
-        self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
-
-    @torch.no_grad()
-    def take(self) -> dict[str, Tensor]:
-        """This rank's sums of squares after an update, float64 [G], by kind."""
-        squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
-        if self.counted:
-            squares_W4 = torch.stack(self._norms(), dim=1).double().square()
-            part_W = torch.tensor([part for *_, part in self.counted])
-            squares_G4.index_add_(0, to_device(part_W, squares_G4.device), squares_W4)
-        self.before = []
-        return dict(zip(SQUARES, squares_G4.unbind(1), strict=True))
-
-    def _norms(self) -> list[Tensor]:
-        """Norms [W] of the weights' own shards, one tensor for each of `SQUARES`."""
-        weights = [shard.value for _, shard, _ in self.counted]
-        nothing = weights[0].new_zeros(())
-        gradients = [nothing if value.grad is None else value.grad for value in weights]
-        found = [foreach.norms(gradients), foreach.norms(weights)]
-        # In the copies of the weights: differences take no memory of their own.
-        foreach.subtract(self.before, weights)
-        found.append(foreach.norms(self.before))
-        if self.model.ema is None:
-            return [*found, torch.zeros_like(found[0])]
-        averages = self.model.ema.averages
-        foreach.copy(self.before, weights)
-        foreach.subtract(self.before, [averages[index] for index, *_ in self.counted])
-        return [*found, foreach.norms(self.before)]
-
-    def values(self, squares: Mapping[str, Tensor], *, grad_norm: float) -> dict[str, float]:
-        """The norms from the sums [G] of all ranks, by kind.
-
-        Clipping has scaled all gradients by one factor, so their parts of the norm are unchanged.
-        """
-        gradient, weight, update, distance = (float(squares[name].sum()) for name in SQUARES)
-        values = {
-            f"grad_norm_{name}": grad_norm * math.sqrt(square / gradient)
-            for name, square in zip(self.parts, squares["gradient"].tolist(), strict=True)
-            if gradient
-        }
-        values |= {"weight_norm": math.sqrt(weight), "update_ratio": math.sqrt(update / weight)}
-        if self.model.ema is not None:
-            values["ema_distance"] = math.sqrt(distance / weight)
-        return values

@@ -21,7 +21,6 @@ from dit.config.groups import MlperfDivision
 from dit.parsing import parse_json
 from dit.safe_writing import write_atomically
 
-MLPERF_FILE = "mlperf.log"
 _TOKEN = ":::MLLOG "
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -37,12 +37,16 @@ from dit.train.metrics.jsonl import (
     environment,
     explain_write_errors,
 )
-from dit.train.metrics.mlperf_log import MLPERF_FILE, MlperfLog, mlperf_facts
 from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
 from dit.train.metrics.target import compared_loss, reached_line, was_at_target
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
 from dit.watching import NotShown, watching
+
+if TYPE_CHECKING:
+    from dit.train.metrics.mlperf_log import MlperfLog
+
+MLPERF_FILE = "mlperf.log"
 
 
 class RunLogger:
@@ -274,6 +278,8 @@ class RunLogger:
 
 def _mlperf_log(run: TrainState, folder: Path) -> MlperfLog:
     """MLPerf's log of a loaded run that is about to take its next step."""
+    from dit.train.metrics.mlperf_log import MlperfLog, mlperf_facts  # of few runs
+
     samples = run.progress.consumed_samples
     log = MlperfLog(folder / MLPERF_FILE, samples=samples)
     if run.progress.step:

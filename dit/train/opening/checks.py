@@ -47,7 +47,6 @@ from dit.sizing.flops import work_of_packs
 from dit.sizing.passes import absent_data
 from dit.train.attention_choice import check_named
 from dit.train.checkpoint.data_position import read_positions, restore_position
-from dit.train.checkpoint.mirror import to_fetch
 from dit.train.checkpoint.saving import disk_space_notes
 from dit.train.checkpoint.starting_point import (
     StartingPoint,
@@ -182,9 +181,12 @@ def _check_start(
     """The start of a run, and lines about its weights; a mirror's checkpoint is not fetched."""
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
-    if name := to_fetch(config.checkpoint):
-        line = f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before"
-        return StartingPoint(), [line]
+    if mirror := config.checkpoint.mirror:
+        from dit.train.checkpoint.mirror import to_fetch
+
+        if name := to_fetch(config.checkpoint):
+            line = f"{name} is fetched from {mirror}, and not looked at before"
+            return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
     lines, trained = _check_adapters(config, point, read_folder)
     if config.distill.method is not None:

@@ -12,7 +12,6 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from dit.config import Recompute, RunConfig
 from dit.distributed.collective_errors import on_all_ranks
 from dit.distributed.process_groups import device_memory, process_groups
-from dit.sizing.recomputation import choose_recomputation
 from dit.train.opening.checks import check_settings
 
 
@@ -50,6 +49,8 @@ def with_recomputation(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
     """The configuration with a value for `recompute_granularity=auto`, and a note."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return config, ()
+    from dit.sizing.recomputation import choose_recomputation
+
     known = [size for size in on_all_ranks(device_memory) if size is not None]
     size = min(known, default=None)  # ranks that share a layer must recompute alike
     chosen = choose_recomputation(config, world_size=dist.get_world_size(), device_memory=size)

@@ -13,7 +13,7 @@ from dit.config import RunConfig, Sharding
 from dit.distributed.data_parallel import ModelChunk
 from dit.distributed.watchdog import heartbeat
 from dit.train.attention_choice import with_attention
-from dit.train.checkpoint.state_dict import CRITIC
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.model_and_optimizer import ModelAndOptimizer, build_model_and_optimizer
 from dit.train.opening.machine import Machine
 from dit.train.opening.start import NETWORK, Start, Starts

@@ -31,10 +31,10 @@ from dit.distributed.watchdog import heartbeat
 from dit.objectives.registry import training_objective
 from dit.train.checkpoint.async_save import Saver
 from dit.train.checkpoint.data_position import Position, data_positions, restore_position
-from dit.train.checkpoint.mirror import Mirror
 from dit.train.checkpoint.saving import disk_space_notes
 from dit.train.checkpoint.starting_point import Origin, saved_origin
-from dit.train.checkpoint.state_dict import CRITIC, interval_sums, load_checkpoint, start_from
+from dit.train.checkpoint.state_dict import interval_sums, load_checkpoint, start_from
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.metrics.interval_metrics import IntervalMetrics
 from dit.train.opening.data import Data
 from dit.train.opening.machine import Machine
@@ -88,7 +88,10 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
     run.saver = Saver(folder, run.config, adapters=lora_json)
     if dist.get_rank() == 0:
         run.saver.clear()  # frees space before anything is written
-        run.mirror = Mirror(run.config) if run.config.checkpoint.mirror else None
+        if run.config.checkpoint.mirror:
+            from dit.train.checkpoint.mirror import Mirror
+
+            run.mirror = Mirror(run.config)
 
 
 def resume(run: TrainState, start: Start) -> None:

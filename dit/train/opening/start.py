@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from dit.checkpoint_paths import has_adapters
-from dit.config import RunConfig
+from dit.config import CheckpointConfig, RunConfig
 from dit.distributed.collective_errors import from_first_rank
 from dit.safe_writing import FolderInUseError, only_writer
 from dit.system_errors import explained
-from dit.train.checkpoint.mirror import restored
 from dit.train.checkpoint.starting_point import (
     StartingPoint,
     check_writable,
     starting_point,
     unwritable,
 )
-from dit.train.checkpoint.state_dict import CRITIC
+from dit.train.checkpoint.without_tensors import CRITIC
 from dit.train.model_and_optimizer import Initialise, initialise_weights, leave_to_checkpoint
 from dit.train.opening.machine import Machine
 from dit.train.train_state import InitialWeights, ReadFolder
@@ -88,10 +87,18 @@ def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
     """
     config, notes = machine.config, list[str]()
     folder = ends.enter_context(run_folder(config.checkpoint.save))
-    notes += from_first_rank(lambda: restored(config.checkpoint))
+    notes += from_first_rank(lambda: _fetched(config.checkpoint))
     networks = _starts_of_networks(config, given, notes.append)
     teacher = _start_of_teacher(config, given)
     return Starts(folder=folder, networks=networks, teacher=teacher, notes=tuple(notes))
+
+
+def _fetched(checkpoint: CheckpointConfig) -> list[str]:
+    if not checkpoint.mirror:
+        return []
+    from dit.train.checkpoint.mirror import restored
+
+    return restored(checkpoint)
 
 
 def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:

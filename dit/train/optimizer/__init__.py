@@ -7,6 +7,7 @@ whole_matrices  matrices that ranks hold in parts, gathered on one of them for a
 narrow_moments  Adam's moments in fewer bits, by Transformer Engine
 update          one clipped update of the weights, and the schedule of its learning rate
 states          the optimizer states of each weight, in the form of checkpoints
+ema             the average of the weights
 foreach         one operation on all weights
 
 `OptimizerConfig.states` lists the states by name and in bytes for each number; memory estimate,

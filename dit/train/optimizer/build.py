@@ -14,6 +14,7 @@ from megatron.core.optimizer import (
     get_megatron_optimizer,
     get_standard_config_overrides,
 )
+from megatron.core.transformer.module import MegatronModule
 
 from dit.config import OptimizerKind, ParameterGroup, Precision, RunConfig, Sharding
 from dit.distributed.data_parallel import ModelChunk, chained_optimizers, named_weights
@@ -127,7 +128,8 @@ def _of_groups(
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:
         names = {param: name for name, param in named_weights(chunk)}
-        for param, group in grouped(chunk.module, groups):
+        network: Any = chunk.module
+        for param, group in grouped(network, groups):
             factor = group.lr_factor if group.lr is None else group.lr / c.lr
             factors = {} if factor is None else {"lr_mult": float(factor)}
             decays = not any(key.matches(param, names[param]) for key in without_decay)
@@ -141,7 +143,7 @@ def _of_groups(
 
 
 def grouped(
-    module: Any, groups: Mapping[Weight, ParameterGroup]
+    module: MegatronModule, groups: Mapping[Weight, ParameterGroup]
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
     """The weights in a part of the network that belong to a group."""
     for entry in entries_of(module) if groups else ():
@@ -150,7 +152,7 @@ def grouped(
             yield entry.data, group
 
 
-def freeze_groups(module: Any, config: RunConfig) -> None:
+def freeze_groups(module: MegatronModule, config: RunConfig) -> None:
     """Freezes the weights of frozen groups, before the module is wrapped.
 
     Raises:

@@ -195,8 +195,8 @@ def test_an_uneven_pack_of_odd_heads_would_take_too_much_memory(monkeypatch, wid
 
     Only where the width of a head does not divide by 16 the frontend makes room for that.
     """
-    for name in ("cudnn_attention", "flash_2_kernel"):
-        monkeypatch.setattr(kernels, name, lambda *of, name=name: name)
+    for module, name in ((cudnn_graphs, "cudnn_attention"), (kernels, "flash_2_kernel")):
+        monkeypatch.setattr(module, name, lambda *of, name=name: name)
     cu = torch.tensor([0, 16_384, *(16_384 + 160 * (n + 1) for n in range(100))])
     offsets = Offsets(cu=cu, key_cu=cu, longest=16_384, longest_key=16_384)
     q = torch.empty(32_384, 1, width, device="meta")

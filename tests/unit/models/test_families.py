@@ -22,7 +22,7 @@ from dit.models.registry import (
     family_of,
     named_model,
 )
-from dit.train.checkpoint.state_dict import _different, _of_weights
+from dit.train.checkpoint.without_tensors import _different, _of_weights
 from dit.train.model_and_optimizer import initialise_weights
 from recipes.runs import RECIPES, dit_debug, dit_s, dit_xl
 from tests.odd_family import PLACE, OddConfig

@@ -18,7 +18,7 @@ from dit.lora.targets import chosen_adapters
 from dit.models.flux.model import FluxNetwork
 from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
-from dit.train.checkpoint.state_dict import _fixed
+from dit.train.checkpoint.without_tensors import _fixed
 from dit.train.model_and_optimizer import initialise_weights, randomise
 from recipes.runs import dit_debug
 from tests.families.flux import flux_model

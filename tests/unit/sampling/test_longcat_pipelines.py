@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from dit.codecs.vae.families import LongCatEdit
+from dit.codecs.vae.flux import LongCatEdit
 from dit.config import Weights
 from dit.convert.verify import compare_forward
 from tests.families.case import NEGATIVE, PROMPT, gap

@@ -15,7 +15,8 @@ from dit.command_line import chosen
 from dit.config_loading import load_config
 from dit.sampling.commands.generate_media import options_of_network
 from dit.sampling.commands.lora_option import scaled_file
-from dit.sampling.commands.options import GenerationOptions, parser, with_file
+from dit.sampling.commands.options import GenerationOptions, parser
+from dit.sampling.commands.options_file import with_file
 from dit.sampling.validation.samples import settings_of
 from recipes.runs import RECIPES
 from tests.hostile import damaged, mistaken

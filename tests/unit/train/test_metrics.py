@@ -28,12 +28,11 @@ from dit.objectives.timestep_sampling import draw_quantiles
 from dit.objectives.training_target import training_problem
 from dit.train.checkpoint.state_dict import TrainProgress
 from dit.train.metrics.interval_metrics import (
-    EMBEDDERS,
     DataStats,
     IntervalMetrics,
     edges_and_counts,
-    part_of,
 )
+from dit.train.metrics.norms import EMBEDDERS, part_of
 from dit.train.metrics.step_metrics import (
     ON_DEVICE,
     StepMetrics,

@@ -29,9 +29,10 @@ from dit.config import (
 from dit.distributed.full_sharding import over_rows
 from dit.models.dit.family import ExtraPosition
 from dit.models.layers import parallel_linear
-from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at, power_exponent
+from dit.train.model_and_optimizer import build_model_and_optimizer
 from dit.train.optimizer import adamw, foreach
 from dit.train.optimizer.adamw import GroupStepAdam
+from dit.train.optimizer.ema import decay_at, power_exponent
 from dit.train.optimizer.update import clip_and_step, learning_rate, set_learning_rate
 from dit.train.step import optimizer_step
 from tests.late_copies import LateCopies

@@ -25,12 +25,8 @@ from dit.config import (
 from dit.config_loading import changes, save_config
 from dit.distributed.data_parallel import main_param_shards
 from dit.train.checkpoint.async_save import save_checkpoint
-from dit.train.checkpoint.state_dict import (
-    TrainProgress,
-    check_same_model,
-    load_checkpoint,
-    start_from,
-)
+from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, start_from
+from dit.train.checkpoint.without_tensors import check_same_model
 from dit.train.model_and_optimizer import build_model_and_optimizer
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 from tests.packs import run_config

@@ -22,7 +22,7 @@ from dit.config_loading.schema import as_typed, schema_of
 from dit.data import DataError
 from dit.data.loader_state import check_identity, loader_identity, places_of
 from dit.models.registry import families
-from dit.train.checkpoint import state_dict
+from dit.train.checkpoint import without_tensors
 from tests.unit.data.conftest import Shards
 
 OTHER = {
@@ -110,16 +110,16 @@ def test_what_stored_weights_and_moments_depend_on_is_refused_by_name(
         if key in known or key in ONE_VALUE:
             continue
         saved = load_config(base, overrides=WITH.get(key, ()))
-        monkeypatch.setattr(state_dict, "saved_config", lambda path, saved=saved: saved)
-        state_dict.check_same_model(tmp_path, saved)
+        monkeypatch.setattr(without_tensors, "saved_config", lambda path, saved=saved: saved)
+        without_tensors.check_same_model(tmp_path, saved)
         here = _another(saved, key)
         difference = rf"\n  {key}: .* in the checkpoint, .* here"
         with pytest.raises(CheckpointError, match=difference):
-            state_dict.check_same_model(tmp_path, here)
+            without_tensors.check_same_model(tmp_path, here)
         # A new run on these weights keeps what decides their shape and meaning, and nothing else.
         of_weights = key.startswith("model.") and key not in _refused(base, Resume.OF_INPUTS)
         with pytest.raises(CheckpointError, match=difference) if of_weights else nullcontext():
-            state_dict.check_same_weights(tmp_path, here.model)
+            without_tensors.check_same_weights(tmp_path, here.model)
 
 
 def test_keys_of_one_value_have_no_other():

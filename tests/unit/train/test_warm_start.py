@@ -22,7 +22,8 @@ from dit.config import (
 )
 from dit.train.checkpoint.async_save import save_checkpoint
 from dit.train.checkpoint.state_dict import TrainProgress, load_checkpoint, start_from
-from dit.train.model_and_optimizer import build_model_and_optimizer, decay_at
+from dit.train.model_and_optimizer import build_model_and_optimizer
+from dit.train.optimizer.ema import decay_at
 from tests.learning import DATA, assert_equal, tiny_run, train, weights_and_averages
 
 POWER, CONSTANT = EmaConfig(sigma_rel=0.2), EmaConfig(kind=EmaKind.CONSTANT, decay=0.9)

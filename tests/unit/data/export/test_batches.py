@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from data_prep.formats.convert import export
+from data_prep.formats.export import export
 from data_prep.packing import PackOptions, pack_dataset
 from data_prep.planning.splits import ALL_IN_TRAIN
 from data_prep.refusals import PrepError

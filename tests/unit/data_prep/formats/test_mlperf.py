@@ -22,7 +22,7 @@ from torch import Tensor
 
 from data_prep.cli.parser import main
 from data_prep.formats.cached_samples import CachedSample, read_shards
-from data_prep.formats.convert import export
+from data_prep.formats.export import export
 from data_prep.formats.parquet import read_parquet
 from data_prep.inspect.read_shards import inspect_shard, shard_counts
 from dit import stored_samples

@@ -21,9 +21,9 @@ from data_prep.media.videos import VideoDecoder, frames, timeline
 from data_prep.packing import Packing
 from data_prep.planning.splits import SplitFractions
 from data_prep.refusals import PrepError
-from data_prep.sources.beside_media import MaskFolder
 from data_prep.sources.folders import FolderCollection
 from data_prep.sources.listing import VIDEOS
+from data_prep.sources.loss_masks import MaskFolder
 from data_prep.sources.media_source import Input, MediaSource, TokenGrid
 from dit.codecs import frame_pictures
 from dit.codecs.dataset_card import read_card

@@ -16,7 +16,7 @@ from data_prep.media.clips import Entry, PlannedMask
 from data_prep.media.frame_selection import FrameRule
 from data_prep.media.resizing import Placement
 from data_prep.media.videos import VideoDecoder, timeline
-from data_prep.sources.beside_media import CellSize, MaskFolder
+from data_prep.sources.loss_masks import CellSize, MaskFolder
 from tests.media_files import image, video
 
 ALL_TRAIN = ("--split", "1,0,0", "--num_workers", "0", "--text_width", "16")

@@ -24,7 +24,7 @@ from data_prep.media.resizing import Fit
 from data_prep.sources.beside_media import ReferenceRule
 from dit.codecs.rgb import ReferenceFit
 from dit.codecs.vae import CODECS, codec_of_card
-from dit.codecs.vae.families import Flux
+from dit.codecs.vae.flux import Flux
 from dit.data.cook import Expected, cook
 from dit.data.pack import pack_samples
 from dit.models.family import InputKind, SampleInput
