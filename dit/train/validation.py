@@ -177,6 +177,8 @@ def _losses(
                 for loss, batch in losses:
                     each_N2 = loss.of_samples(batch).cpu()
                     sums[name] += each_N2.sum(0)
+                    for stream in loss.others:
+                        sums[f"{name}_{stream}"] += loss.of_stream(stream, batch).sum(0).cpu()
                     if quantile is not None:
                         sums[f"{name}_q{100 * quantile:.3g}"] += each_N2.sum(0)
                     for groups, one in zip(_groups(batch, config), each_N2, strict=True):

@@ -315,7 +315,8 @@ class PackEncoder(DatasetOpener):
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
         from dit.data.tar_reader import OpenShards
 
-        shards = self._shards = self._shards or OpenShards()
+        sound = self.expected.layout.sound is not None
+        shards = self._shards = self._shards or OpenShards(with_sound=sound)
         loader: Any = built.dataset
         loader.join_readers = [SafeReader(reader, shards) for reader in loader.join_readers]
         before, self._before = self._before, self._before + len(factory)

@@ -36,6 +36,7 @@ from dit.models.layer_spec.parts import (
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 from dit.models.layer_spec.steps import (
     JOINT_TOKENS,
+    SOUND_TOKENS,
     TEXT_TOKENS,
     TOKENS,
     Attend,
@@ -51,5 +52,6 @@ from dit.models.layer_spec.steps import (
     Port,
     ReferencesAlone,
     RowNorm,
+    Step,
     View,
 )
