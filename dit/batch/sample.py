@@ -15,7 +15,7 @@ TEXT = "text"
 NULL_TEXT = "null_text"
 """A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
 SOUND = "sound"
-"""The latent [K, A] of a sample's sound among its inputs, and the stream of its tokens in a pack."""
+"""The latent [K, A] of a sample's sound among its inputs, and its stream of tokens in a pack."""
 REJECTED_LATENT = "rejected_latent"
 """The latent that people like less than `latent`, of the same shape, by its name in a shard."""
 NullInputs = Mapping[str, Tensor]

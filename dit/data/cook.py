@@ -335,9 +335,9 @@ def _checked_input(
             wanted = [one.width, frames, *sides]
             fits = shape == wanted
         case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
+            whole = f" of whole patches (model.patch_temporal={layout.patch_temporal})"
             wanted = f"[{channels}, 1..{frames}, {sides[0]}, {sides[1]}]"
-            if layout.patch_temporal > 1:
-                wanted += f" of whole patches (model.patch_temporal={layout.patch_temporal})"
+            wanted += whole if layout.patch_temporal > 1 else ""
             fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
             fits = fits and shape[1] % layout.patch_temporal == 0
         case InputKind.SOUND:

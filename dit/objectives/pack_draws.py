@@ -257,9 +257,9 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
-    """A copy of the pack, or of a stream of it, in which the first `counts` tokens of each target are given.
+    """A copy of a pack or stream in which the first `counts` tokens of each target are given.
 
-    `batch` is a whole pack. It does not wait for the device.
+    `batch` is whole. It does not wait for the device.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     clean = batch.method(CleanTokens)

@@ -3,8 +3,8 @@
     loss_q10                      training loss: mean over the samples whose noise level is in the
                                   lowest fifth of its distribution; q90 has much noise. The fifths
                                   are those of `validation.quantiles`, as in val_loss_q10
-    loss_video, loss_sound        mean error of the tokens of frames, and of those of sound, of networks
-                                  with both
+    loss_video, loss_sound        mean error of the tokens of frames, and of those of sound, in
+                                  networks with both
     sound_share                   samples with sound, over all samples
     student_mean, student_std     of the numbers in latents that the student of a distillation makes
                                   at the end of its own steps (dmd: in all of them); data_mean,

@@ -105,7 +105,7 @@ def test_clean_tokens_of_one_stream_leave_the_levels_of_the_others(pack) -> None
 
 @pytest.mark.parametrize("mean", list(LossMean))
 def test_losses_of_streams_add_up_on_one_rank_and_on_two(pack, mean) -> None:
-    """Against a plain loop: the mean error of a sound weighs as much as that of the other tokens."""
+    """Against a plain loop: mean errors of a sound weigh as those of the other tokens."""
     options = replace(FLOW, loss_mean=mean, sound_weight=0.25)
     whole, _ = problem(pack)
     targets = {LATENTS: whole.target_TC, SOUND: whole.others[SOUND].target_TC}
