@@ -341,6 +341,8 @@ def check_streams(config: RunConfig) -> None:
         f"distill.method={config.distill.method}": config.distill.method is not None,
         "validation.fixed_levels=true": config.validation.fixed_levels,
         "lora.rank": config.lora.enabled,
+        "optimizer.kind=muon": config.optimizer.kind is OptimizerKind.MUON,
+        "optimizer.groups": bool(config.optimizer.groups),
     }
     check(
         *(
