@@ -33,6 +33,7 @@ from dit.batch.problem import Problem
 from dit.batch.sample import (
     NULL_TEXT,
     REJECTED_LATENT,
+    SOUND,
     TEXT,
     Grid,
     LatentSample,
@@ -45,6 +46,7 @@ __all__ = [
     "LATENTS",
     "NULL_TEXT",
     "REJECTED_LATENT",
+    "SOUND",
     "TEXT",
     "WHOLE",
     "AdapterDropout",

@@ -14,6 +14,8 @@ TEXT = "text"
 """The main text input of every family, by its name in a shard."""
 NULL_TEXT = "null_text"
 """A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
+SOUND = "sound"
+"""The latent [K, A] of a sample's sound among its inputs, and its stream of tokens in a pack."""
 REJECTED_LATENT = "rejected_latent"
 """The latent that people like less than `latent`, of the same shape, by its name in a shard."""
 NullInputs = Mapping[str, Tensor]

@@ -209,6 +209,11 @@ class TokenStream:
         ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
+    @property
+    def shared_latent_tokens(self) -> tuple[int, ...]:
+        """Tokens of each sample's target, given ones included, counted in this share alone."""
+        return self._tokens_here([(0, tokens) for tokens in self.latent_tokens])
+
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
         """Tokens of each sample's span [first, stop) that this share has."""
         counts = []

@@ -41,6 +41,7 @@ from dit.config.choices import (
     Rollout,
     Sampler,
     SamplingLevels,
+    SoundLevels,
     StudentSampler,
     TargetSchedule,
     TextPadding,

@@ -194,6 +194,13 @@ class LossMean(StrEnum):
     SAMPLE = "sample"
 
 
+class SoundLevels(StrEnum):
+    """The noise level of a sample's sound."""
+
+    OWN = "own"  # drawn apart from that of its frames
+    SAME = "same"  # at the quantile of its frames'
+
+
 class Preference(StrEnum):
     """The loss on pairs of a preferred and a rejected latent."""
 

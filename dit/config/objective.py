@@ -18,6 +18,7 @@ from dit.config.choices import (
     ObjectiveName,
     Preference,
     SamplingLevels,
+    SoundLevels,
     TargetSchedule,
     TimeShift,
     Weighting,
@@ -297,6 +298,21 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
     """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
+    sound_levels: Refused[SoundLevels] = SoundLevels.OWN
+    """Networks with sound: own draws the level of a sound apart from that of its frames; same takes
+    the same quantile of its distribution."""
+    sound_weight: Refused[float] = 1.0
+    """Networks with sound: weight of its mean loss beside that of the frames of a sample."""
+    sound_given: Refused[float] = 0.0
+    """Probability that the sound of a sample is given, so that frames are learnt from it."""
+    video_given: Refused[float] = 0.0
+    """Probability that all frames of a sample with sound are given, so that sound is learnt from
+    them."""
+    sound_prefix: Refused[float] = 0.0
+    """Probability that a beginning of the sound is given, of any length, where neither all frames
+    nor the whole sound are."""
+    given_text_dropout: Refused[float | None] = None
+    """text_dropout of samples whose sound or frames are all given; null: that of all."""
     second_level_rate: Refused[float] = 0.0
     """Share of the tokens of a sample that train at a noise level of their own, without seeing the
     others, nor seen by them (arXiv:2607.02508); 0: a sample has one level."""
@@ -333,6 +349,16 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             within(self, "image_dropout", 0, 1),
             within(self, "second_level_rate", 0, 0.5),
             within(self, "image_condition_probability", 0, 1),
+            within(self, "sound_weight", 0, 1000),
+            within(self, "sound_given", 0, 1),
+            within(self, "video_given", 0, 1),
+            within(self, "sound_prefix", 0, 1),
+            within(self, "given_text_dropout", 0, 1),
+            (
+                self.sound_given + self.video_given <= 1,
+                f"sound_given={self.sound_given:g} and video_given={self.video_given:g} are of"
+                " different samples; together they must be at most 1",
+            ),
             within(self, "guidance", 0, 1000),
             within(self, "drift_weight", 0, 1000),
             within(self, "dpo_beta", 1e-6, 1e6),
@@ -395,6 +421,11 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     def predictions_kept(self) -> int:
         """Number of those passes whose predictions the learning pass needs."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
+
+    @property
+    def gives_sound(self) -> bool:
+        """Whether training gives the sound of a sample, or a beginning of it."""
+        return self.sound_given > 0 or self.sound_prefix > 0
 
     @property
     def level_share(self) -> TokenShare | None:

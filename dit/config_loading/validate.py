@@ -5,7 +5,8 @@ run when all groups are right. A group with wrong types is not checked further i
 wrong values are replaced by the recipe's, and the tree is checked again, until no new problem
 appears.
 
-`check_trainable` and `check_objective_inputs` refuse options that the network cannot have.
+`check_trainable`, `check_objective_inputs` and `check_streams` refuse options that the network
+cannot have.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from dit.config import (
     ModelConfig,
     ObjectiveConfig,
+    ObjectiveName,
     OptimizerKind,
     Problems,
     RunConfig,
@@ -44,7 +46,7 @@ from dit.config_loading.schema import (
 from dit.config_loading.settings import Merged, shown
 from dit.local_path import PathError, not_none
 from dit.models.family import InputKind, NullInput
-from dit.models.registry import family_of
+from dit.models.registry import family_of, has_sound
 
 RECIPE = "recipe"
 """Origin of what no person set."""
@@ -154,6 +156,7 @@ def _checked_once(
     try:
         config = RunConfig(**groups)
         check_objective_inputs(config)
+        check_streams(config)
         return config, []
     except Problems as error:
         return None, [((), _contradiction((), text, origins, schema)) for text in error.problems]
@@ -297,7 +300,7 @@ def check_objective_inputs(config: RunConfig) -> None:
         ),
         (p == 1 or optional, f"objective.image_condition_probability={p}: {why}"),
         (
-            counts is None or (optional and bool(frames)),
+            counts is None or (optional and bool(frames)) or has_sound(config.model),
             f"objective.given_frames={list(counts or ())}: {why}",
         ),
         (
@@ -305,6 +308,51 @@ def check_objective_inputs(config: RunConfig) -> None:
             f"objective.image_dropout={wanted.image_dropout}: {which} takes no condition channels"
             " and no image rows; leave it out",
         ),
+    )
+
+
+def check_streams(config: RunConfig) -> None:
+    """Raises `Problems` for what concerns sound and the network, and for what one stream only has.
+
+    Layouts, token routes and the ring are refused by the network's own rules.
+    """
+    wanted, usual, model = config.objective, ObjectiveConfig(), config.model
+    family = family_of(model)
+    if not has_sound(model):
+        own = ("levels", "weight", "given", "prefix")
+        names = [*(f"sound_{name}" for name in own), "video_given", "given_text_dropout"]
+        check(
+            *(
+                (
+                    getattr(wanted, name) == getattr(usual, name),
+                    f"objective.{name}={getattr(wanted, name)}: the network (model.family="
+                    f"{family.name}) has no sound; leave it out, or set model.family=sound_dit",
+                )
+                for name in names
+            )
+        )
+        return
+    refused = {
+        f"objective.name={wanted.name}": wanted.name != ObjectiveName.FLOW,
+        f"objective.preference={wanted.preference}": wanted.preference is not None,
+        f"objective.cfg_target={wanted.cfg_target}": wanted.cfg_target is not None,
+        f"objective.drift_weight={wanted.drift_weight:g}": wanted.drift_weight > 0,
+        f"objective.second_level_rate={wanted.second_level_rate:g}": wanted.levels_a_sample > 1,
+        f"distill.method={config.distill.method}": config.distill.method is not None,
+        "validation.fixed_levels=true": config.validation.fixed_levels,
+        "lora.rank": config.lora.enabled,
+        "optimizer.kind=muon": config.optimizer.kind is OptimizerKind.MUON,
+        "optimizer.groups": bool(config.optimizer.groups),
+    }
+    check(
+        *(
+            (
+                not chosen,
+                f"{said} is of networks with one stream of tokens, and model.family={family.name}"
+                " has two, of frames and of sound; leave it out (docs/sound.md)",
+            )
+            for said, chosen in refused.items()
+        )
     )
 
 

@@ -66,6 +66,8 @@ class Expected:
                     each += 4 * one.width // self.layout.sample_multiple
                 case InputKind.CHANNELS:
                     each += 4 * one.width * math.prod(self.layout.patch)
+                case InputKind.SOUND:
+                    features = max(features, one.width)
                 case InputKind.FRAME_CHANNELS:
                     each += 4 * (one.width + 1) * math.prod(self.layout.patch)
         return self.capacity * (4 * features + each)
@@ -168,6 +170,8 @@ def _checked(
             text_LE = _checked_text(value, one, expected)
         elif value is not None:
             others[one.name] = _checked_input(value, one, latent_CFHW, expected)
+            if one.kind is InputKind.SOUND:
+                _check_rate(value, record.sound_seconds, one)
         elif one.required:
             raise _lacking(one, expected)
     sample = LatentSample(
@@ -274,6 +278,20 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
             raise _lacking(one, expected)
 
 
+def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> None:
+    """Refuses a sound whose number of frames is not that of its length at the family's rate."""
+    if seconds is None or one.rate is None:
+        return
+    # Frames begin at whole samples, of which there are fewer than a million a second.
+    frames, wanted = latent_KA.shape[1], math.ceil(seconds * one.rate - 1e-6)
+    if frames != wanted:
+        raise SampleRefused(
+            Reject.INPUT_SHAPE,
+            f"`{one.name}` of {seconds:g} s has {frames} latent frames, and model.sound_rate="
+            f"{one.rate:g} makes it {wanted}; set it to what the audio processor makes",
+        )
+
+
 def _lacking(one: SampleInput, expected: Expected) -> SampleRefused:
     if one.kind is InputKind.REJECTED:
         return SampleRefused(Reject.NO_PAIR, f"no `{one.name}`, which objective.preference needs")
@@ -289,6 +307,7 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
         parts = [f"latent {list(sample.latent_CFHW.shape)}"]
         parts += [f"reference {list(x.shape)}" for x in references(sample, expected.layout)]
         parts += [f"{size.shape[1]} rows of text"] if expected.layout.counts_text else []
+        parts += [f"{size.sound} frames of sound"] if size.sound else []
         raise SampleRefused(
             Reject.TOO_LONG,
             f"{', '.join(parts)} take {size.tokens} tokens,"
@@ -316,11 +335,13 @@ def _checked_input(
             wanted = [one.width, frames, *sides]
             fits = shape == wanted
         case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
+            whole = f" of whole patches (model.patch_temporal={layout.patch_temporal})"
             wanted = f"[{channels}, 1..{frames}, {sides[0]}, {sides[1]}]"
-            if layout.patch_temporal > 1:
-                wanted += f" of whole patches (model.patch_temporal={layout.patch_temporal})"
+            wanted += whole if layout.patch_temporal > 1 else ""
             fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
             fits = fits and shape[1] % layout.patch_temporal == 0
+        case InputKind.SOUND:
+            wanted, fits = f"[{one.width}, A]", shape[0] == one.width and shape[1] > 0
         case InputKind.REJECTED:
             wanted, fits = list(latent_CFHW.shape), shape == list(latent_CFHW.shape)
         case InputKind.REFERENCE:

@@ -87,6 +87,8 @@ def _shape(
             return one.width, geometry.frames, *sides
         case InputKind.REFERENCE | InputKind.REJECTED:
             return channels, geometry.frames, *sides
+        case InputKind.SOUND:
+            return one.width, 4 * geometry.frames  # of any rate
         case InputKind.FRAMES | InputKind.FRAME_CHANNELS:
             return channels, model.patch_temporal, *sides
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dit.batch import (
     REJECTED_LATENT,
+    SOUND,
     WHOLE,
     CleanTokens,
     Grid,
@@ -32,6 +33,7 @@ from dit.batch import (
     Pairs,
     PictureTexts,
     ReferenceGrids,
+    TokenStream,
     TokenWeights,
     by_type,
     pack_identity,
@@ -65,6 +67,8 @@ class SampleSize(NamedTuple):
     """Type of the log variance of its latent; None for none."""
     level_index: int | None = None
     """The k of its level of validation, k / 8; None for none."""
+    sound: int = 0
+    """Tokens of its sound, which are a stream of their own."""
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
@@ -85,9 +89,10 @@ class SampleSize(NamedTuple):
             elif one.kind is InputKind.NULL_TEXT and value is not None:
                 null_rows = value.shape[0]
         rows, text = layout.padded(grid, tokens), sum(texts)
+        sound = inputs[SOUND].shape[1] if layout.sound is not None and SOUND in inputs else 0
         logvar_CFHW = sample.latent_logvar_CFHW
         return cls(
-            tokens=layout.copies * (rows + layout.text_room(text)),
+            tokens=layout.copies * (rows + layout.text_room(text) + layout.filled(sound)),
             rows=rows,
             shape=(layout.attended(grid, tokens), text),
             texts=tuple(texts),
@@ -97,6 +102,7 @@ class SampleSize(NamedTuple):
             is_weighted=sample.is_weighted,
             logvar_dtype=None if logvar_CFHW is None else logvar_CFHW.dtype,
             level_index=sample.level_index,
+            sound=sound,
         )
 
 
@@ -170,6 +176,7 @@ def _outlines(
         "fps_N": (torch.float32, count),
     }
     shapes |= _of_some(sizes, rows, width=channels * volume)
+    shapes |= SoundRows.shapes(layout, sizes)
     outlines = {n: torch.empty(size, dtype=d, device="meta") for n, (d, *size) in shapes.items()}
     return widest_first(outlines)
 
@@ -203,6 +210,7 @@ class PackWriter:
         sizes = [size for size in sizes for _ in range(layout.copies)]
         outlines = _outlines(layout, sizes, channels=channels)
         self._tensors = views_of(memory(sum(t.nbytes for t in outlines.values())), outlines)
+        self._sound = None if layout.sound is None else SoundRows(layout, self._tensors)
         self._added: list[_Added] = []
         self._start = 0
         self._texts = {name: [0] for name in layout.named(InputKind.TEXT)}
@@ -236,6 +244,8 @@ class PackWriter:
         if "condition_TC" in self._tensors:
             self._write_condition(sample, grids[0], first)
         self._write_texts_and_vectors(sample)
+        if self._sound is not None:
+            self._sound.add(sample.others.get(SOUND))
         self._added.append(
             _Added(
                 key=sample.key,
@@ -355,6 +365,7 @@ class PackWriter:
             pack_id=pack_identity(keys),
             share=WHOLE,
             methods=self._methods(has_clean, null=null, logvar=logvar, weight=weight),
+            others={} if self._sound is None else {SOUND: self._sound.finish()},
         )
 
     def _methods(
@@ -399,6 +410,67 @@ class PackWriter:
                 any_clean |= is_clean
             first += a.padded
         return any_clean
+
+
+class SoundRows:
+    """The tokens of the sounds of samples: one for each latent frame, whose position is its number.
+
+    They lie end to end, each sound padded as samples are; a sample without one has no tokens.
+    """
+
+    _PREFIX = f"others.{SOUND}."
+
+    def __init__(self, layout: PatchLayout, tensors: dict[str, Tensor]):
+        """`tensors` are those of a pack, from which it takes the stream's."""
+        names = [name for name in tensors if name.startswith(self._PREFIX)]
+        self._layout = layout
+        self._tensors = {n.removeprefix(self._PREFIX): tensors.pop(n) for n in names}
+        self._lengths: list[int] = []
+        self._starts = [0]
+
+    @classmethod
+    def shapes(cls, layout: PatchLayout, sizes: Sequence[SampleSize]) -> dict[str, tuple[Any, ...]]:
+        """Types and shapes of the stream's tensors, by their names in a pack."""
+        if layout.sound is None:
+            return {}
+        place = [one.name for one in layout.inputs].index(SOUND) + 1
+        rows = sum(layout.filled(size.sound) for size in sizes)
+        own = {
+            "latent_TC": (common_dtype(s.dtypes[place] for s in sizes), rows, layout.sound.width),
+            "position_TA": (torch.float32, rows, 1),
+            **dict.fromkeys(("segment_T", "level_row_T"), (torch.int64, rows)),
+            **dict.fromkeys(("is_real_T", "is_target_T"), (torch.bool, rows)),
+        }
+        return {f"{cls._PREFIX}{name}": shape for name, shape in own.items()}
+
+    def add(self, latent_KA: Tensor | None) -> None:
+        """Writes the sound of the next sample; None: it has none."""
+        frames, first = 0 if latent_KA is None else latent_KA.shape[1], self._starts[-1]
+        rows = slice(first, first + self._layout.filled(frames))
+        tensors, sample = {n: t[rows] for n, t in self._tensors.items()}, len(self._lengths)
+        for name in ("latent_TC", "position_TA"):
+            tensors[name][frames:] = 0
+        if latent_KA is not None:
+            tensors["latent_TC"][:frames] = latent_KA.T
+            tensors["position_TA"][:frames, 0] = torch.arange(frames)
+        for name, value in (("segment_T", sample), ("level_row_T", sample), ("is_real_T", False)):
+            tensors[name].fill_(value)
+        tensors["is_real_T"][:frames] = True
+        tensors["is_target_T"].copy_(tensors["is_real_T"])
+        self._lengths.append(frames)
+        self._starts.append(rows.stop)
+
+    def finish(self) -> TokenStream:
+        """The stream of all samples that were added."""
+        clean = self._layout.clean_sound_level
+        counts = (0,) * len(self._lengths)
+        return TokenStream(
+            **{name: tensor[: self._starts[-1]] for name, tensor in self._tensors.items()},  # type: ignore[arg-type]
+            grids=tuple((frames, 1, 1) for frames in self._lengths),
+            starts=tuple(self._starts),
+            share=WHOLE,
+            methods=by_type(None if clean is None else CleanTokens(level=clean, counts=counts)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dit.batch import TEXT
+from dit.batch import SOUND, TEXT
 from dit.data.rejections import Reject, SampleRefused
 from dit.models.family import InputKind
 from dit.parsing import cause, parse_json
@@ -45,6 +45,8 @@ PLACE = "__place__"
 """Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
 UNREADABLE = "__unreadable__"
 """Part of a record whose shard cannot be read: the text of the error."""
+SOUND_PART = "sound.safetensors"
+"""Part of a record with the latent [K, A] of its sound, which its `.json` describes."""
 _ALWAYS = (LATENT, LOSS_MASK, LATENT_LOGVAR)
 """What is read of every record, whatever the family."""
 MOST_WEIGHT = 1e6
@@ -71,6 +73,8 @@ class ShardRecord:
     loss_mask_1FHW: Tensor | None = None
     latent_logvar_CFHW: Tensor | None = None
     level_index: int | None = None
+    sound_seconds: float | None = None
+    """Length of the sound, without the silence that fills its last frame; None: unknown."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
     """Names of the tensors that the sample has and nothing reads."""
 
@@ -115,7 +119,11 @@ def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRe
     payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
     head = payload if isinstance(payload, RecordHeader) else _header_of(payload)
-    return _ours(_outlined(head, kinds), about, kinds)
+    tensors = _outlined(head, kinds)
+    if (sound := _sound_of(parts, kinds)) is not None:
+        head = sound if isinstance(sound, RecordHeader) else _header_of(sound)
+        tensors = _with_sound(tensors, _outlined(head, TEXT_ALONE))
+    return _ours(tensors, about, kinds)
 
 
 def _header_of(payload: bytes | memoryview) -> RecordHeader:
@@ -125,12 +133,35 @@ def _header_of(payload: bytes | memoryview) -> RecordHeader:
 def _read_ours(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
     payload, about = _part(parts, "safetensors"), _read_json(_part(parts, "json"))
     _check_version(about)
-    _check_sum(payload, about)
-    try:
-        tensors = _in_place(payload, kinds) or safetensors.torch.load(bytes(payload))
-    except Exception as error:
-        raise SampleRefused(Reject.UNDECODABLE, f".safetensors: {cause(error)}") from error
+    tensors = _decoded(payload, "safetensors", about, kinds)
+    if (sound := _sound_of(parts, kinds)) is not None:
+        tensors = _with_sound(tensors, _decoded(sound, SOUND_PART, about, TEXT_ALONE))
     return _ours(tensors, about, kinds)
+
+
+def _decoded(
+    payload: bytes | memoryview, part: str, about: dict[str, Any], kinds: Kinds
+) -> Mapping[str, Tensor | None]:
+    _check_sum(payload, part, about)
+    try:
+        return _in_place(payload, kinds) or safetensors.torch.load(bytes(payload))
+    except Exception as error:
+        raise SampleRefused(Reject.UNDECODABLE, f".{part}: {cause(error)}") from error
+
+
+def _sound_of(parts: Mapping[str, Any], kinds: Kinds) -> Any:
+    """The part with the sound of a record; None if it has none, or the family reads none."""
+    return parts.get(SOUND_PART) if SOUND in kinds else None
+
+
+def _with_sound(
+    tensors: Mapping[str, Tensor | None], of_sound: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    if LATENT not in of_sound:
+        raise SampleRefused(
+            Reject.MISSING_PART, f".{SOUND_PART} holds {sorted(of_sound)}, no `latent`"
+        )
+    return {**tensors, SOUND: of_sound[LATENT]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +262,7 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
         caption=str(about.get("caption", "")),
         loss_weight=_loss_weight(about),
         level_index=_level_index(about),
+        sound_seconds=_sound_seconds(about) if SOUND in inputs else None,
         loss_mask_1FHW=of_latent.get(LOSS_MASK),
         latent_logvar_CFHW=of_latent.get(LATENT_LOGVAR),
         unknown=() if every else tuple(sorted(tensors.keys() - {*_ALWAYS, *kinds})),
@@ -309,13 +341,13 @@ def _check_version(about: dict[str, Any]) -> None:
     raise SampleRefused(Reject.UNDECODABLE, f"{known}: no program has written such a version")
 
 
-def _check_sum(payload: bytes | memoryview, about: dict[str, Any]) -> None:
+def _check_sum(payload: bytes | memoryview, part: str, about: dict[str, Any]) -> None:
     sums = about.get("crc32")
-    if not isinstance(sums, dict) or "safetensors" not in sums:
+    if not isinstance(sums, dict) or part not in sums:
         return  # others may write none
-    stored, found = str(sums["safetensors"]), f"{zlib.crc32(payload):08x}"
+    stored, found = str(sums[part]), f"{zlib.crc32(payload):08x}"
     if stored.lower() != found:
-        raise SampleRefused(Reject.CHECKSUM, f".safetensors has crc32 {found}, .json says {stored}")
+        raise SampleRefused(Reject.CHECKSUM, f".{part} has crc32 {found}, .json says {stored}")
 
 
 _AXES = {
@@ -327,6 +359,7 @@ _AXES = {
     InputKind.FRAMES: "CFHW",
     InputKind.REFERENCE: "CFHW",
     InputKind.REJECTED: "CFHW",
+    InputKind.SOUND: "KA",
 }
 
 
@@ -350,6 +383,20 @@ def fps_of(about: dict[str, Any]) -> float:
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise SampleRefused(Reject.UNDECODABLE, f".json: fps={fps!r} is not a positive number")
     return float(fps)
+
+
+def _sound_seconds(about: dict[str, Any]) -> float | None:
+    """Seconds of the sound from the `.json` of a sample; None if it does not say."""
+    said = about.get(SOUND)
+    if said is None:
+        return None
+    numbers = [said.get(n) for n in ("samples", "rate")] if isinstance(said, dict) else [None]
+    if not all(type(n) is int and n > 0 for n in numbers):
+        raise SampleRefused(
+            Reject.UNDECODABLE, f".json: {SOUND}={said!r} has no samples and rate above 0"
+        )
+    samples, rate = numbers
+    return samples / rate
 
 
 def _level_index(about: Mapping[str, Any]) -> int | None:

@@ -118,7 +118,9 @@ class OpenShard:
 class OpenShards:
     """The shards that a loader has read last, kept open."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_sound: bool = False) -> None:
+        """`with_sound`: whether samples are read with their sound."""
+        self.with_sound = with_sound
         self._open: dict[str, OpenShard] = {}
         self._memory = bytearray()
 
@@ -196,7 +198,8 @@ class SampleLocation:
         data = self._whole(self.shards.read_again, 0, self.size)
         found = sample_members(lambda at, size: bytes(data[at : at + size]), self.size)
         parts = {split_name(name)[1]: data[at : at + size] for name, at, size in found}
-        read = {n: part for n, part in parts.items() if not is_unread(n)}
+        shards = self.shards
+        read = {n: part for n, part in parts.items() if shards.with_sound or not is_sound(n)}
         return {n: part if has_tensors(n) else bytes(part) for n, part in read.items()}
 
     def _whole(self, read: Callable[[str, int, int], Data], offset: int, size: int) -> Data:
@@ -260,14 +263,19 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode()
 
 
-def is_unread(extension: str) -> bool:
-    """Whether no network reads this part of a record: the sound beside a video."""
+def is_sound(extension: str) -> bool:
+    """Whether this part of a record is of the sound beside a video, which few networks read."""
     return extension.startswith("sound.")
 
 
 def has_tensors(extension: str) -> bool:
     """Whether a part of a record holds tensors after a head that states their shapes."""
-    return extension == "safetensors" or extension.endswith(".bytes")
+    return has_named_tensors(extension) or extension.endswith(".bytes")
+
+
+def has_named_tensors(extension: str) -> bool:
+    """Whether a part of a record is a file of safetensors."""
+    return extension in ("safetensors", "sound.safetensors")
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from dit.batch import NoisyTokens, PackedBatch, Problem, SequenceShard, TokenStream
+from dit.batch import LATENTS, NoisyTokens, PackedBatch, Problem, SequenceShard, TokenStream
 from dit.config import ModelConfig
 from dit.distributed.watchdog import heartbeat
 from dit.pack_wire import to_device
@@ -106,7 +106,7 @@ def _split(
     )
 
 
-def join_tokens(part_TC: Tensor, batch: PackedBatch, module: SharesTokens) -> Tensor:
+def join_tokens(part_TC: Tensor, batch: TokenStream, module: SharesTokens) -> Tensor:
     """The tokens of all context ranks in the order of the pack: the inverse of `split_tokens`."""
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:
@@ -207,8 +207,10 @@ def received_shapes(
 @torch.no_grad()
 def whole_outputs(
     chunks: Sequence[nn.Module], items: Sequence[Item], *, doing: str = "sampling"
-) -> list[Tensor]:
+) -> list[Any]:
     """The outputs of all tokens of whole packs, float32 [T, C] each, on all ranks of a replica.
+
+    Of a pack of several streams, the outputs of each by name.
 
     All tensor, context and pipeline ranks call it with the same packs. `doing` names the activity
     in the watchdog's messages.
@@ -216,7 +218,7 @@ def whole_outputs(
     module: Any = getattr(chunks[0], "module", chunks[0])
     mine, stages = [rank_part(module, item) for item in items], module.groups.pp
 
-    def forward_step(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, None]:
+    def forward_step(waiting: Iterator[Item], model: nn.Module) -> tuple[Any, None]:
         heartbeat(doing)
         batch, problem = next(waiting)
         return model(problem.input_TC, problem.level_M, batch), None
@@ -227,12 +229,20 @@ def whole_outputs(
         parts = run_pipeline([*chunks], mine, forward_step, forward_only=True)
     outputs = []
     for index, (batch, problem) in enumerate(mine):
-        shape = (len(batch.segment_T), module.model.output_features)
-        out_TC = parts[index].float() if parts else problem.input_TC.new_empty(shape)
-        if stages.size() > 1:  # the last stage sends its output to all
-            out_TC = out_TC.contiguous()
-            dist.broadcast(out_TC, group=stages, group_src=stages.size() - 1)
-        outputs.append(join_tokens(out_TC, items[index][0], module))
+        of_streams, whole, made = bool(problem.others), items[index][0].streams, dict[str, Tensor]()
+        for name, stream in batch.streams.items():
+            features = module.model.output_features
+            if name in problem.others:
+                features = problem.others[name].input_TC.shape[1]
+            if not parts:
+                out_TC = problem.input_TC.new_empty(len(stream.segment_T), features)
+            else:
+                out_TC = (parts[index][name] if of_streams else parts[index]).float()
+            if stages.size() > 1:  # the last stage sends its output to all
+                out_TC = out_TC.contiguous()
+                dist.broadcast(out_TC, group=stages, group_src=stages.size() - 1)
+            made[name] = join_tokens(out_TC, whole[name], module)
+        outputs.append(made if of_streams else made[LATENTS])
     return outputs
 
 
@@ -240,7 +250,7 @@ class FullForward(nn.Module):
     """The model as one function on every layout: a whole pack -> the output of all its tokens.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
-    output. It serves sampling and has no backward pass.
+    output: of several streams, that of each by name. It serves sampling and has no backward pass.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):
@@ -251,12 +261,21 @@ class FullForward(nn.Module):
         self.groups = self.first.groups
 
     @torch.no_grad()
-    def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        problem = Problem(
-            input_TC=input_TC,
-            level_M=level_M,
-            target_TC=input_TC,  # there is no loss
-            weight_N=level_M,
-            noise_N=level_M,
-        )
+    def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Any:
+        others = dict[str, Problem]()
+        for name, stream in batch.others.items():
+            fed = stream.method(NoisyTokens)
+            assert fed is not None, "what the network is fed of each stream"
+            others[name] = _without_loss(fed.input_TC, fed.level_M)
+        problem = replace(_without_loss(input_TC, level_M), others=others)
         return whole_outputs([*self.chunks], [(batch, problem)])[0]
+
+
+def _without_loss(input_TC: Tensor, level_M: Tensor) -> Problem:
+    return Problem(
+        input_TC=input_TC,
+        level_M=level_M,
+        target_TC=input_TC,
+        weight_N=level_M,
+        noise_N=level_M,
+    )

@@ -52,6 +52,8 @@ class InputKind(StrEnum):
     FRAME_CHANNELS = "frame_channels"
     FRAMES = "frames"  # clean latent frames in the place of the target's first ones, [C, f, H, W]
     REFERENCE = "reference"  # a reference latent: tokens of its own without noise, [C, F, H, W]
+    # The latent of its sound, which a sample may lack, [width, A]: a stream of tokens of its own
+    SOUND = "sound"
     # The second sample of a pair of preferences, of the latent's shape. Of no family: the objective
     # asks for it
     REJECTED = "rejected"
@@ -88,6 +90,8 @@ class SampleInput:
     """Whether a reference latent has the clean level; FLUX Kontext's has the sample's."""
     null: NullInput = NullInput.ENCODED
     """Value of texts and vectors for a dropped caption; inputs of other kinds stay."""
+    rate: float | None = None
+    """Latent frames a second, of a sound."""
     pictures: int = 0
     """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
     encoder: str | None = None

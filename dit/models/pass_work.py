@@ -4,7 +4,7 @@
 loader weighs packs without the network.
 """
 
-# n latent tokens, m text tokens of a sample
+# n latent tokens, m text tokens, a tokens of sound of a sample
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dit.models.layer_spec import NetworkSpec
 
 @dataclass(frozen=True, slots=True)
 class Multiplications:
-    """Multiplications of a forward pass over a sample with n latent and m text tokens."""
+    """Multiplications of a forward pass over a sample with n latent, m text and a sound tokens."""
 
     sample: int = 0
     n: int = 0
@@ -25,6 +25,10 @@ class Multiplications:
     nn: float = 0  # an integer unless queries see a share of the keys
     nm: int = 0
     mm: int = 0
+    a: int = 0
+    na: int = 0
+    ma: int = 0
+    aa: int = 0
 
     def __add__(self, other: Multiplications) -> Multiplications:
         return Multiplications(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -32,11 +36,16 @@ class Multiplications:
     def times(self, count: float) -> Multiplications:
         return Multiplications(*(count * one for one in astuple(self)))
 
-    def of(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Multiplications for samples with these numbers of latent `tokens` and `text` tokens."""
+    def of(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
+        """Multiplications for samples with these numbers of latent `tokens` and `text` tokens.
+
+        `sound` has their tokens of sound; empty: no sample has any.
+        """
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
             total += round(self.nn * n * n) + self.nm * n * m + self.mm * m * m
+        for n, m, a in zip(tokens, text, sound, strict=False):
+            total += self.a * a + self.na * n * a + self.ma * m * a + self.aa * a * a
         return total
 
 
@@ -72,21 +81,28 @@ class PassWork:
     """Work of what sees captions before they are filled up."""
     route: TokenRoute | None
 
-    def flops(self, tokens: Sequence[int], text: Sequence[int]) -> int:
-        """Operations for samples of `tokens` patches and `text` caption tokens."""
+    def flops(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
+        """Operations for samples of `tokens` patches, `text` caption tokens and tokens of sound."""
         parts = [one.linears for one in (self.whole, self.routed, self.conditioner)]
-        return self._flops(parts, tokens, text) + self.attention_flops(tokens, text)
+        attention = self.attention_flops(tokens, text, sound)
+        return self._flops(parts, tokens, text, sound) + attention
 
-    def attention_flops(self, tokens: Sequence[int], text: Sequence[int]) -> int:
+    def attention_flops(
+        self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
+    ) -> int:
         """The part of `flops` that attention takes, for the same samples."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
-        return self._flops(parts, tokens, text)
+        return self._flops(parts, tokens, text, sound)
 
     def _flops(
-        self, parts: Sequence[Multiplications], tokens: Sequence[int], text: Sequence[int]
+        self,
+        parts: Sequence[Multiplications],
+        tokens: Sequence[int],
+        text: Sequence[int],
+        sound: Sequence[int],
     ) -> int:
         whole, routed, conditioner = parts
         lengths, tokens = self.spec.text(text), self.spec.filled(tokens)
         kept = tokens if self.route is None else [self.route.tokens(one) for one in tokens]
-        total = whole.of(tokens, lengths) + routed.of(kept, lengths)
+        total = whole.of(tokens, lengths, sound) + routed.of(kept, lengths, sound)
         return 2 * (total + conditioner.of([0] * len(text), text))

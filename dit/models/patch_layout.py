@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from dit.batch import REJECTED_LATENT, Grid
+from dit.batch import REJECTED_LATENT, SOUND, Grid
 from dit.config import RunConfig
 from dit.config.sparsity import TokenShare, trained_as
 from dit.models.family import InputKind, SampleInput
@@ -44,6 +44,8 @@ class PatchLayout:
     """What a guidance embedding is told of all samples; None: the network has none."""
     draws_given_frames: bool = False
     """Whether frames of a packed sample may be given later, by a draw of the objective."""
+    clean_sound_level: float | None = None
+    """Noise level of sound that a draw of the objective may give; None: it gives none."""
     level_share: TokenShare | None = None
     """The tokens of the first of a sample's two levels, in training; None: it has one."""
 
@@ -59,11 +61,13 @@ class PatchLayout:
         assert len({one.clean for one in references}) < 2, "all references are told one level"
         assert len(names[InputKind.REJECTED]) < 2, "a pair has two latents"
         assert len(names[InputKind.NULL_TEXT]) < 2, "one main text has one stand-in"
+        assert names[InputKind.SOUND] in ((), (SOUND,)), "a sample has one sound"
         assert not self.has_clean_tokens or self.clean_level is not None, "no clean level"
 
     @classmethod
     def of(cls, config: RunConfig) -> PatchLayout:
-        family = family_of(config.model)
+        family, objective = family_of(config.model), config.objective
+        given = objective.given_frames is not None or objective.video_given > 0
         return cls(
             patch_temporal=config.model.patch_temporal,
             patch_spatial=config.model.patch_spatial,
@@ -75,8 +79,9 @@ class PatchLayout:
             attended=config.model.attended,
             text_multiple=config.model.text_multiple,
             clean_level=family.objective.clean_level,
-            guidance=config.objective.guidance,
-            draws_given_frames=config.objective.given_frames is not None,
+            guidance=objective.guidance,
+            draws_given_frames=given,
+            clean_sound_level=family.objective.clean_level if objective.gives_sound else None,
         )
 
     @classmethod
@@ -107,6 +112,11 @@ class PatchLayout:
     def named(self, kind: InputKind) -> tuple[str, ...]:
         """The names of the inputs of one kind, in the order of the family."""
         return self._names[kind]
+
+    @property
+    def sound(self) -> SampleInput | None:
+        """The input with the latent of a sample's sound; None: the network reads none."""
+        return next((one for one in self.inputs if one.kind is InputKind.SOUND), None)
 
     @property
     def pictures(self) -> tuple[str, ...]:
@@ -146,7 +156,11 @@ class PatchLayout:
 
     def padded(self, grid: Grid, tokens: int) -> int:
         """Tokens of a sample that attention computes, padded to a multiple of `sample_multiple`."""
-        return -(-self.attended(grid, tokens) // self.sample_multiple) * self.sample_multiple
+        return self.filled(self.attended(grid, tokens))
+
+    def filled(self, tokens: int) -> int:
+        """`tokens` of one stream of a sample, padded to a multiple of `sample_multiple`."""
+        return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
         """Tokens that `rows` rows of text take in a pack, once for each level of a sample."""

@@ -21,7 +21,7 @@ from dit.config import (
     Problems,
     RunConfig,
 )
-from dit.models.family import Family
+from dit.models.family import Family, InputKind
 
 if TYPE_CHECKING:
     from dit.models.diffusers.form import DiffusersForm
@@ -70,6 +70,8 @@ FAMILIES = {
     "ideogram4": "dit.models.ideogram4.family:FAMILY",
     # Qwen-Image-2.1 and its Turbo: text and reference pictures to picture
     "qwen_image21": "dit.models.qwen_image21.family:FAMILY",
+    # The project's own DiT for text to video with sound; Diffusers has no such network
+    "sound_dit": "dit.models.sound_dit.family:FAMILY",
 }
 """Name -> where its `Family` is. The first one is that of configurations that name none."""
 NETWORKS = {
@@ -201,6 +203,11 @@ def family_of_size(size: str, *, first: str) -> Family | None:
     if needs := next((one.refused[size] for one in every if size in one.refused), None):
         raise Problems([f"model.name={size} is not trained here: it needs {needs}"])
     return next((one for one in every if size in one.sizes), None)
+
+
+def has_sound(model: ModelConfig) -> bool:
+    """Whether a network reads the sound of a sample, as a stream of its own."""
+    return any(one.kind is InputKind.SOUND for one in family_of(model).inputs(model))
 
 
 def diffusers_classes() -> dict[str, str]:

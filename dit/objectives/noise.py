@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dit.batch import LatentVariance, PackedBatch, Pairs
+from dit.batch import LatentVariance, PackedBatch, Pairs, TokenStream
 
 
 def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
@@ -28,13 +28,14 @@ def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
     return replace(batch, latent_TC=latent_TC).without(LatentVariance)
 
 
-def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
+def draw_noise(batch: TokenStream, *rngs: torch.Generator) -> Tensor:
     """Standard normal noise [T, C], float32, zero on padding; both samples of a pair have the same.
 
     Numbers are drawn for the real tokens in pack order, so padding does not change them: by one
     generator, or for each sample by its own.
     """
-    rows = [batch.real_tokens // batch.copies] if len(rngs) == 1 else batch.num_tokens
+    copies = 2 if Pairs in batch.methods else 1
+    rows = [batch.real_tokens // copies] if len(rngs) == 1 else batch.num_tokens
     width = batch.latent_TC.shape[1]
     drawn = zip(rows, rngs, strict=True)
     noise_RC = torch.cat(
@@ -46,8 +47,10 @@ def draw_noise(batch: PackedBatch, *rngs: torch.Generator) -> Tensor:
     return insert_padding(noise_RC, batch)
 
 
-def insert_padding(values_RC: Tensor, batch: PackedBatch) -> Tensor:
+def insert_padding(values_RC: Tensor, batch: TokenStream) -> Tensor:
     """Values of the real tokens in pack order -> [T, C] with zeros on padding."""
+    if not len(values_RC):
+        return values_RC.new_zeros(len(batch.is_real_T), values_RC.shape[1])
     # A cumulative count, because nonzero() would wait for the device. Before the first real token
     # it is -1, which is a valid row that is masked like all padding.
     row_T = batch.is_real_T.cumsum(0) - 1

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dit.batch import (
+    SOUND,
     TEXT,
     AdapterDropout,
     CleanTokens,
@@ -32,6 +33,7 @@ from dit.batch import (
     NullTexts,
     PackedBatch,
     PictureTexts,
+    TokenStream,
 )
 from dit.config import ObjectiveConfig
 from dit.config.sparsity import TokenRoute
@@ -67,6 +69,10 @@ class Draw(IntEnum):
     CRITIC_ROLLOUT = 17
     CRITIC_LEVEL = 18
     CRITIC_NOISE = 19
+    SOUND_NOISE = 20
+    SOUND_LEVELS = 21
+    VALIDATION_SOUND_NOISE = 22
+    GIVEN_STREAMS = 23
 
 
 def pack_rng(
@@ -113,6 +119,10 @@ def _frames(batch: PackedBatch, context: DrawContext) -> PackedBatch:
     return draw_given_frames(batch, context.options, context.rng(Draw.GIVEN_FRAMES))
 
 
+def _streams(batch: PackedBatch, context: DrawContext) -> PackedBatch:
+    return draw_given_streams(batch, context.options, context.rng(Draw.GIVEN_STREAMS))
+
+
 def _images(batch: PackedBatch, context: DrawContext) -> PackedBatch:
     rate, rng = context.options.image_dropout, context.rng(Draw.IMAGE_DROPOUT)
     dropped = of_samples(batch, draw_dropout(samples_drawn(batch), rate, rng))
@@ -142,6 +152,7 @@ def _adapters(batch: PackedBatch, context: DrawContext) -> PackedBatch:
 TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
     _latents,  # latents of shards that hold distributions
     _frames,  # the numbers of given frames
+    _streams,  # sound that is given, or frames of a sample with sound
     _images,  # dropped images become zeros
     _captions,  # dropped captions become null inputs
     _parts,  # two parts of a sample, with a level each
@@ -181,6 +192,47 @@ def draw_given_frames(
     return with_clean_tokens(batch, counts)
 
 
+def draw_given_streams(
+    batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
+) -> PackedBatch:
+    """The pack with the sound, a beginning of it, or all frames of some samples given.
+
+    Only samples with sound are chosen. `rng` is a CPU generator; three numbers are drawn for each
+    sample, whatever the sample has.
+    """
+    sound = batch.others.get(SOUND)
+    if sound is None or not (options.gives_sound or options.video_given):
+        return batch
+    uniform_3N = torch.rand(3, batch.num_samples, generator=rng, dtype=torch.float64).tolist()
+    frames, heard = list(batch.clean_tokens), [0] * batch.num_samples
+    for n, (which, is_prefix, share) in enumerate(zip(*uniform_3N, strict=True)):
+        tokens = sound.latent_tokens[n]
+        if which < options.video_given:
+            frames[n] = batch.latent_tokens[n] if tokens else frames[n]
+        elif which < options.video_given + options.sound_given:
+            heard[n] = tokens
+        elif is_prefix < options.sound_prefix:
+            heard[n] = int(share * tokens)
+    if options.video_given:
+        batch = with_clean_tokens(batch, frames)
+    if options.gives_sound:
+        batch = replace(batch, others={**batch.others, SOUND: with_clean_tokens(sound, heard)})
+    return batch
+
+
+def is_given(batch: PackedBatch) -> list[bool]:
+    """Whether all frames, or the whole sound, of each sample are given."""
+    given = [False] * batch.num_samples
+    if batch.others:
+        for stream in batch.streams.values():
+            pairs = zip(stream.latent_tokens, stream.clean_tokens, strict=True)
+            given = [
+                one or 0 < tokens == clean
+                for one, (tokens, clean) in zip(given, pairs, strict=True)
+            ]
+    return given
+
+
 def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:
     """A copy of the pack whose `dropped` samples have no picture.
 
@@ -201,10 +253,13 @@ def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch
     return batch
 
 
-def with_clean_tokens(batch: PackedBatch, counts: Sequence[int]) -> PackedBatch:
-    """A copy of the pack in which the first `counts` tokens of each target are given.
+Stream = TypeVar("Stream", bound=TokenStream)
 
-    `batch` is a whole pack. It does not wait for the device.
+
+def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
+    """A copy of a pack or stream in which the first `counts` tokens of each target are given.
+
+    `batch` is whole. It does not wait for the device.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     clean = batch.method(CleanTokens)
@@ -243,7 +298,11 @@ def dropped_captions(
 ) -> list[bool]:
     """Whether each sample of the pack trains without its caption at `step`."""
     rng = pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=CPU, draw=Draw.TEXT_DROPOUT)
-    return of_samples(batch, draw_dropout(samples_drawn(batch), options.text_dropout, rng))
+    if options.given_text_dropout is None or not batch.others:
+        return of_samples(batch, draw_dropout(samples_drawn(batch), options.text_dropout, rng))
+    uniform_N = torch.rand(batch.num_samples, generator=rng, dtype=torch.float64).tolist()
+    rates = options.text_dropout, options.given_text_dropout
+    return [u < rates[given] for u, given in zip(uniform_N, is_given(batch), strict=True)]
 
 
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:

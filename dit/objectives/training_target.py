@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dit.batch import (
     LATENTS,
+    SOUND,
     CleanTokens,
     FixedLevels,
     LatentVariance,
@@ -31,7 +32,7 @@ from dit.batch import (
     pack_identity,
 )
 from dit.config import ObjectiveConfig
-from dit.config.choices import ValidationLatents
+from dit.config.choices import SoundLevels, ValidationLatents
 from dit.config.sparsity import TokenRoute
 from dit.objectives.noise import draw_latents, draw_noise
 from dit.objectives.objective import TrainingObjective, per_token
@@ -68,9 +69,15 @@ def training_problem(
     """
     told: Any = {"null": null, "options": options, "route": route}
     batch, context = drawn_pack(batch, seed=seed, step=step, **told)
-    noise_rng = context.rng(Draw.NOISE, batch.latent_TC.device)
-    levels_rng = context.rng(Draw.LEVELS)
-    return batch, draw_problem(objective, batch, levels_rng=levels_rng, noise_rng=noise_rng)
+    where = batch.latent_TC.device
+    quantile_N = draw_quantiles(samples_drawn(batch), context.rng(Draw.LEVELS))
+    quantile_N = quantile_N.repeat_interleave(batch.copies)
+    of_sound = quantile_N
+    if batch.others and options.sound_levels is SoundLevels.OWN:
+        of_sound = draw_quantiles(batch.num_samples, context.rng(Draw.SOUND_LEVELS))
+    quantiles = {LATENTS: quantile_N, SOUND: of_sound}
+    rngs = {LATENTS: context.rng(Draw.NOISE, where), SOUND: context.rng(Draw.SOUND_NOISE, where)}
+    return batch, _problem_of_quantiles(objective, batch, quantiles, rngs)
 
 
 def drawn_pack(
@@ -132,7 +139,11 @@ def validation_problem(
     The noise is the same at every step and quantile, and is never that of training.
     """
     quantile_N = torch.full((batch.num_samples,), quantile, dtype=torch.float64)
-    return problem_of(objective, batch, quantile_N, noise_rng=_validation_rng(batch, seed))
+    rngs = {
+        LATENTS: _validation_rng(batch, seed),
+        SOUND: _validation_rng(batch, seed, Draw.VALIDATION_SOUND_NOISE),
+    }
+    return _problem_of_quantiles(objective, batch, dict.fromkeys(rngs, quantile_N), rngs)
 
 
 def fixed_level_problem(
@@ -143,17 +154,36 @@ def fixed_level_problem(
     The noise is that of `validation_problem`.
     """
     fixed = batch.method(FixedLevels)
-    assert fixed is not None, "validation has no fixed levels"
+    assert fixed is not None and not batch.others, "fixed levels are of one stream"
     noise_N = torch.tensor(fixed.indices, dtype=torch.float64) / levels
     noise_TC = draw_noise(batch, _validation_rng(batch, seed))
     return _problem_at(objective, batch, noise_N.float(), noise_TC)
 
 
-def _validation_rng(batch: PackedBatch, seed: int) -> torch.Generator:
+def _validation_rng(
+    batch: PackedBatch, seed: int, draw: Draw = Draw.VALIDATION_NOISE
+) -> torch.Generator:
     where = batch.latent_TC.device
-    return pack_rng(
-        seed=seed, step=0, pack_id=batch.pack_id, device=where, draw=Draw.VALIDATION_NOISE
-    )
+    return pack_rng(seed=seed, step=0, pack_id=batch.pack_id, device=where, draw=draw)
+
+
+def _problem_of_quantiles(
+    objective: TrainingObjective,
+    batch: PackedBatch,
+    quantiles: Mapping[str, Tensor],
+    rngs: Mapping[str, torch.Generator],
+) -> Problem:
+    """The problem of each stream at quantiles [N] of its levels, with noise by its generator.
+
+    A shift of levels by the number of tokens is that of the stream's own.
+    """
+    levels, noise = dict[str, Tensor](), dict[str, Tensor]()
+    for name, stream in batch.streams.items():
+        # A level that nothing reads, where a sample has no tokens: any number of them will do.
+        tokens = [max(tokens, 1) for tokens in stream.latent_tokens]
+        levels[name] = objective.levels(quantiles[name], tokens)
+        noise[name] = draw_noise(stream, rngs[name])
+    return problem_of_streams(objective, batch, levels, noise)
 
 
 def draw_problem(

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dit.batch import TEXT, LatentSample, PackedBatch, StepEnd
+from dit.batch import LATENTS, TEXT, LatentSample, PackedBatch, StepEnd
 from dit.bin_packing import best_fit_decreasing
 from dit.config import ModelConfig, ObjectiveConfig, RunConfig, Sampler
 from dit.data.cook import Expected, check_inputs
@@ -31,6 +32,13 @@ from dit.objectives.registry import sampling_path
 from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import pack_to
 from dit.progress import Track, no_progress
+from dit.sampling.conditions.sound import (
+    JointStreams,
+    SoundRequest,
+    check_sound,
+    layout_with_given,
+    with_given,
+)
 from dit.sampling.conditions.tokens import (
     Condition,
     ConditionedSteps,
@@ -69,6 +77,15 @@ class Request:
     fps: float  # NaN for a picture
     seed: int  # of its noise; neighbours and layout do not matter
     conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
+    sound: SoundRequest | None = None  # of networks with sound; None: it has none
+
+
+class Generated(NamedTuple):
+    """What was made for a request: latents, whitened, float32."""
+
+    latent_CFHW: Tensor
+    sound_KA: Tensor | None
+    """None where it has no sound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +142,23 @@ def generate_latents(
 ) -> list[Tensor]:
     """Latents [C, F, H, W], whitened, float32, one for each of `requests`, in their order.
 
+    It is `generate_streams` without the sound.
+    """
+    told: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
+    return [one.latent_CFHW for one in generate_streams(model, requests, **told)]
+
+
+def generate_streams(
+    model: nn.Module,
+    requests: Sequence[Request],
+    *,
+    config: RunConfig,
+    settings: SamplingSettings,
+    track: Track = no_progress,
+    watch: Watch | None = None,
+) -> list[Generated]:
+    """The latent, and that of its sound, for each of `requests`, in their order.
+
     `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
     Raises:
@@ -134,12 +168,20 @@ def generate_latents(
     """
     _check_sampler(config.model, config.objective, settings)
     _check_conditions(requests, config.model, settings)
+    check_sound(
+        sounds := [one.sound for one in requests],
+        config.model,
+        sampler=settings.sampler,
+        rescale=settings.guidance_rescale,
+        guider=settings.guiders is not None,
+    )
     samples = check_requests(requests, config)
     layout = layout_with_room(config, [one.conditions for one in requests])
+    layout = layout_with_given(layout, sounds)
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     # A sample that is longer than the packs of training has a pack of its own.
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
-    latents: dict[int, Tensor] = {}
+    latents: dict[int, Generated] = {}
     groups = best_fit_decreasing(lengths, capacity=capacity)
     with track("sampling steps", len(groups) * settings.num_steps, 0) as advance:
 
@@ -158,17 +200,18 @@ def generate_latents(
             negative = pack_samples(against, layout)
             conditions = [one.conditions for one in chosen.values()]
             own, negative, tokens = placed(own, negative, conditions, config.model, layout)
+            of_pack = [one.sound for one in chosen.values()]
+            own, negative = (with_given(pack, of_pack, layout) for pack in (own, negative))
             bare = None
             if family_of(config.model).objective.guides_by_references and any(own.references):
                 bare = pack_samples([_without_references(one, layout) for one in against], layout)
-            made = _sample_pack(
-                model,
-                _Pack(own=own, negative=negative, tokens=tokens, bare=bare),
-                seeds=[one.seed for one in chosen.values()],
-                config=config,
-                settings=settings,
-                after_step=after_step,
-            )
+            pack = _Pack(own=own, negative=negative, tokens=tokens, bare=bare)
+            told: Any = {"config": config, "settings": settings, "after_step": after_step}
+            told |= {"seeds": [one.seed for one in chosen.values()]}
+            if own.others:
+                made = _sample_streams(model, pack, **told)
+            else:
+                made = [Generated(one, None) for one in _sample_pack(model, pack, **told)]
             latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
 
@@ -260,10 +303,14 @@ def _blank(
         )
     rules = family_of(model).conditions(model)
     inputs = {**inputs, **(own_latents(request.conditions, rules) if rules else {})}
+    latent_CFHW = torch.zeros(model.in_channels, *request.latent_FHW)
+    if request.sound is not None:
+        inputs |= request.sound.inputs(model)
+        latent_CFHW = request.sound.video(latent_CFHW)
     text_LE = inputs.get(TEXT, torch.empty(0, model.crossattn_emb_size))
     return LatentSample(
         key=str(index),
-        latent_CFHW=torch.zeros(model.in_channels, *request.latent_FHW),
+        latent_CFHW=latent_CFHW,
         text_LE=text_LE,
         others={name: value for name, value in inputs.items() if name != TEXT},
         fps=request.fps,
@@ -350,6 +397,41 @@ def _sample_pack(
         step_noise=partial(step_noise, batch, seeds),
     )
     return unpacked(latent_TC if given is None else given.end(latent_TC))
+
+
+@torch.no_grad()
+def _sample_streams(
+    model: nn.Module,
+    pack: _Pack,
+    *,
+    seeds: Sequence[int],
+    config: RunConfig,
+    settings: SamplingSettings,
+    after_step: Callable[[Callable[[], list[Tensor]]], None],
+) -> list[Generated]:
+    """Latents and sounds of one pack of several streams; `after_step` is as in `_sample_pack`."""
+    device = getattr(model, "device", None) or next(model.parameters()).device
+    batch, path = pack_to(pack.own, device), sampling_path(config.objective)
+    joint, away = JointStreams.of(batch), JointStreams.of(pack_to(pack.negative, device))
+    steps = StepLevels.of(path, batch, num_steps=settings.num_steps)
+
+    def unpacked(state_TC: Tensor) -> list[Tensor]:
+        latent_TC = with_given_tokens(joint.apart(state_TC)[LATENTS], batch)
+        patch = {"patch_temporal": config.model.patch_temporal}
+        return unpack_latents(latent_TC, batch, patch_spatial=config.model.patch_spatial, **patch)
+
+    networks = joint.network(model, path), away.network(model, path)
+    state_TC = sample(
+        path,
+        _guided(networks[:1], networks[1], settings, config, joint.row, steps),
+        joint.noise(initial_noise(batch, seeds), seeds),
+        joint.row,
+        num_steps=settings.num_steps,
+        sampler=settings.sampler,
+        each_step=lambda state_TC: after_step(lambda: unpacked(state_TC)),
+    )
+    made = zip(unpacked(state_TC), joint.sounds(state_TC), strict=True)
+    return [Generated(*both) for both in made]
 
 
 def _guided(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from dit.codecs.sound.codec import SoundCodec
     from dit.codecs.sound.files import Waveform
 
 LISTING, GRID = "samples.json", "grid.png"
@@ -246,6 +247,14 @@ def _write_png(
     note.add_text("prompt", prompt)
     note.add_text("settings", json.dumps(settings))
     Image.fromarray(picture_HW3).save(path, pnginfo=note)
+
+
+def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Waveform:
+    """The waveform of the latent of a sound, cut to its `seconds`."""
+    from dit.codecs.sound.files import Waveform
+
+    samples = round(seconds * codec.rate)
+    return Waveform(samples_CS=codec.decode(latent_KA, samples).numpy(), rate=codec.rate)
 
 
 def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ text and more samples. Optional inputs (references, glyphs, given frames) are ab
 work counts: for the head, which may run over text as well, only latent tokens.
 """
 
-# n latent tokens, m text tokens of a sample
+# n latent tokens, m text tokens, a tokens of sound of a sample
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ from dit.models.attention.spans import Spans
 from dit.models.layers import packed_attention
 from dit.models.layers.adaptable import Adaptable
 from dit.models.pass_work import Multiplications, PartWork
-from dit.models.registry import network_spec
+from dit.models.registry import has_sound, network_spec
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
-_SIDE, _TEXT, _SAMPLES = 4, 64, 2
-_BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES}
+_SIDE, _TEXT, _SAMPLES, _SOUND = 4, 64, 2, 8
+_BASE = {"side": _SIDE, "text": _TEXT, "samples": _SAMPLES, "sound": _SOUND}
 _PACKS: tuple[Any, ...] = (_BASE, _BASE | {"side": 2 * _SIDE}, _BASE | {"text": 2 * _TEXT})
 _MORE_SAMPLES: Any = _BASE | {"samples": 2 * _SAMPLES}
+_MORE_SOUND: Any = _BASE | {"sound": 2 * _SOUND}
 _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
@@ -84,11 +85,12 @@ class _Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """A number that grows with tokens and text: sample + n * tokens + m * text."""
+    """A number that grows with tokens, text and sound: sample + n * tokens + m * text + ..."""
 
     sample: int
     n: int
     m: int
+    a: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,14 +98,15 @@ class _StageWork:
     """The passes of a stage over the packs, and the lengths of their samples."""
 
     network: StackedTransformer
-    passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples
+    passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples, then with more sound, if any
     tokens: tuple[int, ...]  # of a sample of each of the packs, as attention sees it
     texts: tuple[int, ...]
 
     @classmethod
     def of(cls, model: ModelConfig, *, stage: int, stages: int) -> _StageWork:
         network = stage_on_meta(model, stage=stage, stages=stages).eval()
-        batches = [meta_pack(model, **one) for one in (*_PACKS, _MORE_SAMPLES)]
+        louder = [_MORE_SOUND] if has_sound(model) else []
+        batches = [meta_pack(model, **one) for one in (*_PACKS, _MORE_SAMPLES, *louder)]
         return cls(
             network=network,
             passes=tuple(_run(network, batch) for batch in batches),
@@ -114,7 +117,8 @@ class _StageWork:
     def part(self, place: str) -> PartWork:
         """The work at one place of the stage."""
         linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
-        groups = zip(*(one.attentions for one in self.passes[:3]), strict=True)
+        of_lines = (*self.passes[:3], *self.passes[4:])
+        groups = zip(*(one.attentions for one in of_lines), strict=True)
         attentions = (self._attention(group) for group in groups if group[0].place == place)
         none = Multiplications()
         return PartWork(sum(linears, none), sum(attentions, none))
@@ -124,18 +128,22 @@ class _StageWork:
         here = _LAYER if first in self.network.stacks else _OUTSIDE
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
-    def _line(self, base: int, wide: int, long: int) -> _Line:
-        """The linear function of tokens and text with these values for the packs of `_PACKS`."""
+    def _line(self, base: int, wide: int, long: int, *louder: int) -> _Line:
+        """The linear function with these values for the packs of `_PACKS`, and with more sound."""
         n = _slope(wide - base, self.tokens[1] - self.tokens[0])
         m = _slope(long - base, self.texts[2] - self.texts[0])
-        return _Line(sample=base - n * self.tokens[0] - m * self.texts[0], n=n, m=m)
+        a = sum(_slope(one - base, _SOUND) for one in louder)
+        return _Line(
+            sample=base - n * self.tokens[0] - m * self.texts[0] - a * _SOUND, n=n, m=m, a=a
+        )
 
     def _linear(self, name: str) -> Multiplications:
-        base, wide, long, many = (one.rows[name] for one in self.passes)
+        base, wide, long, many, *louder = (one.rows[name] for one in self.passes)
         # What a pack has once, such as the embedding of a guidance scale, each sample needs.
         once = 2 * base - many
-        line = self._line(*((rows - once) // _SAMPLES + once for rows in (base, wide, long)))
-        one = Multiplications(line.sample, line.n, line.m)
+        packs = (base, wide, long, *louder)
+        line = self._line(*((rows - once) // _SAMPLES + once for rows in packs))
+        one = Multiplications(line.sample, line.n, line.m, a=line.a)
         if line.n and not self.network.pre_process and self._is_at(name, _OUTSIDE):
             one = Multiplications(n=line.n)  # the head, of which text is not read
         return one.times(self.network.get_parameter(f"{name}.weight").numel())
@@ -150,6 +158,10 @@ class _StageWork:
             nn=q.n * k.n * group[0].seen,
             nm=q.n * k.m + q.m * k.n,
             mm=q.m * k.m,
+            a=q.sample * k.a + q.a * k.sample,
+            na=q.n * k.a + q.a * k.n,
+            ma=q.m * k.a + q.a * k.m,
+            aa=q.a * k.a,
         )
         return of_pairs.times(2 * group[0].width)
 

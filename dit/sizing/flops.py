@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from dit.batch import SOUND
 from dit.config import Balance, DatasetConfig, ModelConfig
 from dit.models.pass_work import PartWork, PassWork
 from dit.models.registry import network_spec
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from dit.batch import PackedBatch
 
 
-def forward_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
+def forward_flops(
+    model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
+) -> int:
     """Operations of one forward pass (`PassWork.flops`)."""
-    return pass_work(model).flops(tokens, text)
+    return pass_work(model).flops(tokens, text, sound)
 
 
 def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
@@ -32,7 +35,9 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
     """
     if not batch.is_routed and model.token_route is not None:
         model = model.with_all_tokens()
-    return forward_flops(model, tokens=model.attended_in(batch), text=model.text_in(batch))
+    sound = batch.others[SOUND].num_tokens if SOUND in batch.others else ()
+    tokens = model.attended_in(batch)
+    return forward_flops(model, tokens=tokens, text=model.text_in(batch), sound=sound)
 
 
 def training_flops(model: ModelConfig, batch: PackedBatch) -> int:

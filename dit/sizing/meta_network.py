@@ -19,7 +19,15 @@ import torch
 from megatron.core.tensor_parallel import layers, mappings
 from torch import Tensor
 
-from dit.batch import TEXT, LatentSample, PackedBatch, SequenceShard, StepEnd
+from dit.batch import (
+    TEXT,
+    LatentSample,
+    NoisyTokens,
+    PackedBatch,
+    SequenceShard,
+    StepEnd,
+    TokenStream,
+)
 from dit.config import ModelConfig
 from dit.data.pack import pack_samples
 from dit.distributed.process_groups import run_megatron_on_cpu
@@ -118,17 +126,20 @@ def meta_pass(network: StackedTransformer, batch: PackedBatch) -> None:
         network(batch.latent_TC.float(), torch.empty(batch.num_levels, device=META), batch)
 
 
-def meta_pack(
+def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     model: ModelConfig,
     *,
     side: int,
     text: int,
     samples: int,
     frames: int = 1,
+    sound: int = 0,
     references: bool = False,
     share: SequenceShard | None = None,
 ) -> PackedBatch:
     """A pack on the meta device of equal samples: `frames` of `side` x `side` tokens, `text` rows.
+
+    In networks with sound each has `sound` tokens of it.
 
     They have what a sample must have, and `references` if that is asked; `text` is no choice where
     it is fixed. A context rank has the `share` of it.
@@ -143,7 +154,7 @@ def meta_pack(
         latent_CFHW=torch.zeros(model.in_channels, *size),
         text_LE=torch.zeros(text, model.crossattn_emb_size),
         fps=math.nan,
-        others=_others(inputs, size, text=text, references=references),
+        others=_others(inputs, size, text=text, references=references, sound=sound),
     )
     layout = PatchLayout(
         patch_temporal=tall,
@@ -159,13 +170,20 @@ def meta_pack(
     if share is not None:
         batch = replace(batch.with_tokens(batch.rows(share)), share=share)
     batch = pack_to(batch, META)
+    if batch.others:
+        batch = replace(batch, others={n: _fed(s) for n, s in batch.others.items()})
     if not family.tells_step_end(model):
         return batch
     return batch.with_method(StepEnd(level_N=torch.empty(samples, device=META)))
 
 
 def _others(
-    inputs: Sequence[SampleInput], size: tuple[int, int, int], *, text: int, references: bool
+    inputs: Sequence[SampleInput],
+    size: tuple[int, int, int],
+    *,
+    text: int,
+    references: bool,
+    sound: int,
 ) -> dict[str, Tensor]:
     """What a sample must have beside its latent of this `size` and its `text` rows."""
     others: dict[str, Tensor] = {}
@@ -178,4 +196,12 @@ def _others(
             others[one.name] = torch.zeros(one.rows or (0 if one.may_be_empty else 1), one.width)
         elif one.kind is InputKind.VECTOR:
             others[one.name] = torch.zeros(one.width)
+        elif one.kind is InputKind.SOUND and sound:
+            others[one.name] = torch.zeros(one.width, sound)
     return others
+
+
+def _fed(stream: TokenStream) -> TokenStream:
+    """A stream beside the main one, with what a network is fed of it, on the meta device."""
+    level_M = torch.empty(stream.num_levels, device=META)
+    return stream.with_method(NoisyTokens(input_TC=stream.latent_TC.float(), level_M=level_M))

@@ -192,7 +192,8 @@ def _sizes_in_shard(
     from dit.data.energon.shard_reader import read_head  # mock data have no shards
     from dit.data.tar_reader import NotPlain, OpenShards, SampleLocation, ShardError
 
-    shards, layout = OpenShards(), expected.layout
+    layout = expected.layout
+    shards = OpenShards(with_sound=layout.sound is not None)
     for sample in samples:
         try:
             start, length = shards.span(path, sample)
@@ -204,7 +205,8 @@ def _sizes_in_shard(
             continue
         except (NotPlain, ShardError, OSError):
             continue  # Energon's reader may read it; the check of the data names what is damaged
-        yield Length(size.tokens, layout.copies * (size.shape[0] + layout.text_room(size.shape[1])))
+        real = size.shape[0] + layout.text_room(size.shape[1]) + size.sound
+        yield Length(size.tokens, layout.copies * real)
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:

@@ -45,7 +45,7 @@ class Loss:
     count_N: Tensor  # int32, each sample's part of `count`; of pairs and parts, 1 for each
     # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
     pairs_P3: Tensor | None = None
-    # float32, likewise of each token of the other streams of the pack, by name; without gradient
+    # float32, the error of each token of the other streams of the pack, by name; without gradient
     others: Mapping[str, Tensor] = field(default_factory=dict)
     # float64 [2, 3], of a student: count, sum and sum of squares of the numbers in its latents on
     # this rank, and in the data's of the same samples
@@ -54,6 +54,12 @@ class Loss:
     def of_samples(self, batch: PackedBatch) -> Tensor:
         """Error and count of each sample, float64 [N, 2]."""
         return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
+
+    def of_stream(self, name: str, batch: PackedBatch) -> Tensor:
+        """Error and count of the tokens of another stream of each sample, float64 [N, 2]."""
+        stream = batch.others[name]
+        sums_N = sample_sums(self.others[name], stream)
+        return torch.stack([sums_N, sums_N.new_tensor(stream.shared_loss_tokens)], dim=1)
 
 
 def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
@@ -112,8 +118,9 @@ def loss_of(
     whose errors without adapters are known have the loss of preferences, summed over pairs;
     `context` has the ranks with the other tokens of the pack.
 
-    Of several streams, by name in `prediction_TC`, the losses add up. What they are divided by is
-    counted in the main stream.
+    Of several streams, by name in `prediction_TC`, the losses add up. The mean error of a sample's
+    sound weighs `sound_weight` times as much as that of its other tokens, and the number of these
+    is what counts: of all of them, where all are given.
     """
     if isinstance(prediction_TC, Mapping):
         return _of_streams(batch, problem, prediction_TC, options)
@@ -150,13 +157,33 @@ def _of_streams(
 ) -> Loss:
     assert problem.reference_N is None, "preferences are of one stream"
     main = loss_of(batch, problem, prediction_TC[LATENTS], options)
-    total, others = main.total, dict[str, Tensor]()
+    total, count, others = main.total, main.count, dict[str, Tensor]()
+    of_tokens = options.loss_mean is LossMean.TOKEN
+    if of_tokens and (more := _tokens_of_given(batch)):
+        count = count + more
+    weight_N = _counted_tokens(batch) if of_tokens else [1] * batch.num_samples
     for name, stream in batch.others.items():
         error_T = token_errors(stream, problem.others[name], prediction_TC[name], options)
-        if options.loss_mean is LossMean.SAMPLE:
-            error_T = _parts_of_means(error_T, stream)
-        total, others[name] = total + error_T.sum(), error_T.detach()
-    return replace(main, total=total, others=others)
+        weights_N = torch.tensor(weight_N, dtype=torch.float32) * options.sound_weight
+        weight_T = to_device(weights_N, error_T.device)[stream.segment_T]
+        total = total + (_parts_of_means(error_T, stream) * weight_T).sum()
+        others[name] = error_T.detach()
+    return replace(main, total=total, count=count, others=others)
+
+
+def _counted_tokens(batch: PackedBatch) -> list[int]:
+    """Tokens of the main stream as which each sample counts: with a loss, or all if none has."""
+    pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
+    return [with_loss or tokens for with_loss, tokens in pairs]
+
+
+def _tokens_of_given(batch: PackedBatch) -> int:
+    """Tokens of this share, of samples that learn in another stream alone."""
+    alone = [
+        not with_loss and any(stream.loss_tokens[n] for stream in batch.others.values())
+        for n, with_loss in enumerate(batch.loss_tokens)
+    ]
+    return sum(here for here, only in zip(batch.shared_latent_tokens, alone, strict=True) if only)
 
 
 @torch.no_grad()

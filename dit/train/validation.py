@@ -6,6 +6,8 @@ the noise levels that training draws, and the losses are reported separately:
 
     val_loss                mean over all quantiles: an estimate of the training loss
     val_loss_q10            at the quantile 0.1, which has little noise; q90 has much
+    val_loss_sound          of the tokens of sound, in networks that have both; all others are of
+                            frames
     val_loss_image_32       over samples of one kind: images, or videos of up to 8 latent frames
     val_loss_video8_32      (a power of two), and with a latent of side sqrt(rows columns) = 32,
                             rounded to a power of two
@@ -62,6 +64,7 @@ from dit.objectives.training_target import (
 from dit.pack_wire import pack_to
 from dit.sizing.flops import work_of_packs
 from dit.stored_samples import LEVELS
+from dit.train.loss import Loss
 from dit.train.metrics.interval_metrics import quantiles
 from dit.train.metrics.target import compared_loss, is_at_target
 from dit.train.model_and_optimizer import ModelAndOptimizer
@@ -175,16 +178,28 @@ def _losses(
                 heartbeat("validation")
                 losses = run_schedule(model.chunks, items, options=options, forward_only=True)
                 for loss, batch in losses:
-                    each_N2 = loss.of_samples(batch).cpu()
-                    sums[name] += each_N2.sum(0)
-                    if quantile is not None:
-                        sums[f"{name}_q{100 * quantile:.3g}"] += each_N2.sum(0)
-                    for groups, one in zip(_groups(batch, config), each_N2, strict=True):
-                        for group in groups:
-                            sums[f"{name}_{group}"] += one
+                    for ending, both in _sums_of(loss, batch, config, quantile):
+                        sums[f"{name}{ending}"] += both
     for chunk in model.chunks:
         chunk.train()
     return _mean_over_ranks({key: tuple(both.tolist()) for key, both in sums.items()})
+
+
+def _sums_of(
+    loss: Loss, batch: PackedBatch, config: RunConfig, quantile: float | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Error and divisor [2] of a pack, of a level, of each stream and of groups of samples.
+
+    With each stands how the name of its loss ends.
+    """
+    each_N2 = loss.of_samples(batch).cpu()
+    yield "", each_N2.sum(0)
+    if quantile is not None:
+        yield f"_q{100 * quantile:.3g}", each_N2.sum(0)
+    for stream in loss.others:
+        yield f"_{stream}", loss.of_stream(stream, batch).sum(0).cpu()
+    for groups, one in zip(_groups(batch, config), each_N2, strict=True):
+        yield from ((f"_{group}", one) for group in groups)
 
 
 def _groups(batch: PackedBatch, config: RunConfig) -> list[tuple[str, ...]]:

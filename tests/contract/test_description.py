@@ -32,7 +32,6 @@ from dit.convert.diffusers_config import diffusers_transformer_config, model_con
 from dit.convert.megatron_checkpoint import stored_shape
 from dit.lora.targets import chosen_adapters
 from dit.models.registry import (
-    FAMILIES,
     diffusers_form,
     family_named,
     family_of,
@@ -45,6 +44,7 @@ from recipes.runs import dit_debug
 from tests.families.case import COUNTED
 from tests.families.table import CASES
 
+FAMILIES = tuple(CASES)
 SIZES = {size: name for name in FAMILIES for size in family_named(name).sizes}
 TINY = {size: name for name in FAMILIES for size in family_named(name).tiny}
 

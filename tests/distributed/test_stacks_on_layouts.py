@@ -29,7 +29,7 @@ CONTAINED = {
     *("cosmos_7b", "cosmos_predict2_2b", "cosmos_predict2_2b_video2world", "wan2.1_t2v_1.3b"),
     *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
     *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b", "flux3_klein"),
-    "qwen_image21",
+    *("qwen_image21", "sound_dit_s"),
 }
 OTHERS = [
     network
@@ -89,6 +89,13 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "adapters of joint attention": (
         FLUX,
         ("tp2+sp+frozenlora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
+    ),
+    "frames and sound": (
+        (
+            *("--family", "sound_dit_s", *SHORT, "objective.video_given=0.3"),
+            *("objective.sound_given=0.2", "objective.sound_prefix=0.3"),
+        ),
+        ("tp2+sp+cp2+pp2",),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "refiners and grouped heads, many layouts": (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from dit.models.registry import FAMILIES
+from dit.models.registry import NETWORKS
 from tests.families.case import Case, Generation
 
-_FILES = {name: import_module(f"tests.families.{name}") for name in (*FAMILIES, "anima")}
-CASES: dict[str, Case] = {name: _FILES[name].CASE for name in FAMILIES}
+_PUBLISHED = dict.fromkeys(NETWORKS.values())  # families that Diffusers has
+_FILES = {name: import_module(f"tests.families.{name}") for name in (*_PUBLISHED, "anima")}
+CASES: dict[str, Case] = {name: _FILES[name].CASE for name in _PUBLISHED}
 """`model.family` -> its case."""
 GENERATIONS: dict[str, Generation] = {
     name: generation

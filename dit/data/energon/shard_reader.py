@@ -24,8 +24,9 @@ from dit.data.tar_reader import (
     OpenShards,
     SampleLocation,
     ShardError,
+    has_named_tensors,
     has_tensors,
-    is_unread,
+    is_sound,
     sample_members,
     split_name,
 )
@@ -198,7 +199,9 @@ def read_head(
         key = key or stem
         if stem != key:
             raise NotPlain(f"{stem} beside {key}")
-        if not is_unread(extension) and (part_filter is None or part_filter(extension)):
+        if is_sound(extension) and not place.shards.with_sound:
+            continue
+        if part_filter is None or part_filter(extension):
             whole = place.size <= _WINDOW or not has_tensors(extension)
             parts[extension] = window(at, size) if whole else _head(window, at, size, extension)
             names.append(name)
@@ -221,7 +224,7 @@ class _Window:
 
 
 def _head(window: _Window, at: int, size: int, extension: str) -> RecordHeader | bytes:
-    if extension != "safetensors":
+    if not has_named_tensors(extension):
         return RecordHeader(data=window(at, min(size, MLPERF_HEAD)), size=size)
     if size <= 8:
         return window(at, size)

@@ -218,7 +218,8 @@ class PackEncoder(DatasetOpener):
             return cooked
         cooked.load, cooked.measured = load, measured
         if self.data.balance is Balance.FLOPS_TARGET:
-            cooked.cost = self._cost(self.expected.layout.trained(*measured.shape))
+            trained = self.expected.layout.trained(*measured.shape)
+            cooked.cost = self._cost(trained, [measured.sound] * len(trained))
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
@@ -259,19 +260,19 @@ class PackEncoder(DatasetOpener):
         # Samples of equal size lie side by side: attention computes them together.
         samples = sorted(samples, key=lambda sample: sample.size.shape)
         trained = self.expected.layout.trained
-        shapes = [shape for sample in samples for shape in trained(*sample.size.shape)]
+        shapes = [(s, one.size.sound) for one in samples for s in trained(*one.size.shape)]
         return SampleGroup(
             __key__=samples[0].__key__,
             __restore_key__=(),  # Energon sets it
             samples=tuple(samples),
-            cost=self._cost(shapes),
+            cost=self._cost(*zip(*shapes, strict=True)),
         )
 
-    def _cost(self, samples: Sequence[tuple[int, int]]) -> float:
+    def _cost(self, samples: Sequence[tuple[int, int]], sound: Sequence[int]) -> float:
         if self.work is None:
             return 0.0
         tokens, text = zip(*samples, strict=True)
-        return float(self.work.flops(tokens, text))
+        return float(self.work.flops(tokens, text, sound))
 
     @stateless
     def pack(self, group: SampleGroup) -> FinishedPack:
@@ -315,7 +316,8 @@ class PackEncoder(DatasetOpener):
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
         from dit.data.tar_reader import OpenShards
 
-        shards = self._shards = self._shards or OpenShards()
+        sound = self.expected.layout.sound is not None
+        shards = self._shards = self._shards or OpenShards(with_sound=sound)
         loader: Any = built.dataset
         loader.join_readers = [SafeReader(reader, shards) for reader in loader.join_readers]
         before, self._before = self._before, self._before + len(factory)

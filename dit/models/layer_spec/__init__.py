@@ -32,6 +32,7 @@ from dit.models.layer_spec.parts import (
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 from dit.models.layer_spec.steps import (
     JOINT_TOKENS,
+    SOUND_TOKENS,
     TEXT_TOKENS,
     TOKENS,
     Attend,
@@ -48,5 +49,6 @@ from dit.models.layer_spec.steps import (
     ReferencesAlone,
     RowNorm,
     Slot,
+    Step,
     View,
 )

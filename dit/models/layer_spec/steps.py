@@ -21,10 +21,13 @@ from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
 """Rows of tokens: latents; texts of networks with joint attention; both together in one row."""
+SOUND_TOKENS = "sound_hidden"
+"""The row of tokens of sound, which has a width of its own."""
 _KINDS: Mapping[str, RowKind] = {
     TOKENS: RowKind.LATENTS,
     TEXT_TOKENS: RowKind.TEXT,
     JOINT_TOKENS: RowKind.JOINT,
+    SOUND_TOKENS: RowKind.SOUND,
 }
 
 

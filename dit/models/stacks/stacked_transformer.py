@@ -141,9 +141,10 @@ class StackedTransformer(MegatronModule):
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
 
-    def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
+    def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Any:
         """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
+        Of a pack of several streams, the output of each by name, which `head` returns.
         On a stage that is not the last, the next stage's input.
         """
         batch = self.prepared(batch)
@@ -176,7 +177,7 @@ class StackedTransformer(MegatronModule):
         # Alignment of a context rank's part: no other token depends on these rows.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
 
-    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Tensor:
+    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Any:
         if self.pre_process:
             blocks = self.embed(x_TC, level_M, batch, layout)
         else:
@@ -190,7 +191,10 @@ class StackedTransformer(MegatronModule):
         if not self.post_process:
             shapes = self.stage_shapes(batch, after=self.stage)
             return pack_stage_state(blocks, shapes, self.config.hidden_size)
-        made_TC = self.head(blocks, batch, layout).float()
+        made = self.head(blocks, batch, layout)
+        if isinstance(made, Mapping):
+            return {name: self.sign * made_TC.float() for name, made_TC in made.items()}
+        made_TC = made.float()
         return made_TC if self.sign == 1 else -made_TC
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
@@ -378,8 +382,11 @@ class StackedTransformer(MegatronModule):
         """The inverse of `joined`, for hidden states of either kind."""
         return hidden
 
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Tensor:
-        """Last stage: hidden states -> output [T, C] of all tokens of this context rank."""
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
+        """Last stage: hidden states -> output [T, C] of all tokens of this context rank.
+
+        Of several streams, the outputs by the names of `PackedBatch.streams`.
+        """
         raise NotImplementedError
 
 

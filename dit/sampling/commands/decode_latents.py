@@ -26,6 +26,7 @@ from dit.sampling.media_files import (
     Written,
     make_folder,
     report_written,
+    waveform_of,
     write_listing,
     write_picture,
 )
@@ -166,10 +167,7 @@ def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> P
 
 def _waveform(latent_KA: Any, frames: int, entry: dict[str, Any], codec: Any) -> Any:
     """The sound of a video, as long as its frames; None without a latent or without its codec."""
-    from dit.codecs.sound.files import Waveform
-
     fps = entry.get("fps")
     if latent_KA is None or codec is None or not fps:
         return None
-    samples = round(frames / fps * codec.rate)
-    return Waveform(samples_CS=codec.decode(latent_KA, samples).numpy(), rate=codec.rate)
+    return waveform_of(latent_KA, codec, frames / fps)

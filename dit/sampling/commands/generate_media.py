@@ -17,6 +17,7 @@ from torch import Tensor
 from dit.batch import NullInputs
 from dit.codecs.pretrained import visits
 from dit.codecs.rgb import on_white
+from dit.codecs.sound import sound_codec_of_card
 from dit.codecs.text.encoder import TextEncoder, unknown_words
 from dit.codecs.vae import usual_size
 from dit.config import RunConfig, Sampler
@@ -28,13 +29,14 @@ from dit.progress import Track, no_progress
 from dit.sampling.commands.options import FPS, GenerationOptions
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
+from dit.sampling.conditions.sound import SoundRequest, sound_frames
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
-from dit.sampling.generate import Request, SamplingSettings, Watch, generate_latents
+from dit.sampling.generate import Request, SamplingSettings, Watch, generate_streams
 from dit.sampling.given_pictures import OF_COMMAND_LINE, GivenPictures, PromptTexts
 from dit.sampling.guiders import open_guider, open_guiders
 from dit.sampling.latent_sizes import Size, cut, rounding
-from dit.sampling.media_files import Picture, false_colours
+from dit.sampling.media_files import Picture, false_colours, waveform_of
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt, unguided, unused
 
@@ -71,6 +73,7 @@ def generate_opened(
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
             conditions=_conditions(opened, shown_at[i], size=_size(each[i])),
+            sound=_sound_of(opened, each[i]),
         )
         for i in mine
     ]
@@ -78,14 +81,16 @@ def generate_opened(
     told = replace(opened.config.objective, guidance=options.distilled_guidance)
     config = replace(opened.config, objective=told)
     track = track if dist.get_rank() == 0 else no_progress
-    made = generate_latents(
+    made = generate_streams(
         opened.model, requests, config=config, settings=settings, track=track, watch=watch
     )
     shown: list[Picture] = []
     if groups.tp.rank() == groups.cp.rank() == groups.pp.rank() == 0:  # the first of the replica
         with track("decoding", len(made), 0) as advance:
-            for i, latent in zip(mine, made, strict=True):
+            for i, (latent, sound_KA) in zip(mine, made, strict=True):
                 one = _picture(opened, prompts[i], each[i], seed + i, latent, keep=latents)
+                if sound_KA is not None:
+                    one = _with_sound(one, sound_KA, opened, fps=each[i].fps or FPS, keep=latents)
                 shown.append(replace(one, given_HW3=given[i].shown(*_size(each[i])[1:])))
                 advance(1)
     shares: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -246,6 +251,28 @@ def _picture(
         | {"precision": str(opened.config.model.precision), "checkpoint": str(opened.path)}
         | ({"lora": list(opened.lora)} if opened.lora else {}),
         latent_CFHW=latent_CFHW.cpu() if keep else None,
+    )
+
+
+def _sound_of(opened: OpenCheckpoint, options: GenerationOptions) -> SoundRequest | None:
+    """The sound of a video, as long as its frames; None of networks without sound."""
+    model, frames = opened.config.model, options.num_video_frames or 1
+    count = sound_frames(model, frames=frames, fps=options.fps or FPS)
+    return SoundRequest(frames=count) if count else None
+
+
+def _with_sound(
+    picture: Picture, sound_KA: Tensor, opened: OpenCheckpoint, *, fps: float, keep: bool
+) -> Picture:
+    """The video with its sound, decoded by the codec of the dataset card."""
+    codec = sound_codec_of_card(opened.card)
+    latent_KA = sound_KA.cpu()
+    return replace(
+        picture,
+        sound=None
+        if codec is None
+        else waveform_of(latent_KA, codec, len(picture.frames_FHW3) / fps),
+        sound_latent_KA=latent_KA if keep else None,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dit.command_line import chosen
 from dit.console import Console
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pictures = generate_opened(
         opened, prompts, seed=args.seed, options=options, latents=keep, track=shown_progress()
     )
+    pictures = [replace(one, keeps_wav=args.save_wav) for one in pictures]
     if pictures:
         written = write_media(pictures, args.output_dir)
         if keep:

@@ -233,6 +233,8 @@ class _FileOptions:
     """YAML file of options; those typed here override it."""
     save_latents: bool = False
     """Keep latents for decode_latents.py; without a VAE, show them in false colours."""
+    save_wav: bool = False
+    """Write the sound of videos as WAV, too. MP4 files have it as AAC."""
     output_dir: Path = option(Path("samples"), "--video_save_path")
     """Folder for the files, grid.png and samples.json. (default: %(default)s)"""
 

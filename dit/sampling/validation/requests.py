@@ -203,8 +203,8 @@ def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[s
     found |= {name: rows_NE[index].clone() for name, rows_NE in batch.vectors.items()}
     grid, first = batch.grids[index], batch.starts[index]
     patch = (layout.patch_temporal, layout.patch_spatial)
-    if clean := batch.clean_tokens[index]:
-        (name,) = layout.named(InputKind.FRAMES)
+    if (clean := batch.clean_tokens[index]) and (given := layout.named(InputKind.FRAMES)):
+        (name,) = given
         frames = (clean // math.prod(grid[1:]), *grid[1:])
         found[name] = unpatchify(batch.latent_TC[first:], frames, *patch).clone()
     others = batch.references[index]

@@ -3,6 +3,9 @@
     loss_q10                      training loss: mean over the samples whose noise level is in the
                                   lowest fifth of its distribution; q90 has much noise. The fifths
                                   are those of `validation.quantiles`, as in val_loss_q10
+    loss_video, loss_sound        mean error of the tokens of frames, and of those of sound, in
+                                  networks with both
+    sound_share                   samples with sound, over all samples
     student_mean, student_std     of the numbers in latents that the student of a distillation makes
                                   at the end of its own steps (dmd: in all of them); data_mean,
                                   data_std of those of the same samples
@@ -41,10 +44,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import PackedBatch
+from dit.batch import SOUND, PackedBatch
 from dit.config import RunConfig
 from dit.data import dataset_sizes
 from dit.distributed.process_groups import device
+from dit.models.registry import has_sound
 from dit.objectives.objective import TrainingObjective
 from dit.pack_wire import to_device
 from dit.train.metrics.norms import Norms
@@ -65,6 +69,7 @@ class IntervalMetrics:
         self.loss_by_level = LossByNoiseLevel(objective, ranges=config.validation.quantiles)
         self.preferences = Preferences() if config.objective.preference else None
         self.latents = StudentLatents() if config.distill.method is not None else None
+        self.streams = StreamLosses() if has_sound(config.model) else None
         self.norms = Norms(model)
         self.data_stats = DataStats(
             capacity=config.dataset.task_encoder_seq_length, sizes=dataset_sizes(config.dataset)
@@ -85,6 +90,8 @@ class IntervalMetrics:
             self.preferences.add(rank_loss.packs)
         if self.latents is not None:
             self.latents.add(rank_loss.packs)
+        if self.streams is not None:
+            self.streams.add(rank_loss.packs)
 
     def add_packs(self, packs: Sequence[PackedBatch]) -> None:
         """Adds the packs that this rank has read for its replica."""
@@ -111,6 +118,8 @@ class IntervalMetrics:
             values |= self.preferences.values(sums)
         if self.latents is not None:
             values |= self.latents.values(sums)
+        if self.streams is not None:
+            values |= self.streams.values(sums)
         return values | self.data_stats.values(sums, progress)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -150,7 +159,8 @@ class IntervalMetrics:
     def _running_sums(self) -> dict[str, Tensor]:
         preferences = {} if self.preferences is None else self.preferences.sums
         latents = {} if self.latents is None else self.latents.sums
-        return self.loss_by_level.sums | preferences | latents | self.data_stats.sums
+        streams = {} if self.streams is None else self.streams.sums
+        return self.loss_by_level.sums | preferences | latents | streams | self.data_stats.sums
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
@@ -231,6 +241,52 @@ class Preferences:
         *totals, pairs = sums["preference.sums"].tolist()
         means = zip(self.NAMES, totals, strict=True)
         return {name: total / pairs for name, total in means} if pairs else {}
+
+
+class StreamLosses:
+    """Errors of the tokens of frames and of sound, and the share of samples with sound."""
+
+    LEAST = 0.1
+    """The share of samples with sound below which a line says so."""
+
+    def __init__(self) -> None:
+        self.total_32 = torch.zeros(3, 2, dtype=torch.float64, device=device())
+
+    @property
+    def sums(self) -> dict[str, Tensor]:
+        """Sums and counts of video, sound and samples with sound, as one tensor [3, 2]."""
+        return {"stream_losses.sums": self.total_32}
+
+    def add(self, losses: Sequence[PackLoss]) -> None:
+        for loss, part in losses:
+            sound, first = part.others[SOUND], part.share.index == 0  # of context ranks
+            self.total_32[0] += torch.stack(
+                [
+                    loss.error_T.double().sum(),
+                    to_device(torch.tensor(sum(part.shared_loss_tokens)), device()),
+                ]
+            )
+            self.total_32[1] += loss.of_stream(SOUND, part).sum(0)
+            with_sound = sum(tokens > 0 for tokens in sound.latent_tokens)
+            counts = torch.tensor([with_sound * first, part.num_samples * first])
+            self.total_32[2] += to_device(counts, device())
+
+    def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
+        """The means from the sums [3, 2] of all ranks."""
+        rows = sums["stream_losses.sums"].tolist()
+        names = ("loss_video", "loss_sound", "sound_share")
+        return {name: a / b for name, (a, b) in zip(names, rows, strict=True) if b}
+
+
+def silent_corpus(values: Mapping[str, Any]) -> str | None:
+    """What to say where fewer than `StreamLosses.LEAST` of the samples have sound, or None."""
+    share = values.get("sound_share")
+    if share is None or share >= StreamLosses.LEAST:
+        return None
+    return (
+        f"{share:.1%} of the samples have sound: pictures and silent clips among them wear off what"
+        " the network knows of sound; weigh datasets with sound higher (dataset.blend)"
+    )
 
 
 class StudentLatents:

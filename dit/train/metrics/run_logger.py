@@ -29,7 +29,7 @@ from dit.distributed.watchdog import heartbeat
 from dit.progress import brief
 from dit.safe_writing import write_atomically
 from dit.sizing.memory import parameter_count
-from dit.train.metrics.interval_metrics import drift_of
+from dit.train.metrics.interval_metrics import drift_of, silent_corpus
 from dit.train.metrics.jsonl import (
     ENVIRONMENT_FILE,
     JsonlWriter,
@@ -58,6 +58,7 @@ class RunLogger:
         self.unknown: set[str] = set()
         self.lost: dict[str, str] = {}  # kinds that have been logged, and what was said of them
         self.drifted: set[str] = set()  # kinds of a student's drift that have been logged
+        self.silent = False  # whether it was said that few samples have sound
         self.motionless = False  # whether a step without gradient has been logged
         self.terminal: Terminal | None = None
         self.metrics: JsonlWriter | None = None
@@ -155,6 +156,9 @@ class RunLogger:
                 f"step {step}: the student's latents drift from the data's: {drift} (said once;"
                 " docs/few_steps.md says what a collapse looks like)"
             )
+        if (few := silent_corpus(values)) is not None and not self.silent:
+            self.silent = True
+            self.info(f"step {step}: {few} (said once)")
         due = step % c.logger.log_interval == 0 or "val_loss" in values
         self._write(values, dashboards=due)
         self._write_mlperf(values)

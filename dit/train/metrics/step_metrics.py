@@ -99,7 +99,7 @@ def count_packs(
     return PackCounts(
         of_datasets=samples_of_datasets(packs, names),
         samples=sum(len(pack.samples_read) for pack in packs),
-        tokens=sum(pack.real_tokens for pack in packs),
+        tokens=sum(stream.real_tokens for pack in packs for stream in pack.streams.values()),
         filled=sum(taken_tokens(model, pack) for pack in packs),
         refused=sum(run.loader.counts().values()),
         flops=before + sum(training_flops(model, pack) for pack in packs),
@@ -108,7 +108,7 @@ def count_packs(
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
     """Tokens that attention computes for a pack, with text if latents attend to it, and padding."""
-    latents = sum(model.attended_in(pack))
+    latents = sum(model.attended_in(pack)) + sum(s.real_tokens for s in pack.others.values())
     if not network_spec(model).attends_jointly:
         return latents
     multiple = model.text_multiple

@@ -7,7 +7,7 @@ import torch
 
 from dit.codecs.sound.sound_part import PART
 from dit.data.energon.shard_reader import read_head
-from dit.data.tar_reader import OpenShards, SampleLocation, is_unread
+from dit.data.tar_reader import OpenShards, SampleLocation, is_sound
 from dit.pack_wire import flatten_pack
 from tests.unit.data.conftest import built
 
@@ -48,5 +48,5 @@ def test_its_bytes_are_not_kept(shards, tmp_path) -> None:
     _, names, parts = read_head(place)
     assert set(parts) == set(place.parts()) == {"safetensors", "json"}
     assert [name.partition(".")[2] for name in names] == ["safetensors", "json"]
-    assert is_unread(PART) and not is_unread("safetensors")
+    assert is_sound(PART) and not is_sound("safetensors")
     opened.close()

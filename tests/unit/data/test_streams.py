@@ -105,8 +105,8 @@ def test_clean_tokens_of_one_stream_leave_the_levels_of_the_others(pack) -> None
 
 @pytest.mark.parametrize("mean", list(LossMean))
 def test_losses_of_streams_add_up_on_one_rank_and_on_two(pack, mean) -> None:
-    """Against a plain loop; what they are divided by is counted in the main stream."""
-    options = replace(FLOW, loss_mean=mean)
+    """Against a plain loop: mean errors of a sound weigh as those of the other tokens."""
+    options = replace(FLOW, loss_mean=mean, sound_weight=0.25)
     whole, _ = problem(pack)
     targets = {LATENTS: whole.target_TC, SOUND: whole.others[SOUND].target_TC}
     said = {name: 2 * target_TC + 1 for name, target_TC in targets.items()}
@@ -117,8 +117,9 @@ def test_losses_of_streams_add_up_on_one_rank_and_on_two(pack, mean) -> None:
             rows = slice(stream.starts[sample], stream.starts[sample] + number)
             error_T = (targets[name][rows] + 1).double().square().mean(1)
             error_T = error_T if weights is None else error_T * weights.weight_T[rows]
-            divisor = 1 if mean is LossMean.TOKEN else max(number, 1)
-            wanted += float(error_T.sum()) / divisor
+            counts = pack.num_tokens[sample] if mean is LossMean.TOKEN else 1
+            weight = 1 if name == LATENTS else options.sound_weight
+            wanted += weight * counts * float(error_T.sum()) / max(number, 1)
     found = loss_of(pack, whole, said, options)
     assert float(found.total) == pytest.approx(wanted, rel=1e-5)
     main = loss_of(pack, whole, said[LATENTS], options)

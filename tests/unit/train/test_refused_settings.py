@@ -54,6 +54,11 @@ WITH = {
         "model.image_embed_size=1280",
     ),
     "dataset.balance_packs": (f"dataset.balance={Balance.FLOPS}",),
+    **{
+        f"objective.{key}": ("model.family=sound_dit",)
+        for key in ("sound_levels", "sound_weight", "sound_given", "sound_prefix", "video_given")
+    },
+    "objective.given_text_dropout": ("model.family=sound_dit",),
 }
 """What a key needs to have a meaning, before and after."""
 BESIDE = ((), ("objective.guidance=null",), ("objective.guidance=1",))

@@ -1,0 +1,265 @@
+"""The family `sound_dit`, a DiT with two rows of tokens: its fields, sizes, rules and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dit.batch import SOUND
+from dit.config import ContextComm, ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    text_input,
+)
+from dit.models.layer_spec import (
+    SOUND_TOKENS,
+    TOKENS,
+    Attend,
+    AttendTo,
+    AttentionSpec,
+    Feed,
+    FeedForwardSpec,
+    KeyRows,
+    LayerPart,
+    LayerSpec,
+    Modulation,
+    NetworkSpec,
+    PerBlockModulation,
+    Port,
+    StackSpec,
+    Step,
+)
+from dit.models.registry import imported
+
+if TYPE_CHECKING:
+    from dit.models.positions import PositionRule
+
+TEXT_OF_SOUND = "text_of_sound"
+"""The caption among the keys of a layer, as tokens of sound attend to it."""
+BASE_FPS = 24.0
+"""Positions in time count frames of this rate, those of sound as those of latents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundDitConfig(ModelConfig):
+    """The network: sizes of both rows and parallelism."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sound_dit_s": {},
+        "sound_dit_b": {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "sound_hidden_size": 384,
+            "sound_attention_heads": 12,
+        },
+    }
+
+    name: str = "sound_dit_s"
+    family: str = "sound_dit"
+    num_layers: int = 12
+    hidden_size: int = 384
+    num_attention_heads: int = 6
+    sound_channels: Refused[int] = bounded(160, most=2**16)
+    """Channels of the latent of a sound: `sound_latent.channels` of the dataset card."""
+    sound_rate: Refused[float] = bounded(100.0, most=1e6, least=None)
+    """Latent frames of a sound a second: wave_rate / wave_frame of `data_prep`."""
+    sound_hidden_size: Refused[int] = bounded(192, most=2**17)
+    """Width of a token of sound inside the model; a multiple of sound_attention_heads."""
+    sound_attention_heads: Refused[int] = bounded(6, most=2**10)
+    """Heads of the attention of sound, and of that between sound and frames."""
+    streams_meet: Refused[bool] = True
+    """Whether frames and sound attend to each other; false: to tokens of their own alone."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [(self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive")]
+
+    def own_shapes(self) -> list[Rule]:
+        heads, tp = self.sound_attention_heads, self.tensor_model_parallel_size
+        by_heads = self.cp_comm_type is ContextComm.A2A
+        ranks = tp * (self.context_parallel_size if by_heads else 1)
+        width, sound = self.hidden_size // self.num_attention_heads, self.sound_hidden_size
+        return [
+            (
+                self.hidden_size % self.num_attention_heads > 0
+                or (width % 2 == 0 and width // 6 >= 2),
+                f"hidden_size={self.hidden_size} / num_attention_heads={self.num_attention_heads}"
+                f" gives heads of width {width}; 3-D rotary positions need an even width of at"
+                " least 12",
+            ),
+            (
+                sound % (2 * heads) == 0,
+                f"sound_hidden_size={sound} / sound_attention_heads={heads} must be an even width"
+                " of heads",
+            ),
+            (
+                heads % ranks == 0,
+                f"sound_attention_heads={heads} does not divide by the {ranks} ranks that share"
+                " heads (tensor_model_parallel_size, and context_parallel_size with"
+                " cp_comm_type=a2a)",
+            ),
+            (
+                int(sound * self.mlp_ratio) % tp == 0,
+                f"the MLP width of sound, {int(sound * self.mlp_ratio)}, does not divide by"
+                f" tensor_model_parallel_size={tp}",
+            ),
+            (
+                self.context_parallel_size == 1 or self.cp_comm_type is not ContextComm.P2P,
+                "cp_comm_type=p2p passes one row of tokens round, and this network has two; use a2a"
+                " or all_gather",
+            ),
+            (
+                self.token_route is None,
+                "route_from and route_to leave out tokens of one row, and this network has two;"
+                " set both to null",
+            ),
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to} is of published weights; set it to null",
+            ),
+        ]
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        return [*super().cost_sizes, self.sound_hidden_size, self.sound_channels]
+
+
+@dataclass(frozen=True)
+class AttendAcross(LayerPart):
+    """Tokens of a row attend to those of another row of their sample, which has its own width.
+
+    A sample without the other row gets nothing: there is no bias.
+    """
+
+    runs: ClassVar[str] = "dit.models.sound_dit.model:AttendingAcross"
+    attention: AttentionSpec
+    """Of queries, keys and values; the rows have other widths."""
+    keys: Port
+    """The row that is read."""
+    widths: tuple[int, int]
+    """Of the tokens that attend, and of those that are attended to."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return self.port, self.keys
+
+    @property
+    def width(self) -> int:
+        return self.widths[0]
+
+    @property
+    def exchanges(self) -> int:
+        return 1
+
+
+def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
+    """The layers: both rows attend to themselves, to each other and to text."""
+    modulation = PerBlockModulation(inputs=model.hidden_size)
+    v, s = Modulation("modulation", modulation), Modulation("sound_modulation", modulation)
+    width, sound = model.hidden_size, model.sound_hidden_size
+    attention = AttentionSpec(width=width, heads=model.num_attention_heads)
+    of_sound = AttentionSpec(width=sound, heads=model.sound_attention_heads)
+    text = model.crossattn_emb_size
+    wide = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size)
+    narrow = FeedForwardSpec(width=sound, hidden=int(sound * model.mlp_ratio))
+
+    def read(row: str, port: Port) -> Port:
+        return Port(row, slot=port.slot, writes=False)
+
+    from_sound, from_video = (
+        Port(TOKENS, "from_sound", v[3]),
+        Port(SOUND_TOKENS, "from_video", s[3]),
+    )
+    across: tuple[Step, ...] = (
+        (
+            AttendAcross(from_sound, of_sound, read(SOUND_TOKENS, from_video), (width, sound)),
+            AttendAcross(from_video, of_sound, read(TOKENS, from_sound), (sound, width)),
+        ),
+    )
+    steps: tuple[Step, ...] = (
+        (
+            Attend(Port(TOKENS, "self_attention", v[0]), attention),
+            Attend(Port(SOUND_TOKENS, "sound_self_attention", s[0]), of_sound),
+        ),
+        (
+            AttendTo(Port(TOKENS, "cross_attention", v[1]), attention, (KeyRows(text),)),
+            AttendTo(
+                Port(SOUND_TOKENS, "sound_cross_attention", s[1]),
+                of_sound,
+                (KeyRows(text, name=TEXT_OF_SOUND),),
+            ),
+        ),
+        *(across if model.streams_meet else ()),
+        (
+            Feed(Port(TOKENS, "mlp", v[2]), wide),
+            Feed(Port(SOUND_TOKENS, "sound_mlp", s[2]), narrow),
+        ),
+    )
+    return StackSpec(name="decoder", count=model.num_layers, layer=LayerSpec(steps))
+
+
+def _inputs(model: SoundDitConfig) -> tuple[SampleInput, ...]:
+    sound = SampleInput(
+        name=SOUND,
+        kind=InputKind.SOUND,
+        width=model.sound_channels,
+        required=False,
+        rate=model.sound_rate,
+    )
+    return text_input(model, encoder="cosmos"), sound
+
+
+def _positions(_: SoundDitConfig) -> PositionRule:
+    return resolve_name("dit.models.positions:GridPositions")(BASE_FPS)
+
+
+FAMILY = Family(
+    name="sound_dit",
+    config=SoundDitConfig,
+    network=imported("dit.models.sound_dit.model:SoundDit"),
+    spec=lambda model: NetworkSpec(stacks=(sound_dit_stack(model),)),
+    parts={
+        "self_attention": "attention",
+        "sound_self_attention": "sound",
+        "cross_attention": "cross_attention",
+        "sound_cross_attention": "sound",
+        "from_sound": "streams",
+        "from_video": "streams",
+        "mlp": "mlp",
+        "sound_mlp": "sound",
+        "modulation": "modulation",
+        "sound_modulation": "modulation",
+        "modulate_out": "head",
+        "sound_modulate_out": "head",
+        "proj_out": "head",
+        "sound_proj_out": "head",
+    },
+    inputs=_inputs,
+    positions=_positions,
+    weights=WeightRules(
+        # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
+        # of the network as 0.
+        zero=("*proj_out.weight", "*modulat*.linear.weight"),
+    ),
+    objective=ObjectiveConventions(settings={"name": "flow"}),
+    vae=lambda _: "cosmos",
+    tiny={
+        "sound_dit_s": {
+            **TINY_NETWORK,
+            "hidden_size": 48,
+            "mlp_ratio": 2.0,
+            "crossattn_emb_size": 16,
+            "sound_channels": 6,
+            "sound_hidden_size": 32,
+            "sound_attention_heads": 4,
+        }
+    },
+)

@@ -1,0 +1,248 @@
+"""The network: a row of latents and a row of sound, which attend to each other."""
+
+# T tokens of a row, S keys of the other row, N samples, M level rows of both streams
+# C patch features or channels of sound, D model width, X any width, H heads, K head width
+# L text tokens, E text width
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
+from torch import Tensor, nn
+
+from dit.batch import LATENTS, SOUND, TEXT, NoisyTokens, PackedBatch, TokenStream
+from dit.models.attention.spans import Spans
+from dit.models.layer_spec import SOUND_TOKENS, TOKENS, PerBlockModulation
+from dit.models.layers.context_parallel import RowExchange
+from dit.models.layers.joint_order import Piece, TokenRow, row_exchange
+from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN, TimestepConditioning
+from dit.models.layers.packed_attention import (
+    Angles,
+    AttendedRows,
+    PackedAttention,
+    RowConditions,
+)
+from dit.models.layers.parallel_linear import (
+    BuildContext,
+    Replicated,
+    split_linear,
+    transformer_config,
+)
+from dit.models.layers.per_sample import PerSample
+from dit.models.layers.queries_and_keys import RotaryTable, rotate
+from dit.models.sound_dit.family import (
+    BASE_FPS,
+    TEXT_OF_SOUND,
+    AttendAcross,
+    SoundDitConfig,
+    sound_dit_stack,
+)
+from dit.models.stacks.cross_transformer import axis_widths
+from dit.models.stacks.parts import LayerConditions, RunningPart
+from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
+from dit.pack_wire import to_device
+
+Layout = dict[str, PerSample]
+"""Of the rows of latents and of sound."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossing:
+    """How the tokens of one row attend to those of another."""
+
+    exchange: RowExchange
+    angles_TK: Angles  # of the queries, by their places in time
+    key_angles_SK: Angles
+
+
+class SoundDit(StackedTransformer):
+    """Noisy latents, noisy sound, their timesteps and text of a pack -> raw outputs of both.
+
+    Times of latents and of sound are rotary positions of the attention between them, so that sound
+    meets the frames that it belongs to.
+    """
+
+    shares_samples = True
+
+    def __init__(
+        self, model: SoundDitConfig, groups: ProcessGroupCollection, vp_stage: int | None = None
+    ):
+        config, width = transformer_config(model), model.hidden_size
+        super().__init__(config, model, groups, vp_stage, [sound_dit_stack(model)])
+        sound, of_sound = model.sound_hidden_size, SOUND_TOKENS
+        head = sound // model.sound_attention_heads
+        self.rotary = RotaryTable(axis_widths(width // model.num_attention_heads), (1e4,) * 3)
+        self.time_rotary = RotaryTable((head,), (1e4,))
+        if self.pre_process:
+            self.patches = Replicated(model.patch_features, width, config=config, token_row=TOKENS)
+            self.sound_in = Replicated(
+                model.sound_channels, sound, config=config, token_row=of_sound
+            )
+            self.level = ConditionEmbedding(config)
+        self.build_stacks()
+        if self.post_process:
+            context = BuildContext(model=model, config=config, groups=groups)
+            kind, once = PerBlockModulation(inputs=width), {"parts": 1, "gated": False}
+            self.modulate_out = PerBlockAdaLN(context, width, kind, **once)
+            self.proj_out = Replicated(
+                width, model.output_features, config=config, token_row=TOKENS
+            )
+            self.sound_modulate_out = PerBlockAdaLN(context, sound, kind, **once)
+            self.sound_proj_out = Replicated(
+                sound, model.sound_channels, config=config, token_row=of_sound
+            )
+
+    def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
+        sound = batch.others[SOUND]
+        return {
+            TOKENS: len(batch.segment_T) // self.token_parts,
+            SOUND_TOKENS: len(sound.segment_T) // self.token_parts,
+        }
+
+    def hidden_width(self, name: str) -> int:
+        return self.model.sound_hidden_size if name == SOUND_TOKENS else self.config.hidden_size
+
+    def condition_shapes(self, batch: PackedBatch) -> Shapes:
+        levels = batch.num_levels + batch.others[SOUND].num_levels
+        return {"t_emb": (levels, self.config.hidden_size)}
+
+    def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:
+        places, sound = super().token_places(batch, layout), batch.others[SOUND]
+        place_T = to_device(sound.rows(sound.share), sound.segment_T.device) + batch.starts[-1]
+        filling = (0, len(sound.segment_T) - len(place_T))
+        return {**places, SOUND_TOKENS: nn.functional.pad(place_T, filling)}
+
+    def layout(self, batch: PackedBatch) -> Layout:
+        # Level rows of sound follow those of latents.
+        sound_T = batch.others[SOUND].level_row_T + batch.num_levels
+        return {
+            TOKENS: self.per_sample(self.my_tokens(batch.level_row_T)),
+            SOUND_TOKENS: self.per_sample(self.my_tokens(sound_T)),
+        }
+
+    def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Layout) -> Blocks:  # noqa: ARG002
+        fed, dtype = batch.others[SOUND].method(NoisyTokens), self.config.params_dtype
+        assert fed is not None, "what the network is fed of the sound"
+        return {
+            TOKENS: self.patches(self.my_tokens(x_TC.to(dtype))),
+            SOUND_TOKENS: self.sound_in(self.my_tokens(fed.input_TC.to(dtype))),
+            "t_emb": self.level(torch.cat((level_M, fed.level_M))),
+        }
+
+    def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Layout) -> LayerConditions:
+        sound, context = batch.others[SOUND], self.context
+        streams: Mapping[str, TokenStream] = {TOKENS: batch, SOUND_TOKENS: sound}
+        times = {
+            TOKENS: self.time_rotary(batch.position_TA[:, :1]),
+            SOUND_TOKENS: self.time_rotary(sound.position_TA * (BASE_FPS / self.model.sound_rate)),
+        }
+        angles = {TOKENS: self.rotary(batch.position_TA), SOUND_TOKENS: times[SOUND_TOKENS]}
+        text_LE = batch.text_LE.to(self.config.params_dtype)
+        rows = {name: stream_row(stream) for name, stream in streams.items()}
+        device = batch.segment_T.device
+
+        def crossing(asking: str, answering: str) -> Crossing:
+            return Crossing(
+                exchange=row_exchange(
+                    rows[asking], rows[answering], context=context, device=device
+                ),
+                angles_TK=times[asking],
+                key_angles_SK=times[answering],
+            )
+
+        return LayerConditions(
+            timestep=TimestepConditioning(t_emb_ND=blocks["t_emb"]),
+            rows={
+                name: RowConditions(per_sample=layout[name], angles_TK=angles[name])
+                for name in streams
+            },
+            meetings={
+                (name,): context.exchange(stream, rows=len(stream.segment_T))
+                for name, stream in streams.items()
+            },
+            keys={
+                TEXT: AttendedRows(rows_LE=text_LE, spans=text_spans(batch, batch.text_starts)),
+                TEXT_OF_SOUND: AttendedRows(
+                    rows_LE=text_LE, spans=text_spans(sound, batch.text_starts)
+                ),
+            },
+            of_parts={
+                TOKENS: crossing(TOKENS, SOUND_TOKENS),
+                SOUND_TOKENS: crossing(SOUND_TOKENS, TOKENS),
+            }
+            if self.model.streams_meet
+            else {},
+        )
+
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: Layout) -> Any:  # noqa: ARG002
+        """Outputs of both streams, [T, C] each, by their names in a pack."""
+        timestep = TimestepConditioning(t_emb_ND=blocks["t_emb"])
+        (video,), (sound,) = self.modulate_out(timestep), self.sound_modulate_out(timestep)
+        video_TD = video.modulate(blocks[TOKENS], layout[TOKENS])
+        sound_TD = sound.modulate(blocks[SOUND_TOKENS], layout[SOUND_TOKENS])
+        return {
+            LATENTS: self.all_tokens(self.proj_out(video_TD)),
+            SOUND: self.all_tokens(self.sound_proj_out(sound_TD)),
+        }
+
+
+def stream_row(stream: TokenStream) -> TokenRow:
+    """The tokens of a stream that attention sees, of samples that have any."""
+    pairs = zip(pairwise(stream.starts), stream.num_tokens, strict=True)
+    pieces = tuple(Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(pairs) if real)
+    return TokenRow(pieces=pieces, rows=len(stream.segment_T), share=stream.share)
+
+
+def text_spans(stream: TokenStream, starts: Sequence[int]) -> Spans:
+    """Spans of this rank's tokens, and of their samples' captions."""
+    captions = [(first, stop - first) for first, stop in pairwise(starts)]
+    tokens, device = len(stream.segment_T), stream.segment_T.device
+    return Spans.of(stream.shared_spans, captions, total=tokens, device=device)
+
+
+class AcrossAttention(PackedAttention):
+    """Attention of the tokens of one row to those of another, which has another width."""
+
+    def __init__(self, context: BuildContext, part: AttendAcross):
+        spec, (queries, keys) = part.attention, part.widths
+        super().__init__(context, spec, output=False)
+        asked = replace(context, token_row=part.keys.row)
+        made: Any = {"axis": 0, "bias": False}
+        self.linear_q = split_linear(queries, spec.width, context=context, **made)
+        self.linear_kv = split_linear(keys, 2 * spec.width, context=asked, **made, parts=2)
+        self.linear_proj = split_linear(spec.width, queries, axis=1, context=context, bias=False)
+
+    def forward(self, x_TD: Tensor, y_SD: Tensor, crossing: Crossing) -> Tensor:
+        q_THK = self.linear_q(x_TD).unflatten(-1, (-1, self.head_width))
+        kv_SHX = self.linear_kv(y_SD).unflatten(-1, (-1, 2 * self.head_width))
+        k_SHK, v_SHK = kv_SHX.chunk(2, dim=-1)
+        assert self.q_layernorm is not None and self.k_layernorm is not None
+        q_THK = rotate(self.q_layernorm(q_THK), *crossing.angles_TK)
+        k_SHK = rotate(self.k_layernorm(k_SHK), *crossing.key_angles_SK)
+        attended_THK = self.context.attend_across(
+            self.attend, q_THK, (k_SHK, v_SHK), crossing.exchange
+        )
+        return self.linear_proj(attended_THK.flatten(1))
+
+
+class AttendingAcross(RunningPart):
+    """Tokens of a row attend to those of another row."""
+
+    part: AttendAcross
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        port = self.part.port
+        context = replace(context, token_row=port.row)
+        return {port.module: AcrossAttention(context, self.part)}
+
+    def outputs(
+        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor | None]:
+        port = self.part.port
+        crossing: Crossing = conditions.of_parts[port.row]
+        return getattr(layer, port.module)(*inputs, crossing), None

@@ -1,0 +1,193 @@
+"""A video and its sound as one state of a sampler, and what of both is given.
+
+All streams of a pack are one row of tokens: latents, then sound. Solvers act on each number by the
+level of its sample, so that the streams need no solver of their own; the columns that the narrower
+one lacks are zeros throughout.
+"""
+
+# T tokens of all streams, C the widest of their features, N samples, M level rows
+# K channels, A frames of the latent of a sound; F H W frames, rows, columns of a latent
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dit.batch import LATENTS, SOUND, NoisyTokens, PackedBatch
+from dit.config import ModelConfig, Sampler
+from dit.models.patch_layout import PatchLayout
+from dit.models.registry import family_of, has_sound
+from dit.objectives.noise import insert_padding
+from dit.objectives.objective import SamplingPath
+from dit.objectives.pack_draws import with_clean_tokens
+from dit.objectives.training_target import with_clean_level, with_given_tokens
+from dit.sampling.ode_solvers import Network
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SoundRequest:
+    """The sound of a video to generate, and what of both is given."""
+
+    frames: int
+    """Latent frames; 0: it has no sound."""
+    given_KA: Tensor | None = None
+    """Its first frames, or all of them, without noise."""
+    given_CFHW: Tensor | None = None
+    """The first latent frames of the video, or all of them, likewise."""
+
+    def inputs(self, model: ModelConfig) -> dict[str, Tensor]:
+        """The latent of the sound by the name of the input, zeros where it is generated."""
+        widths = [one.width for one in family_of(model).inputs(model) if one.name == SOUND]
+        if not self.frames or not widths:
+            return {}
+        sound_KA = torch.zeros(widths[0], self.frames)
+        if self.given_KA is not None:
+            sound_KA[:, : self.given_KA.shape[1]] = self.given_KA
+        return {SOUND: sound_KA}
+
+    def video(self, blank_CFHW: Tensor) -> Tensor:
+        """The latent of the video, zeros where it is generated."""
+        if self.given_CFHW is None:
+            return blank_CFHW
+        frames = self.given_CFHW.shape[1]
+        return torch.cat((self.given_CFHW, blank_CFHW[:, frames:]), dim=1)
+
+
+def sound_frames(model: ModelConfig, *, frames: int, fps: float) -> int:
+    """Latent frames of the sound of a video of so many pictures; 0 where the network has none."""
+    inputs = {one.name: one for one in family_of(model).inputs(model)}
+    rate = inputs[SOUND].rate if SOUND in inputs else None
+    if rate is None or frames == 1 or not math.isfinite(fps):
+        return 0
+    return math.ceil(frames / fps * rate - 1e-6)
+
+
+def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]) -> PatchLayout:
+    """The layout of packs in which sound or frames of these requests may be given."""
+    given = [one for one in sounds if one is not None]
+    if not any(one.given_KA is not None or one.given_CFHW is not None for one in given):
+        return layout
+    return replace(layout, draws_given_frames=True, clean_sound_level=layout.clean_level)
+
+
+def with_given(
+    batch: PackedBatch, sounds: Sequence[SoundRequest | None], layout: PatchLayout
+) -> PackedBatch:
+    """The pack in which what is given of each sample has no noise."""
+    frames, heard = [0] * len(sounds), [0] * len(sounds)
+    for n, one in enumerate(sounds):
+        if one is not None and one.given_KA is not None:
+            heard[n] = one.given_KA.shape[1]
+        if one is not None and one.given_CFHW is not None:
+            frames[n] = math.prod(layout.grid(one.given_CFHW))
+    if any(frames):
+        batch = with_clean_tokens(batch, frames)
+    if any(heard):
+        sound = with_clean_tokens(batch.others[SOUND], heard)
+        batch = replace(batch, others={**batch.others, SOUND: sound})
+    return batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointStreams:
+    """The tokens of all streams of a pack in one row, as solvers see them."""
+
+    pack: PackedBatch
+    row: PackedBatch
+    """The pack with the tokens of all streams as its own; its grids are those of the latents."""
+
+    @classmethod
+    def of(cls, pack: PackedBatch) -> JointStreams:
+        streams = list(pack.streams.values())
+        per_token = ("segment_T", "is_real_T", "is_target_T", "level_row_T")
+        row: dict[str, Any] = {
+            name: torch.cat([getattr(stream, name) for stream in streams]) for name in per_token
+        }
+        latent_TC = _side_by_side([stream.latent_TC.float() for stream in streams])
+        return cls(pack=pack, row=replace(pack, latent_TC=latent_TC, **row))
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Tokens and features of each stream."""
+        return {name: tuple(s.latent_TC.shape) for name, s in self.pack.streams.items()}
+
+    def noise(self, of_latents_TC: Tensor, seeds: Sequence[int]) -> Tensor:
+        """Standard normal noise [T, C]: that of the latents, and of sound by the same seeds."""
+        sound = self.pack.others[SOUND]
+        drawn = [
+            torch.randn(tokens, sound.latent_TC.shape[1], generator=_generator(seed))
+            for tokens, seed in zip(sound.num_tokens, seeds, strict=True)
+        ]
+        noise_TC = insert_padding(torch.cat(drawn).to(of_latents_TC), sound)
+        return _side_by_side([of_latents_TC, noise_TC])
+
+    def apart(self, state_TC: Tensor) -> dict[str, Tensor]:
+        """The part of each stream in a state [T, C]."""
+        tokens = [tokens for tokens, _ in self.sizes.values()]
+        parts = zip(self.sizes.items(), state_TC.split(tokens), strict=True)
+        return {name: part[:, :features] for (name, (_, features)), part in parts}
+
+    def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:
+        """The model as a function of the state of all streams, at one level for each sample."""
+
+        def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
+            parts, others = self.apart(with_given_tokens(input_TC, self.row)), {}
+            for name, stream in self.pack.others.items():
+                level_M = with_clean_level(level_N, stream, path)
+                fed = NoisyTokens(input_TC=parts[name], level_M=level_M)
+                others[name] = stream.with_method(fed)
+            level_M = with_clean_level(level_N, self.pack, path)
+            made = model(parts[LATENTS], level_M, replace(self.pack, others=others))
+            return _side_by_side([made[name] for name in self.pack.streams])
+
+        return run
+
+    def sounds(self, state_TC: Tensor) -> list[Tensor | None]:
+        """The latent [K, A] of each sample's sound in a state; None where it has none."""
+        sound = self.pack.others[SOUND]
+        rows_TC = with_given_tokens(self.apart(state_TC)[SOUND], sound)
+        spans = zip(sound.starts, sound.num_tokens, strict=False)
+        return [rows_TC[at : at + n].T.contiguous() if n else None for at, n in spans]
+
+
+def _generator(seed: int) -> torch.Generator:
+    """A generator of sound: not that of the latents of the same seed."""
+    mixed = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)
+    return torch.Generator("cpu").manual_seed(int(mixed[0]))
+
+
+def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several widths, one part after the other, filled up with zeros."""
+    widest = max(part.shape[1] for part in parts)
+    return torch.cat([pad(part, (0, widest - part.shape[1])) for part in parts])
+
+
+def check_sound(
+    sounds: Sequence[Any], model: ModelConfig, *, sampler: Sampler, rescale: float, guider: bool
+) -> None:
+    """Refuses what samplers of one stream alone can.
+
+    Raises:
+        ValueError: the network has no sound; or a sampler or guidance does not go with it.
+    """
+    if not has_sound(model):
+        if any(one is not None for one in sounds):
+            raise ValueError(f"model.family={model.family} makes no sound; leave it out")
+        return
+    for wrong, what in (
+        (sampler is Sampler.LCM, f"sampler {sampler}"),
+        (rescale > 0, f"guidance_rescale {rescale:g}"),
+        (guider, "--guider"),
+    ):
+        if wrong:
+            raise ValueError(
+                f"{what} is of networks with one stream of tokens, and model.family={model.family}"
+                " has two; leave it out"
+            )

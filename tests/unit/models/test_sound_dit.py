@@ -1,0 +1,108 @@
+"""The DiT with sound, on one process: samples are independent, what a sample lacks adds nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dit.batch import LATENTS, SOUND, NoisyTokens
+from dit.config import LossMean
+from dit.models.sound_dit.model import SoundDit
+from dit.train.loss import loss_of
+from dit.train.model_and_optimizer import randomise
+from tests.sounding import FLOW, GRIDS, Mixed, sound_model
+
+
+def network_of(groups, **changes):
+    network = SoundDit(sound_model(**changes), groups)
+    randomise(network, seed=7)
+    return network.train()
+
+
+def trained(network, mixed: Mixed, options=FLOW):
+    """Outputs of both streams, and gradients of the summed loss."""
+    batch, problem = mixed.on_one_rank()
+    network.zero_grad()
+    made = network(problem.input_TC, problem.level_M, batch)
+    loss = loss_of(batch, problem, made, options)
+    loss.total.backward()
+    gradients = {name: p.grad.clone() for name, p in network.named_parameters()}
+    return {name: x.detach() for name, x in made.items()}, gradients, loss
+
+
+@pytest.mark.parametrize("mean", list(LossMean))
+def test_each_of_six_mixed_samples_is_as_alone(groups, mean) -> None:
+    network, model, options = network_of(groups), sound_model(), replace(FLOW, loss_mean=mean)
+    whole = Mixed(model)
+    made, gradients, loss = trained(network, whole, options)
+    assert all(gradient.norm() > 0 for gradient in gradients.values())
+    sums, total, count = {}, 0.0, 0
+    for number in range(len(GRIDS)):
+        alone = Mixed(model, [number])
+        own, own_gradients, own_loss = trained(network, alone, options)
+        for name, stream in alone.batch.streams.items():
+            real = stream.num_tokens[0]
+            first = whole.batch.streams[name].starts[number]
+            torch.testing.assert_close(
+                own[name][:real], made[name][first : first + real], rtol=1e-5, atol=1e-5
+            )
+        sums = {n: sums.get(n, 0) + g for n, g in own_gradients.items()}
+        total, count = total + own_loss.total.item(), count + int(own_loss.count)
+    assert loss.total.item() == pytest.approx(total, rel=1e-5) and int(loss.count) == count
+    for name, gradient in gradients.items():
+        assert (sums[name] - gradient).norm() <= 3e-5 * gradient.norm(), name
+
+
+def test_a_sample_without_sound_gets_nothing_of_it(groups) -> None:
+    """To the bit as in a network whose streams do not meet, with the same weights."""
+    model = sound_model()
+    network, apart = network_of(groups), network_of(groups, streams_meet=False)
+    with torch.no_grad():
+        for name, weight in apart.named_parameters():  # modulations have one slot less
+            weight.copy_(network.get_parameter(name)[: len(weight)])
+    silent = Mixed(model, [1, 5])
+    batch, problem = silent.on_one_rank()
+    with torch.no_grad():
+        fed = problem.input_TC, problem.level_M, batch
+        assert torch.equal(network(*fed)[LATENTS], apart(*fed)[LATENTS])
+    _, gradients, _ = trained(network, silent)
+    assert set(gradients) == {n for n, _ in network.named_parameters()}
+    assert not gradients["sound_in.weight"].any() and gradients["patches.weight"].any()
+
+
+@pytest.mark.parametrize("moved", ["sound", "level", "time"])
+def test_frames_hear_their_own_sound_alone(groups, moved) -> None:
+    network, mixed = network_of(groups), Mixed(sound_model())
+    batch, problem = mixed.on_one_rank()
+    sound = batch.others[SOUND]
+    fed = sound.method(NoisyTokens)
+    rows = slice(0, sound.num_tokens[0])
+    input_TC, level_M, position_TA = (
+        x.clone() for x in (fed.input_TC, fed.level_M, sound.position_TA)
+    )
+    if moved == "sound":
+        input_TC[rows] += 1
+    elif moved == "level":
+        level_M[0] += 100
+    else:
+        position_TA[rows] = position_TA[rows].flip(0)
+    changed = replace(sound, position_TA=position_TA).with_method(
+        NoisyTokens(input_TC=input_TC, level_M=level_M)
+    )
+    with torch.no_grad():
+        before = network(problem.input_TC, problem.level_M, batch)[LATENTS]
+        other = replace(batch, others={SOUND: changed})
+        after = network(problem.input_TC, problem.level_M, other)[LATENTS]
+    spans = zip(batch.starts, batch.num_tokens, strict=False)
+    assert [not torch.equal(before[s : s + n], after[s : s + n]) for s, n in spans] == [
+        True,
+        *[False] * 5,
+    ]
+
+
+def test_a_pack_of_given_frames_alone_trains(groups) -> None:
+    _, gradients, loss = trained(network_of(groups), mixed := Mixed(sound_model(), [2]))
+    assert int(loss.count) == mixed.batch.latent_tokens[0] and loss.total > 0
+    assert gradients["decoder.layers.0.from_video.linear_kv.weight"].any()
