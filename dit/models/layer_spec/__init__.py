@@ -23,6 +23,7 @@ from dit.models.layer_spec.parts import (
     ApproximatorModulation,
     AttentionSpec,
     ExpertsSpec,
+    FamilyModulation,
     FeedForwardSpec,
     LayerTextSpec,
     LowRankModulation,
@@ -36,6 +37,7 @@ from dit.models.layer_spec.parts import (
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 from dit.models.layer_spec.steps import (
     JOINT_TOKENS,
+    SOUND_TOKENS,
     TEXT_TOKENS,
     TOKENS,
     Attend,

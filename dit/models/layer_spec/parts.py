@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class Activation(StrEnum):
@@ -53,6 +54,9 @@ class AttentionSpec:
     """Whether weights of that norm are stored less 1."""
     output_gate: bool = False
     """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
+    head_gate: bool = False
+    """Whether what each head makes is multiplied by twice the sigmoid of a linear D -> H of the
+    input of its queries (LTX-2.3)."""
     states: int | None = None
     """Rows of each token that attend to each other alone, such as hidden states of several layers
     of a text encoder; None: tokens attend to those of their sample."""
@@ -196,9 +200,17 @@ class SharedModulation:
     """Row of the stack among those of all stacks, which every layer of it takes."""
 
 
+@dataclass(frozen=True)
+class FamilyModulation:
+    """A modulation of one family alone, which names the class that computes it."""
+
+    runs: ClassVar[str]
+    """Module and name of an `AdaLNModule`, made with (build context, width, specification)."""
+
+
 PER_BLOCK = PerBlockModulation()
 WholeLayerModulation = (
     PerBlockModulation | TableModulation | ApproximatorModulation | SharedModulation
 )
 """One module for all parts of a layer."""
-ModulationSpec = LowRankModulation | WholeLayerModulation
+ModulationSpec = LowRankModulation | WholeLayerModulation | FamilyModulation

@@ -15,6 +15,7 @@ class RowKind(Flag):
     # Those of the latents that are references, where layers of their own see them: the layers of
     # the others count them all, because a token passes one kind
     REFERENCES = auto()
+    SOUND = auto()
     JOINT = LATENTS | TEXT
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.functional import pad, silu
 from dit.models.layer_spec import (
     LEVEL_WAVES,
     ApproximatorModulation,
+    FamilyModulation,
     LowRankModulation,
     ModulationSpec,
     PerBlockModulation,
@@ -156,6 +158,8 @@ class TimestepConditioning:
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
     """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
+    of_rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """Likewise by name [M, X], where rows of tokens have levels of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +377,8 @@ def make_modulation(
 
     Layers are counted from 0.
     """
+    if isinstance(spec, FamilyModulation):
+        return resolve_name(spec.runs)(context, width, spec)
     shared, config = {"parts": parts, "gated": gated}, context.config
     if isinstance(spec, PerBlockModulation):
         return PerBlockAdaLN(context, width, spec, **shared, shifted=shifted)
