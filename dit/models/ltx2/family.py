@@ -75,6 +75,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {"ltx2.0": {}, "ltx2.3": _V23, "ltx2.5"
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 40,
+    "patch_spatial": 2,
     "sound_hidden_size": 24,
     "sound_channels": 3,
     "crossattn_emb_size": 16,
@@ -160,6 +161,11 @@ class Ltx2Config(ModelConfig):
                     ("hidden_size", self.hidden_size),
                     ("sound_hidden_size", self.sound_hidden_size),
                 )
+            ),
+            (
+                self.hidden_size >= 6,
+                f"hidden_size={self.hidden_size}: rotary positions turn pairs of numbers on three"
+                " axes, so that it must be at least 6",
             ),
             *(
                 (
@@ -359,6 +365,6 @@ FAMILY = Family(
             **TRAINED_SHIFT,
         }
     ),
-    vae=lambda _: "ltx2",
+    vae=lambda _: "ltx",
     tiny=TINY,
 )
