@@ -8,6 +8,7 @@ Its class is `LTX2VideoTransformer3DModel`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from dit.models.diffusers.form import (
     Key,
     OwnKey,
     Pipeline,
+    SingleFile,
     heads_of,
+    own_names,
     same,
 )
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
@@ -401,16 +404,90 @@ def _run_network(
     return unpatchify(made[0], grid, *patch)
 
 
+_RENAMED = {
+    "patchify_proj": "proj_in",
+    "audio_patchify_proj": "audio_proj_in",
+    "adaln_single": "time_embed",
+    "audio_adaln_single": "audio_time_embed",
+    "prompt_adaln_single": "prompt_adaln",
+    "audio_prompt_adaln_single": "audio_prompt_adaln",
+    "av_ca_video_scale_shift_adaln_single": "av_cross_attn_video_scale_shift",
+    "av_ca_audio_scale_shift_adaln_single": "av_cross_attn_audio_scale_shift",
+    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
+    "av_ca_v2a_gate_adaln_single": "av_cross_attn_audio_v2a_gate",
+    "scale_shift_table_a2v_ca_video": "video_a2v_cross_attn_scale_shift_table",
+    "scale_shift_table_a2v_ca_audio": "audio_a2v_cross_attn_scale_shift_table",
+    "q_norm": "norm_q",
+    "k_norm": "norm_k",
+}
+"""Words in the names of tensors in Lightricks' code, and in ComfyUI, that are others there."""
+_BACK = {theirs: own for own, theirs in _RENAMED.items()}
+_ROWS = (*_stream_rows("video"), *_stream_rows("sound"), _KEYFRAMES)
+_TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
+
+
+def _with_words(name: str, words: Mapping[str, str]) -> str:
+    return ".".join(words.get(word, word) for word in name.split("."))
+
+
+LTX2_NAMES: dict[str, str] = {_with_words(name, _BACK): name for name in own_names(_TABLE)}
+"""Diffusers' names of linears by those of Lightricks' own code, and of ComfyUI."""
+_PREFIX = "model.diffusion_model."
+_OTHER_PARTS = ("vae.", "audio_vae.", "vocoder.", "text_embedding_projection.")
+_CONNECTORS = ("video_embeddings_connector.", "audio_embeddings_connector.")
+HEADS = 32
+"""Heads of the published networks, which no tensor of 2.0 tells."""
+
+
+def _name_in_file(name: str) -> str | None:
+    name = name.removeprefix(_PREFIX)
+    if name.startswith((*_OTHER_PARTS, *_CONNECTORS)):
+        return None
+    return _with_words(name, _RENAMED)
+
+
+def _config_of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+    """config.json of a network with tensors of these `shapes`; None if it is no LTX-2."""
+    first = "transformer_blocks.0"
+    if not {"proj_in.weight", "audio_proj_in.weight", f"{first}.scale_shift_table"} <= {*shapes}:
+        return None
+    (width, channels), (sound, of_sound) = (
+        shapes[f"{prefix}proj_in.weight"] for prefix in ("", "audio_")
+    )
+    gates = shapes.get(f"{first}.attn1.to_gate_logits.weight")
+    heads = HEADS if gates is None else gates[0]
+    modulated = f"{first}.prompt_scale_shift_table" in shapes
+    caption = shapes.get("caption_projection.linear_1.weight")
+    numbers = [int(name.split(".")[1]) for name in shapes if name.startswith("transformer_blocks.")]
+    told = {"gated_attn": gates is not None, "cross_attn_mod": modulated}
+    return {
+        "_class_name": CLASS,
+        **{"in_channels": channels, "out_channels": channels},
+        **{"audio_in_channels": of_sound, "audio_out_channels": of_sound},
+        **{"num_attention_heads": heads, "audio_num_attention_heads": heads},
+        **{"attention_head_dim": width // heads, "audio_attention_head_dim": sound // heads},
+        **{"cross_attention_dim": width, "audio_cross_attention_dim": sound},
+        **{f"{prefix}{key}": value for key, value in told.items() for prefix in ("", "audio_")},
+        "num_layers": 1 + max(numbers),
+        "rope_type": _ROPE,
+        "perturbed_attn": gates is not None,
+        "use_prompt_embeddings": caption is not None,
+        "use_prompt_adaln_single": not modulated or "prompt_adaln.linear.weight" in shapes,
+        "ff_bias": f"{first}.ff.net.0.proj.bias" in shapes,
+        "use_keyframes_abs_pos_embedding": "keyframes_abs_pos_embedding" in shapes,
+        **({} if caption is None else {"caption_channels": caption[1]}),
+    }
+
+
 _PIPELINES = ("LTX2Pipeline", "LTX2ImageToVideoPipeline", "LTX2ConditionPipeline")
 FORM = DiffusersForm(
     class_name=CLASS,
-    table=NameTable(
-        rows=(*_stream_rows("video"), *_stream_rows("sound"), _KEYFRAMES),
-        sizes=_sizes,
-        layers=lambda model: {"blocks": model.num_layers},
-    ),
+    table=_TABLE,
     keys=KEYS,
     inexpressible=_inexpressible,
+    original_names=(LTX2_NAMES,),
+    single_file=SingleFile(renamed=_name_in_file, config=_config_of_file),
+    comfyui_names=lambda _: LTX2_NAMES,
     pipelines={name: Pipeline() for name in _PIPELINES},
     run_network=_run_network,
 )
