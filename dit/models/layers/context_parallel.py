@@ -26,7 +26,7 @@ from megatron.core.tensor_parallel.mappings import all_to_all, gather_from_seque
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import PackedBatch, SequenceShard
+from dit.batch import SequenceShard, TokenStream
 from dit.config import ContextComm
 from dit.models.attention.kernels import COUNT_MULTIPLE, dot_product, few_lengths, filled_up
 from dit.models.attention.spans import Spans
@@ -46,7 +46,7 @@ class TokenOrder:
 
     @classmethod
     def of(
-        cls, batch: PackedBatch, *, rows: int, first: Sequence[tuple[int, int]] = ()
+        cls, batch: TokenStream, *, rows: int, first: Sequence[tuple[int, int]] = ()
     ) -> TokenOrder:
         """The order of the pack for attention, or with the tokens of `first` before all others.
 
@@ -158,8 +158,8 @@ class Context:
             contiguous=many and self.comm is ContextComm.A2A and not self.shares_samples,
         )
 
-    def exchange(self, batch: PackedBatch, *, rows: int) -> TokenExchange:
-        """The exchange for attention of latents alone.
+    def exchange(self, batch: TokenStream, *, rows: int) -> TokenExchange:
+        """The exchange for attention of the tokens of one stream alone.
 
         `rows` is as in `TokenOrder.of`.
         """

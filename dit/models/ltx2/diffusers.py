@@ -8,7 +8,7 @@ Its class is `LTX2VideoTransformer3DModel`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.ltx2.family import FIRST_FRAME, CrossLevels, Ltx2Config, TextModulation
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from dit.batch import LatentSample
 
@@ -111,70 +111,93 @@ def _table(ours: str, theirs: str, rows: str, width: str, **options: Any) -> Row
     return Row(ours, (theirs,), _REPLICATED, (rows, width), **options)
 
 
-def _stream_rows(stream: str) -> tuple[Row, ...]:
-    """Rows of one stream: of its embedding, of its own part of the layers, and of its head."""
-    sound = stream == "sound"
-    ours, theirs = ("sound_", "audio_") if sound else ("", "")
-    width, hidden, channels, text = ("A", "G", "B", "S") if sound else ("D", "F", "C", "E")
-    inside, which = f"{stream}_in", "audio" if sound else "video"
-    of_gate = "audio_v2a" if sound else "video_a2v"
-    across = (
-        ("video_to_sound", "video_to_audio_attn")
-        if sound
-        else (
-            "sound_to_video",
-            "audio_to_video_attn",
-        )
-    )
-    between = ("A", "D", "A") if sound else ("D", "A", "A")
-    caption = f"{theirs}caption_projection"
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """How both networks call the parts of a stream, and the letters of its sizes."""
+
+    ours: str
+    """How the names of its parts begin here."""
+    theirs: str
+    name: str
+    gate: str
+    """Of the attention to the other stream, in Diffusers' words."""
+    width: str
+    other: str
+    """Width of the other stream."""
+    hidden: str
+    features: str
+    text: str
+
+    @property
+    def inside(self) -> str:
+        """Our module with its embeddings."""
+        return f"{self.ours or 'video_'}in"
+
+
+_VIDEO = _Stream("", "", "video", "a2v", "D", "A", "F", "C", "E")
+_SOUND = _Stream("sound_", "audio_", "audio", "v2a", "A", "D", "G", "B", "S")
+_ACROSS = {
+    "video": ("sound_to_video", "audio_to_video_attn"),
+    "audio": ("video_to_sound", "video_to_audio_attn"),
+}
+
+
+def _embedding_rows(one: _Stream) -> tuple[Row, ...]:
+    """Rows of what embeds the tokens, levels and captions of a stream."""
+    inside, theirs, width = one.inside, one.theirs, one.width
+    ours, caption = f"{inside}.text_embedder", f"{theirs}caption_projection"
     projects: Any = {"exists": _projects}
-    mlp = f"{_LAYER}.{ours}mlp"
-    feed = (
-        *linear_rows(
-            f"{mlp}.linear_fc1", f"{_BLOCK}.{theirs}ff.net.0.proj", hidden, width, split=_COLUMN
-        ),
-        *linear_rows(f"{mlp}.linear_fc2", f"{_BLOCK}.{theirs}ff.net.2", width, hidden, split=_ROW),
-    )
-    if not sound:
-        feed = tuple(
-            replace(row, exists=lambda model: model.video_mlp_bias)
-            if row.ours.endswith(".bias")
-            else row
-            for row in feed
-        )
+    between, gate = f"av_cross_attn_{one.name}_scale_shift", f"{one.name}_{one.gate}_gate"
+    told = f"{theirs}prompt_adaln"
     return (
-        *linear_rows(f"{inside}.patches", f"{theirs}proj_in", width, channels),
+        *linear_rows(f"{inside}.patches", f"{theirs}proj_in", width, one.features),
         *_level_rows(f"{inside}.levels", f"{theirs}time_embed", width, "R"),
-        *_level_rows(f"{inside}.between", f"av_cross_attn_{which}_scale_shift", width, "4"),
-        *_level_rows(f"{inside}.gates", f"av_cross_attn_{of_gate}_gate", width, ""),
-        *_level_rows(f"{inside}.text_levels", f"{theirs}prompt_adaln", width, "2", exists=_told),
-        *linear_rows(
-            f"{inside}.text_embedder.linear_1", f"{caption}.linear_1", width, text, **projects
-        ),
-        *linear_rows(
-            f"{inside}.text_embedder.linear_2", f"{caption}.linear_2", width, width, **projects
-        ),
-        _table(
-            f"{_LAYER}.{ours}modulation.table", f"{_BLOCK}.{theirs}scale_shift_table", "R", width
-        ),
-        _table(
-            f"{_LAYER}.{ours}text_table.table",
-            f"{_BLOCK}.{theirs}prompt_scale_shift_table",
-            *("2", width),
-            exists=_modulated,
-        ),
-        _table(
-            f"{_LAYER}.{ours}between.table",
-            f"{_BLOCK}.{which}_a2v_cross_attn_scale_shift_table",
-            *("5", width),
-        ),
-        *_attention_rows(f"{ours}self_attention", f"{theirs}attn1", (width,) * 3),
-        *_attention_rows(f"{ours}cross_attention", f"{theirs}attn2", (width,) * 3),
-        *_attention_rows(*across, between),
-        *feed,
+        *_level_rows(f"{inside}.between", between, width, "4"),
+        *_level_rows(f"{inside}.gates", f"av_cross_attn_{gate}", width, ""),
+        *_level_rows(f"{inside}.text_levels", told, width, "2", exists=_told),
+        *linear_rows(f"{ours}.linear_1", f"{caption}.linear_1", width, one.text, **projects),
+        *linear_rows(f"{ours}.linear_2", f"{caption}.linear_2", width, width, **projects),
+    )
+
+
+def _table_rows(one: _Stream) -> tuple[Row, ...]:
+    """Rows of the tables of a stream in the layers."""
+    ours, theirs, width = f"{_LAYER}.{one.ours}", f"{_BLOCK}.{one.theirs}", one.width
+    text = f"{theirs}prompt_scale_shift_table"
+    between = f"{_BLOCK}.{one.name}_a2v_cross_attn_scale_shift_table"
+    return (
+        _table(f"{ours}modulation.table", f"{theirs}scale_shift_table", "R", width),
+        _table(f"{ours}text_table.table", text, "2", width, exists=_modulated),
+        _table(f"{ours}between.table", between, "5", width),
+    )
+
+
+def _feed_rows(one: _Stream) -> Iterator[Row]:
+    """Rows of the MLP of a stream."""
+    mlp, ff = f"{_LAYER}.{one.ours}mlp", f"{_BLOCK}.{one.theirs}ff.net"
+    width, hidden = one.width, one.hidden
+    rows = (
+        *linear_rows(f"{mlp}.linear_fc1", f"{ff}.0.proj", hidden, width, split=_COLUMN),
+        *linear_rows(f"{mlp}.linear_fc2", f"{ff}.2", width, hidden, split=_ROW),
+    )
+    for row in rows:
+        is_bias = row.ours.endswith(".bias") and one is _VIDEO
+        yield replace(row, exists=lambda model: model.video_mlp_bias) if is_bias else row
+
+
+def _stream_rows(one: _Stream) -> tuple[Row, ...]:
+    """Rows of a stream: of its embedding, of its own part of the layers, and of its head."""
+    ours, theirs, width = one.ours, one.theirs, one.width
+    own = (width, width, width)
+    return (
+        *_embedding_rows(one),
+        *_table_rows(one),
+        *_attention_rows(f"{ours}self_attention", f"{theirs}attn1", own),
+        *_attention_rows(f"{ours}cross_attention", f"{theirs}attn2", own),
+        *_attention_rows(*_ACROSS[one.name], (width, one.other, "A")),
+        *_feed_rows(one),
         _table(f"{ours}modulate_out.table", f"{theirs}scale_shift_table", "2", width),
-        *linear_rows(f"{ours}proj_out", f"{theirs}proj_out", channels, width),
+        *linear_rows(f"{ours}proj_out", f"{theirs}proj_out", one.features, width),
     )
 
 
@@ -365,9 +388,7 @@ def _inexpressible(model: Ltx2Config) -> list[str]:
     ]
 
 
-def _run_network(
-    network: nn.Module, sample: LatentSample, level: float, model: ModelConfig
-) -> Tensor:
+def _run_network(network: Any, sample: LatentSample, level: float, model: ModelConfig) -> Tensor:
     """Output of Diffusers' network for one sample without a sound."""
     import torch
 
@@ -422,7 +443,7 @@ _RENAMED = {
 }
 """Words in the names of tensors in Lightricks' code, and in ComfyUI, that are others there."""
 _BACK = {theirs: own for own, theirs in _RENAMED.items()}
-_ROWS = (*_stream_rows("video"), *_stream_rows("sound"), _KEYFRAMES)
+_ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES)
 _TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
 
 

@@ -243,8 +243,8 @@ class AttendAcross(LayerPart):
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
         kinds = {TOKENS: RowKind.LATENTS, SOUND_TOKENS: RowKind.SOUND}
-        rows = {"queries": kinds[self.port.row], "keys": kinds[self.keys.row]}
-        return (AttentionShape(width=self.attention.width, **rows),)
+        queries, keys = kinds[self.port.row], kinds[self.keys.row]
+        return (AttentionShape(width=self.attention.width, queries=queries, keys=keys),)
 
     @property
     def exchanges(self) -> int:
@@ -266,61 +266,74 @@ def rows_of_text(stream: str) -> str:
     return f"{stream}_text_rows"
 
 
-def ltx2_layer(model: Ltx2Config) -> LayerSpec:
-    """One layer: each stream by itself, its caption, both to each other, and the MLPs."""
-    told = model.text_modulation is not TextModulation.NONE
+def _attention(model: Ltx2Config, width: int) -> AttentionSpec:
+    return AttentionSpec(
+        width=width,
+        heads=model.num_attention_heads,
+        bias=True,
+        norm=QkNorm.ACROSS_HEADS,
+        eps=1e-6,
+        head_gate=model.head_gates,
+    )
+
+
+def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, LayerPart]:
+    """What a stream computes without the other: attention, that to its caption, and the MLP."""
+    is_video = row == TOKENS
+    prefix, caption = ("", "text") if is_video else ("sound_", SOUND_TEXT)
+    width = model.hidden_size if is_video else model.sound_hidden_size
+    vectors = tuple((first, first + 1, first + 2) for first in range(0, model.table_rows, 3))
+    own = Modulation(f"{prefix}modulation", TableRows(rows_of_table(row), vectors))
+    attention, keys = _attention(model, width), (KeyRows(width, caption),)
+    feed_forward = FeedForwardSpec(
+        width=width,
+        hidden=int(width * model.mlp_ratio),
+        activation=Activation.GELU_TANH,
+        bias=model.video_mlp_bias or not is_video,
+    )
+    port = Port(row, f"{prefix}cross_attention", own[2])
+    table = Modulation(f"{prefix}text_table", TableRows(rows_of_text(row), ((0, 1, None),)))
+    if model.text_modulation is TextModulation.NONE:
+        # Normalised, and neither scaled nor gated.
+        norm = RowNorm(f"{prefix}text_norm", NormKind.BARE)
+        port, table = Port(row, port.module, norm=norm), None
+    return (
+        Attend(Port(row, f"{prefix}self_attention", own[0]), attention),
+        AttendToCaption(port, attention, keys, table),
+        Feed(Port(row, f"{prefix}mlp", own[1]), feed_forward),
+    )
+
+
+def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
+    """What the streams compute of each other, both of the tokens as they were."""
     width, sound = model.hidden_size, model.sound_hidden_size
-    streams = {TOKENS: ("", width, "text"), SOUND_TOKENS: ("sound_", sound, SOUND_TEXT)}
-    alike: Any = {
-        "heads": model.num_attention_heads,
-        "bias": True,
-        "norm": QkNorm.ACROSS_HEADS,
-        "eps": 1e-6,
-        "head_gate": model.head_gates,
-    }
-    vectors = tuple((row, row + 1, row + 2) for row in range(0, model.table_rows, 3))
-    attends, texts, feeds = list[LayerPart](), list[LayerPart](), list[LayerPart]()
-    for row, (prefix, wide, caption) in streams.items():
-        own = Modulation(f"{prefix}modulation", TableRows(rows_of_table(row), vectors))
-        attention = AttentionSpec(width=wide, **alike)
-        feed = FeedForwardSpec(
-            width=wide,
-            hidden=int(wide * model.mlp_ratio),
-            activation=Activation.GELU_TANH,
-            bias=model.video_mlp_bias or row != TOKENS,
-        )
-        attends.append(Attend(Port(row, f"{prefix}self_attention", own[0]), attention))
-        port = Port(row, f"{prefix}cross_attention", own[2])
-        table = Modulation(f"{prefix}text_table", TableRows(rows_of_text(row), ((0, 1, None),)))
-        if not told:
-            # Normalised, and neither scaled nor gated.
-            norm = RowNorm(f"{prefix}text_norm", NormKind.BARE)
-            port, table = Port(row, port.module, norm=norm), None
-        keys = (KeyRows(wide, caption),)
-        texts.append(AttendToCaption(port, attention, keys, table))
-        feeds.append(Feed(Port(row, f"{prefix}mlp", own[1]), feed))
     # Diffusers' rows: scale and shift of the attention of the video to the sound, then of the sound
     # to the video; the gate of the stream's own.
-    video = Modulation("between", TableRows(rows_between(TOKENS), ((1, 0, 4), (3, 2, None))))
-    heard = Modulation(
-        "sound_between", TableRows(rows_between(SOUND_TOKENS), ((3, 2, 4), (1, 0, None)))
-    )
-    inner = AttentionSpec(width=sound, **alike)
-    across = (
+    of_video, of_sound = ((1, 0, 4), (3, 2, None)), ((3, 2, 4), (1, 0, None))
+    video = Modulation("between", TableRows(rows_between(TOKENS), of_video))
+    heard = Modulation("sound_between", TableRows(rows_between(SOUND_TOKENS), of_sound))
+    attention = _attention(model, sound)
+    return (
         AttendAcross(
             Port(TOKENS, "sound_to_video", video[0]),
             Port(SOUND_TOKENS, slot=heard[1], writes=False),
-            inner,
+            attention,
             (width, sound),
         ),
         AttendAcross(
             Port(SOUND_TOKENS, "video_to_sound", heard[0]),
             Port(TOKENS, slot=video[1], writes=False),
-            inner,
+            attention,
             (sound, width),
         ),
     )
-    return LayerSpec((*attends, *texts, across, *feeds))
+
+
+def ltx2_layer(model: Ltx2Config) -> LayerSpec:
+    """One layer: each stream by itself, its caption, both to each other, and the MLPs."""
+    parts = zip(_own_parts(model, TOKENS), _own_parts(model, SOUND_TOKENS), strict=True)
+    attends, texts, feeds = parts
+    return LayerSpec((*attends, *texts, _parts_between(model), *feeds))
 
 
 def ltx2_stack(model: Ltx2Config) -> StackSpec:

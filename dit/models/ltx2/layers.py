@@ -62,7 +62,7 @@ class SlotTable(AdaLNModule):
 class CaptionAttending(CrossAttending):
     """Tokens attend to their caption, whose rows the layer may scale and shift."""
 
-    part: AttendToCaption
+    part: AttendToCaption  # type: ignore[reportIncompatibleVariableOverride]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         made, table = super().modules(context), self.part.table
