@@ -312,7 +312,7 @@ _LARGEST = (20.0, 2048.0, 2048.0)
 _USUAL_RATE = 25.0
 """Frames per second of a clip whose rate is unknown, as in the pipelines."""
 _USUAL_RATE_OF_2 = 24.0
-"""Likewise in those of LTX-2."""
+"""Frames per second of such a clip in the pipelines of LTX-2."""
 
 
 @dataclass(frozen=True, slots=True)

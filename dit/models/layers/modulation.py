@@ -159,7 +159,7 @@ class TimestepConditioning:
     adaln_shift_NX: Tensor | None = None
     """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Likewise by name [M, X], where rows of tokens have levels of their own."""
+    """Such rows by name, [M, X], where rows of tokens have noise levels of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _table(ours: str, theirs: str, rows: str, width: str, **options: Any) -> Row
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _StreamNames:
     """How both networks call the parts of a stream, and the letters of its sizes."""
 
     ours: str
@@ -120,7 +120,7 @@ class _Stream:
     theirs: str
     name: str
     gate: str
-    """Of the attention to the other stream, in Diffusers' words."""
+    """Diffusers' word for the attention to the other stream."""
     width: str
     other: str
     """Width of the other stream."""
@@ -134,15 +134,15 @@ class _Stream:
         return f"{self.ours or 'video_'}in"
 
 
-_VIDEO = _Stream("", "", "video", "a2v", "D", "A", "F", "C", "E")
-_SOUND = _Stream("sound_", "audio_", "audio", "v2a", "A", "D", "G", "B", "S")
+_VIDEO = _StreamNames("", "", "video", "a2v", "D", "A", "F", "C", "E")
+_SOUND = _StreamNames("sound_", "audio_", "audio", "v2a", "A", "D", "G", "B", "S")
 _ACROSS = {
     "video": ("sound_to_video", "audio_to_video_attn"),
     "audio": ("video_to_sound", "video_to_audio_attn"),
 }
 
 
-def _embedding_rows(one: _Stream) -> tuple[Row, ...]:
+def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
     """Rows of what embeds the tokens, levels and captions of a stream."""
     inside, theirs, width = one.inside, one.theirs, one.width
     ours, caption = f"{inside}.text_embedder", f"{theirs}caption_projection"
@@ -160,7 +160,7 @@ def _embedding_rows(one: _Stream) -> tuple[Row, ...]:
     )
 
 
-def _table_rows(one: _Stream) -> tuple[Row, ...]:
+def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
     """Rows of the tables of a stream in the layers."""
     ours, theirs, width = f"{_LAYER}.{one.ours}", f"{_BLOCK}.{one.theirs}", one.width
     text = f"{theirs}prompt_scale_shift_table"
@@ -172,7 +172,7 @@ def _table_rows(one: _Stream) -> tuple[Row, ...]:
     )
 
 
-def _feed_rows(one: _Stream) -> Iterator[Row]:
+def _feed_rows(one: _StreamNames) -> Iterator[Row]:
     """Rows of the MLP of a stream."""
     mlp, ff = f"{_LAYER}.{one.ours}mlp", f"{_BLOCK}.{one.theirs}ff.net"
     width, hidden = one.width, one.hidden
@@ -185,7 +185,7 @@ def _feed_rows(one: _Stream) -> Iterator[Row]:
         yield replace(row, exists=lambda model: model.video_mlp_bias) if is_bias else row
 
 
-def _stream_rows(one: _Stream) -> tuple[Row, ...]:
+def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
     """Rows of a stream: of its embedding, of its own part of the layers, and of its head."""
     ours, theirs, width = one.ours, one.theirs, one.width
     own = (width, width, width)

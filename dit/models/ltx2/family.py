@@ -42,7 +42,6 @@ from dit.models.layer_spec import (
     RowNorm,
     StackSpec,
 )
-from dit.models.ltx.family import TRAINED_SHIFT
 from dit.models.registry import imported
 
 SOUND = "sound"
@@ -227,7 +226,7 @@ class AttendAcross(LayerPart):
     attention: AttentionSpec
     """Its width is that of all heads."""
     widths: tuple[int, int]
-    """Of the tokens that ask, and of those that are asked."""
+    """Widths of the tokens that ask, and of those that are asked."""
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -375,7 +374,11 @@ FAMILY = Family(
             "name": "flow",
             "sampling_levels": "even",
             "shift_terminal": 0.1,
-            **TRAINED_SHIFT,
+            "time_shift_type": "exponential",
+            "base_shift": 0.95,
+            "max_shift": 2.05,
+            "base_image_seq_len": 1024,
+            "max_image_seq_len": 4096,
         }
     ),
     vae=lambda _: "ltx",

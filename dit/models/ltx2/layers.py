@@ -92,9 +92,9 @@ class BetweenStreams:
     """What the attention between the streams reads."""
 
     exchanges: Mapping[str, RowExchange]
-    """By the row that asks."""
+    """How rows meet, by the one that asks."""
     angles: Mapping[str, Angles]
-    """Of the seconds of each row's tokens."""
+    """Angles of each row, by the seconds of its tokens."""
     hears_T1: Tensor | None
     """float32, of the latents between two matrices: whether their sample has a sound; None: all
     have."""

@@ -58,10 +58,10 @@ class StreamLayout:
     """What a pass computes once of the streams of a pack."""
 
     streams: Mapping[str, TokenStream]
-    """By the row of tokens."""
+    """The streams by the row of tokens."""
     per_sample: Mapping[str, PerSample]
     hears_T1: Tensor | None
-    """As in `BetweenStreams`."""
+    """Whether samples have a sound, as in `BetweenStreams`."""
 
 
 class LevelRows(nn.Module):

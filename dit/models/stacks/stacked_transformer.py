@@ -41,7 +41,7 @@ from dit.pack_wire import to_device
 Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
 Output = Tensor | Mapping[str, Tensor]
-"""Of the latents, or of each stream by name."""
+"""The output for the latents, or for each stream by name."""
 
 
 class StackedTransformer(MegatronModule):

@@ -80,8 +80,8 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
             ports = [(port, part.part) for part in step for port in part.ports]
             for port, part in ports:
                 modulation = None if port.slot is None else port.slot.modulation
-                width = part.width_of(port)
                 if modulation is not None and modulation not in made:
+                    width = part.width_of(port)
                     made.add(modulation)
                     users = modulations[modulation]
                     yield modulation.name, self._modulation(modulation, users, context, width)
