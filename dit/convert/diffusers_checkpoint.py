@@ -20,7 +20,7 @@ from dit.convert.errors import ConvertError, check_shapes, listed
 from dit.models.diffusers.form import Companion
 from dit.models.diffusers.names import Pair
 from dit.models.registry import NETWORKS as FAMILY_OF_CLASS
-from dit.models.registry import family_named
+from dit.models.registry import families, family_named
 from dit.parsing import parse_json
 from dit.system_errors import explained
 
@@ -294,11 +294,14 @@ def is_diffusers_folder(path: Path) -> bool:
 def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     """Opens the folder of a transformer, or of a pipeline that contains one.
 
+    Of some networks it opens a file of the original project as well (`DiffusersForm.single_file`).
     `option` is the key or command-line option that set `path`.
 
     Raises:
         ConvertError: the folder is neither, or a file is missing or damaged.
     """
+    if path.is_file():
+        return _open_file(path, option=option)
     inner = path / "transformer"
     pipeline = not (path / CONFIG).is_file() and (inner / CONFIG).is_file()
     place = inner if pipeline else path
@@ -326,6 +329,34 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
         level_range=level_range(about, index, second=place.name == SECOND),
         is_distilled=about.get("is_distilled") is True or bool(about.get("sample_sigmas")),
         headers=headers,
+    )
+
+
+def _open_file(path: Path, *, option: str) -> DiffusersFolder:
+    stored = _of_file(path)
+    for family in families():
+        single = None if family.diffusers is None else family.diffusers().single_file
+        if single is None:
+            continue
+        names = {name: single.renamed(name) for name in stored}
+        headers = {
+            theirs: replace(stored[name], name=name) for name, theirs in names.items() if theirs
+        }
+        config = single.config({name: one.shape for name, one in headers.items()})
+        if config is not None:
+            return DiffusersFolder(
+                path=path.parent,
+                config=config,
+                scheduler=None,
+                scheduler_file=path.parent / SCHEDULER_CONFIG,
+                pipeline=None,
+                level_range=None,
+                is_distilled="distilled" in path.name,
+                headers=_with_scales(headers),
+            )
+    raise ConvertError(
+        f"{option} {path} is a file of no network that is read from single files; give a folder"
+        " that save_pretrained of Diffusers wrote"
     )
 
 

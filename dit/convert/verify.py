@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dit.batch import TEXT, CleanTokens, LatentSample, StepEnd
 from dit.config import ModelConfig, Precision, RunConfig, Weights
-from dit.convert.diffusers_checkpoint import DiffusersFolder, open_folder
+from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
 from dit.convert.errors import ConvertError
 from dit.convert.export import open_stored
@@ -188,9 +188,9 @@ def _diffusers_outputs(
     try:
         second = form.companion_of(model)
         beside = None if second is None else source.companion_path(second)
-        if source.multiplied_out is None:
+        if source.multiplied_out is None and (source.path / CONFIG).is_file():
             network = form.open_network(source.path, beside)
-        else:  # Diffusers reads no scales
+        else:  # Diffusers reads no scales, and not each file
             weights = {name: source.read(name).float() for name in source.headers}
             network = form.filled_network(source.config, weights)
     except ImportError as error:

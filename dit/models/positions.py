@@ -311,6 +311,47 @@ _LARGEST = (20.0, 2048.0, 2048.0)
 """Seconds, rows and columns of pixels."""
 _USUAL_RATE = 25.0
 """Frames per second of a clip whose rate is unknown, as in the pipelines."""
+_USUAL_RATE_OF_2 = 24.0
+"""Frames per second of such a clip in the pipelines of LTX-2."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellMiddles:
+    """Positions (seconds, row, column) of the middle of a token's pixels, as fractions.
+
+    They are fractions of 20 s of 2048 x 2048 pixels. The first latent frame is one pixel frame.
+    Every latent counts from 0, so references coincide with the target. Operations are those of
+    Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
+    """
+
+    patch_spatial: int = 1
+
+    @property
+    def axes(self) -> int:
+        return 3
+
+    def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
+        rate, side = _USUAL_RATE_OF_2 if math.isnan(fps) else fps, CELL[1] * self.patch_spatial
+        parts = []
+        for grid in grids:
+            index, rows, columns = (torch.arange(size, dtype=torch.float32) for size in grid)
+            first, last = (
+                ((index + end) * CELL[0] + 1 - CELL[0]).clamp(min=0) / rate for end in (0, 1)
+            )
+            middles = ((one * side + (one + 1) * side) / 2 for one in (rows, columns))
+            parts.append(torch.cartesian_prod((first + last) / 2, *middles))
+        return torch.cat(parts) / torch.tensor(_LARGEST)
+
+    @staticmethod
+    def of_sound(latents: int) -> Tensor:
+        """Positions (seconds) [A, 1] of the middle of so many latents of a sound, likewise.
+
+        There are 25 a second, each of 4 spectra, and the first is one spectrum.
+        """
+        index = torch.arange(latents, dtype=torch.float32)
+        hop, rate = 160, 16_000
+        first, last = (((index + end) * 4 + 1 - 4).clamp(min=0) * hop / rate for end in (0, 1))
+        return ((first + last) / 2 / _LARGEST[0])[:, None]
 
 
 # Most datasets have few sizes, and for small ones this takes longer than a copy.

@@ -269,6 +269,16 @@ class Companion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SingleFile:
+    """The form of the network in a file of its original project, alone or beside other parts."""
+
+    renamed: Callable[[str], str | None]
+    """Name of a tensor in the file -> Diffusers'; None for tensors of other parts."""
+    config: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any] | None]
+    """Shapes by Diffusers' names -> config.json; None if they are those of another network."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """A pipeline of Diffusers, and the inputs that it gives its networks."""
 
@@ -370,6 +380,8 @@ class DiffusersForm:
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Names of linears, as in `original_names`, that weights of published folders have, where they
     are not Diffusers'."""
+    single_file: SingleFile | None = None
+    """None: no files of an original project are read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
     """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
     pipelines: Mapping[str, Pipeline]

@@ -47,6 +47,9 @@ class AttentionSpec:
     eps: float = 1e-6  # of that norm
     groups: int | None = None
     """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
+    head_gate: bool = False
+    """Whether what each head makes is multiplied by twice the sigmoid of a linear D -> H of the
+    input of its queries (LTX-2.3)."""
 
     @property
     def head_width(self) -> int:

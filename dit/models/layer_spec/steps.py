@@ -1,6 +1,7 @@
 """A layer as steps over named rows of tokens, which networks write down and layers compute.
 
-row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`
+row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`,
+            `SOUND_TOKENS`
 port        where a module meets a row: how tokens enter it, and how its output is added to them
 modulation  makes scales, shifts and gates of several ports, which take their slots of it
 part        what is computed: attention, a feed-forward, or a family's own; its modules have ports
@@ -57,16 +58,17 @@ class Slot:
 
 
 class NormKind(StrEnum):
-    """A norm with weights."""
+    """A norm beside those of slots, which have no weights."""
 
     LAYER = "layer"
     RMS = "rms"
     CENTRED = "centred"  # an RMSNorm whose weights are stored less 1
+    BARE = "bare"  # an RMSNorm without weights, for a port without a slot
 
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """A norm with weights, by the name of its module."""
+    """A norm, by the name of its module."""
 
     name: str
     kind: NormKind = NormKind.RMS
@@ -108,8 +110,12 @@ class LayerPart:
 
     @property
     def width(self) -> int:
-        """Width of the tokens that enter its ports."""
+        """Width of the tokens that enter its ports, or the first of them."""
         raise NotImplementedError
+
+    def width_of(self, port: Port) -> int:  # noqa: ARG002
+        """Width of the tokens that enter one of its ports."""
+        return self.width
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:

@@ -159,7 +159,7 @@ class Context:
         )
 
     def exchange(self, batch: TokenStream, *, rows: int) -> TokenExchange:
-        """The exchange for attention of latents alone.
+        """The exchange for attention of the tokens of one stream alone.
 
         `rows` is as in `TokenOrder.of`.
         """

@@ -34,7 +34,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import PackedBatch, SequenceShard
+from dit.batch import PackedBatch, SequenceShard, TokenStream
 from dit.config import ContextComm
 from dit.models.attention.block_causal import Located, Segment, SequencePlaces, calls_of
 from dit.models.attention.spans import Spans
@@ -79,8 +79,8 @@ class TokenRow:
     share: SequenceShard  # what is here
 
     @classmethod
-    def of_latents(cls, batch: PackedBatch, *, attended: Sequence[int]) -> TokenRow:
-        """The row of latents, as the loader packs them and the step divides them.
+    def of_latents(cls, batch: TokenStream, *, attended: Sequence[int]) -> TokenRow:
+        """The row of a stream, such as latents, as the loader packs them and the step divides them.
 
         `attended` are the numbers of tokens of each sample that attention computes, some padding
         included.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any
@@ -156,6 +156,8 @@ class TimestepConditioning:
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
     """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
+    of_rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """Such rows by name, [M, X], where rows of tokens have noise levels of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ class PackedAttention(MegatronModule):
         self.context = Context(group=context.groups.cp, comm=model.cp_comm_type)
         if output:
             self.linear_proj = split_linear(width, width, axis=1, context=context, bias=spec.bias)
+        self.linear_heads = None
+        if spec.head_gate:
+            self.linear_heads = split_linear(width, spec.heads, axis=0, context=context, bias=True)
         self.q_layernorm = self.k_layernorm = self.across_heads = None
         dtype, eps = context.config.params_dtype, spec.eps
         if spec.norm is QkNorm.PER_HEAD:
@@ -148,6 +151,12 @@ class PackedAttention(MegatronModule):
             return checkpoint(attend, *inputs, use_reentrant=False)
         return attend(*inputs)
 
+    def gated(self, out_THK: Tensor, x_TD: Tensor) -> Tensor:
+        """What heads made, each times its gate of the input `x_TD` of queries, if it has one."""
+        if self.linear_heads is None:
+            return out_THK
+        return out_THK * (2 * self.linear_heads(x_TD).sigmoid())[..., None]
+
     def exchanged(self, qkv: QKV, exchange: TokenExchange) -> Tensor:
         """Attention [T, H, K] of this context rank's tokens to all tokens of their samples."""
         return self.context.attend(self.attend, qkv, exchange)
@@ -205,7 +214,8 @@ class SelfAttention(PackedAttention):
         return q_THK, k_THK, v_THK, *gate_THK
 
     def forward(self, x_TD: Tensor, row: RowConditions, exchange: TokenExchange) -> Tensor:
-        return self.linear_proj(self.exchanged(self.qkv(x_TD, row), exchange).flatten(1))
+        out_THK = self.exchanged(self.qkv(x_TD, row), exchange)
+        return self.linear_proj(self.gated(out_THK, x_TD).flatten(1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,7 +280,7 @@ class CrossAttention(PackedAttention):
         if image is not None:  # which has rows in every sample
             image_k, image_v = of_image
             attended = attended + self.attend(q, image_k, image_v, image.spans)
-        return self.linear_proj(attended.flatten(1))
+        return self.linear_proj(self.gated(attended, x_TD).flatten(1))
 
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
         """Queries [T, H, K], then keys and values [L, H, K] of text and of an image.

@@ -283,11 +283,22 @@ class WholeWidthRotary(nn.Module):
     their order: they reach 15,700, so rounding is part of the arithmetic.
     """
 
-    def __init__(self, width: int, heads: int, group: dist.ProcessGroup, *, axes: int = 3):
-        """`width` is the width of all heads, which tensor ranks of `group` divide."""
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        group: dist.ProcessGroup,
+        *,
+        axes: int = 3,
+        dtype: torch.dtype = torch.float32,
+    ):
+        """`width` is the width of all heads, which tensor ranks of `group` divide.
+
+        Frequencies are computed in `dtype` and rounded to float32; LTX-2's are float64.
+        """
         super().__init__()
-        exponent_F = torch.linspace(0, 1, width // (2 * axes), dtype=torch.float32)
-        frequency_F = 10_000.0**exponent_F * math.pi / 2
+        exponent_F = torch.linspace(0, 1, width // (2 * axes), dtype=dtype)
+        frequency_F = (10_000.0**exponent_F * math.pi / 2).float()
         # Not in checkpoints: it follows from the configuration.
         self.register_buffer("frequency_F", frequency_F, persistent=False)
         self.still = width // 2 - axes * len(exponent_F)

@@ -40,6 +40,8 @@ from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
 """Hidden states and what is learned of a pack's inputs, by name."""
+Output = Tensor | Mapping[str, Tensor]
+"""The output for the latents, or for each stream by name."""
 
 
 class StackedTransformer(MegatronModule):
@@ -141,10 +143,11 @@ class StackedTransformer(MegatronModule):
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
 
-    def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Any:
+    def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Output:
         """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
-        Of a pack of several streams, the output of each by name, which `head` returns.
+        Of a pack with other streams, that of each stream by its name.
+
         On a stage that is not the last, the next stage's input.
         """
         batch = self.prepared(batch)
@@ -177,7 +180,7 @@ class StackedTransformer(MegatronModule):
         # Alignment of a context rank's part: no other token depends on these rows.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
 
-    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Any:
+    def _forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Output:
         if self.pre_process:
             blocks = self.embed(x_TC, level_M, batch, layout)
         else:
@@ -192,10 +195,13 @@ class StackedTransformer(MegatronModule):
             shapes = self.stage_shapes(batch, after=self.stage)
             return pack_stage_state(blocks, shapes, self.config.hidden_size)
         made = self.head(blocks, batch, layout)
-        if isinstance(made, Mapping):
-            return {name: self.sign * made_TC.float() for name, made_TC in made.items()}
-        made_TC = made.float()
-        return made_TC if self.sign == 1 else -made_TC
+        if isinstance(made, Tensor):
+            return self._raw(made)
+        return {name: self._raw(made_TC) for name, made_TC in made.items()}
+
+    def _raw(self, made_TC: Tensor) -> Tensor:
+        """What the head made, in the family's sign."""
+        return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
         """Inputs of the layers of a token route; None if all layers see all tokens."""
@@ -382,10 +388,10 @@ class StackedTransformer(MegatronModule):
         """The inverse of `joined`, for hidden states of either kind."""
         return hidden
 
-    def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
+    def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Output:
         """Last stage: hidden states -> output [T, C] of all tokens of this context rank.
 
-        Of several streams, the outputs by the names of `PackedBatch.streams`.
+        Of a pack with other streams, that of each stream by its name.
         """
         raise NotImplementedError
 

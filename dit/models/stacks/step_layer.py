@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pkgutil import resolve_name
 from typing import Any
 
@@ -80,17 +81,18 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
             for port, part in ports:
                 modulation = None if port.slot is None else port.slot.modulation
                 if modulation is not None and modulation not in made:
+                    width = part.width_of(port)
                     made.add(modulation)
                     users = modulations[modulation]
-                    yield modulation.name, self._modulation(modulation, users, context, part.width)
+                    yield modulation.name, self._modulation(modulation, users, context, width)
             for port, part in ports:
                 if port.norm is not None:
-                    yield port.norm.name, _made_norm(port.norm, context, part.width)
+                    yield port.norm.name, _made_norm(port.norm, context, part.width_of(port))
             for running in step:
                 yield from running.modules(context).items()
             for port, part in ports:
                 if port.after is not None:
-                    yield port.after.name, _made_norm(port.after, context, part.width)
+                    yield port.after.name, _made_norm(port.after, context, part.width_of(port))
         if self.view is not None:
             width, place = self.parts[0].part.width, self.layer_number - 1
             yield from self.view.modules(context, width, place).items()
@@ -233,6 +235,7 @@ _NORMS: Mapping[NormKind, Callable[..., nn.Module]] = {
     NormKind.LAYER: nn.LayerNorm,
     NormKind.RMS: nn.RMSNorm,
     NormKind.CENTRED: CentredNorm,
+    NormKind.BARE: partial(nn.RMSNorm, elementwise_affine=False),
 }
 
 

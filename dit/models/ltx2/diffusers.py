@@ -1,0 +1,514 @@
+"""LTX-2 in Diffusers: names of tensors, config.json, pipelines, and how its network is run.
+
+Its class is `LTX2VideoTransformer3DModel`.
+"""
+
+# D width of the video, A of the sound, F and G inside their MLPs, H heads, W cosines and sines of
+# the level, E and S widths of their captions, C and B numbers in their tokens, R rows of a table
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule
+from dit.models.diffusers.arrangements import ByHead
+from dit.models.diffusers.form import (
+    ConfigKeys,
+    DiffusersForm,
+    Key,
+    OwnKey,
+    Pipeline,
+    SingleFile,
+    heads_of,
+    own_names,
+    same,
+)
+from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
+from dit.models.joint.diffusers import mlp_misfit, outputs_as_inputs
+from dit.models.layer_spec import LEVEL_WAVES
+from dit.models.ltx2.family import FIRST_FRAME, CrossLevels, Ltx2Config, TextModulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dit.batch import LatentSample
+
+CLASS = "LTX2VideoTransformer3DModel"
+_LAYER, _BLOCK = "blocks.layers.*", "transformer_blocks.*"
+_REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
+
+
+@dataclass(frozen=True, slots=True)
+class BySoundHead(ByHead):
+    """`ByHead` of linears whose heads are those of the sound's width."""
+
+    def widths(self, each_head: int, model: Any, count: int) -> list[int]:
+        width = model.sound_hidden_size // model.num_attention_heads
+        return [*(width,) * (count - 1), each_head - (count - 1) * width]
+
+
+def _gates(model: Any) -> bool:
+    return model.head_gates
+
+
+def _told(model: Any) -> bool:
+    return model.text_modulation is TextModulation.TOLD
+
+
+def _modulated(model: Any) -> bool:
+    return model.text_modulation is not TextModulation.NONE
+
+
+def _projects(model: Any) -> bool:
+    return model.text_projections
+
+
+def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tuple[Row, ...]:
+    """Rows of an attention; `widths` of what asks, of what is asked, and of all heads."""
+    width, keys, inner = widths
+    ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
+    joined = ByHead() if inner == "D" else BySoundHead()
+    column: Any = {"split": _COLUMN}
+    names = [f"{theirs}.to_{letter}" for letter in "qkv"]
+    if "self" in ours:
+        many = (tuple(names), f"3{inner}", width)
+        linears = linear_rows(f"{ours}.linear_qkv", *many, **column, arrangement=joined)
+    else:
+        both = (tuple(names[1:]), f"2{inner}", keys)
+        linears = (
+            *linear_rows(f"{ours}.linear_q", names[0], inner, width, **column),
+            *linear_rows(f"{ours}.linear_kv", *both, **column, arrangement=joined),
+        )
+    norms = (
+        Row(f"{ours}.across_heads.{a}_scale", (f"{theirs}.norm_{b}.weight",), _COLUMN, (inner,))
+        for a, b in (("query", "q"), ("key", "k"))
+    )
+    gate = (f"{theirs}.to_gate_logits", "H", width)
+    return (
+        *linears,
+        *norms,
+        *linear_rows(f"{ours}.linear_proj", f"{theirs}.to_out.0", width, inner, split=_ROW),
+        *linear_rows(f"{ours}.linear_heads", *gate, **column, exists=_gates),
+    )
+
+
+def _level_rows(ours: str, theirs: str, width: str, count: str, **exists: Any) -> tuple[Row, ...]:
+    """Rows of a `LevelRows`, `LTX2AdaLayerNormSingle` of Diffusers."""
+    inner = f"{theirs}.emb.timestep_embedder"
+    return (
+        *linear_rows(f"{ours}.level.linear_1", f"{inner}.linear_1", width, "W", **exists),
+        *linear_rows(f"{ours}.level.linear_2", f"{inner}.linear_2", width, width, **exists),
+        *linear_rows(f"{ours}.rows", f"{theirs}.linear", f"{count}{width}", width, **exists),
+    )
+
+
+def _table(ours: str, theirs: str, rows: str, width: str, **options: Any) -> Row:
+    return Row(ours, (theirs,), _REPLICATED, (rows, width), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamNames:
+    """How both networks call the parts of a stream, and the letters of its sizes."""
+
+    ours: str
+    """How the names of its parts begin here."""
+    theirs: str
+    name: str
+    gate: str
+    """Diffusers' word for the attention to the other stream."""
+    width: str
+    other: str
+    """Width of the other stream."""
+    hidden: str
+    features: str
+    text: str
+
+    @property
+    def inside(self) -> str:
+        """Our module with its embeddings."""
+        return f"{self.ours or 'video_'}in"
+
+
+_VIDEO = _StreamNames("", "", "video", "a2v", "D", "A", "F", "C", "E")
+_SOUND = _StreamNames("sound_", "audio_", "audio", "v2a", "A", "D", "G", "B", "S")
+_ACROSS = {
+    "video": ("sound_to_video", "audio_to_video_attn"),
+    "audio": ("video_to_sound", "video_to_audio_attn"),
+}
+
+
+def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
+    """Rows of what embeds the tokens, levels and captions of a stream."""
+    inside, theirs, width = one.inside, one.theirs, one.width
+    ours, caption = f"{inside}.text_embedder", f"{theirs}caption_projection"
+    projects: Any = {"exists": _projects}
+    between, gate = f"av_cross_attn_{one.name}_scale_shift", f"{one.name}_{one.gate}_gate"
+    told = f"{theirs}prompt_adaln"
+    return (
+        *linear_rows(f"{inside}.patches", f"{theirs}proj_in", width, one.features),
+        *_level_rows(f"{inside}.levels", f"{theirs}time_embed", width, "R"),
+        *_level_rows(f"{inside}.between", between, width, "4"),
+        *_level_rows(f"{inside}.gates", f"av_cross_attn_{gate}", width, ""),
+        *_level_rows(f"{inside}.text_levels", told, width, "2", exists=_told),
+        *linear_rows(f"{ours}.linear_1", f"{caption}.linear_1", width, one.text, **projects),
+        *linear_rows(f"{ours}.linear_2", f"{caption}.linear_2", width, width, **projects),
+    )
+
+
+def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
+    """Rows of the tables of a stream in the layers."""
+    ours, theirs, width = f"{_LAYER}.{one.ours}", f"{_BLOCK}.{one.theirs}", one.width
+    text = f"{theirs}prompt_scale_shift_table"
+    between = f"{_BLOCK}.{one.name}_a2v_cross_attn_scale_shift_table"
+    return (
+        _table(f"{ours}modulation.table", f"{theirs}scale_shift_table", "R", width),
+        _table(f"{ours}text_table.table", text, "2", width, exists=_modulated),
+        _table(f"{ours}between.table", between, "5", width),
+    )
+
+
+def _feed_rows(one: _StreamNames) -> Iterator[Row]:
+    """Rows of the MLP of a stream."""
+    mlp, ff = f"{_LAYER}.{one.ours}mlp", f"{_BLOCK}.{one.theirs}ff.net"
+    width, hidden = one.width, one.hidden
+    rows = (
+        *linear_rows(f"{mlp}.linear_fc1", f"{ff}.0.proj", hidden, width, split=_COLUMN),
+        *linear_rows(f"{mlp}.linear_fc2", f"{ff}.2", width, hidden, split=_ROW),
+    )
+    for row in rows:
+        is_bias = row.ours.endswith(".bias") and one is _VIDEO
+        yield replace(row, exists=lambda model: model.video_mlp_bias) if is_bias else row
+
+
+def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
+    """Rows of a stream: of its embedding, of its own part of the layers, and of its head."""
+    ours, theirs, width = one.ours, one.theirs, one.width
+    own = (width, width, width)
+    return (
+        *_embedding_rows(one),
+        *_table_rows(one),
+        *_attention_rows(f"{ours}self_attention", f"{theirs}attn1", own),
+        *_attention_rows(f"{ours}cross_attention", f"{theirs}attn2", own),
+        *_attention_rows(*_ACROSS[one.name], (width, one.other, "A")),
+        *_feed_rows(one),
+        _table(f"{ours}modulate_out.table", f"{theirs}scale_shift_table", "2", width),
+        *linear_rows(f"{ours}proj_out", f"{theirs}proj_out", one.features, width),
+    )
+
+
+_KEYFRAMES = Row(
+    "keyframes",
+    ("keyframes_abs_pos_embedding",),
+    _REPLICATED,
+    ("1", "D"),
+    exists=lambda model: model.keyframe_embedding,
+)
+
+
+def _sizes(model: Ltx2Config) -> dict[str, int]:
+    widths = {"D": model.hidden_size, "A": model.sound_hidden_size}
+    rows = {"R": model.table_rows, "2": 2, "3": 3, "4": 4}
+    return {
+        **widths,
+        **{
+            f"{count}{name}": n * size for count, n in rows.items() for name, size in widths.items()
+        },
+        **{"R": model.table_rows, "1": 1, "2": 2, "5": 5},
+        "F": model.ffn_hidden_size,
+        "G": model.sound_ffn_size,
+        "H": model.num_attention_heads,
+        "W": LEVEL_WAVES,
+        "E": model.crossattn_emb_size,
+        "S": model.sound_text_size,
+        "C": model.patch_features,
+        "B": model.sound_channels,
+    }
+
+
+_FIXED = {
+    "patch_size_t": 1,
+    "vae_scale_factors": (8, 32, 32),
+    "pos_embed_max_pos": 20,
+    "base_height": 2048,
+    "base_width": 2048,
+    "audio_patch_size": 1,
+    "audio_patch_size_t": 1,
+    "audio_scale_factor": 4,
+    "audio_pos_embed_max_pos": 20,
+    "audio_sampling_rate": 16000,
+    "audio_hop_length": 160,
+    "activation_fn": "gelu-approximate",
+    "qk_norm": "rms_norm_across_heads",
+    "norm_elementwise_affine": False,
+    "norm_eps": 1e-6,
+    "attention_bias": True,
+    "attention_out_bias": True,
+    "rope_theta": 10000.0,
+    "rope_double_precision": True,
+    "causal_offset": 1,
+    "timestep_scale_multiplier": 1000,
+    "cross_attn_timestep_scale_multiplier": 1000,
+    "audio_ff_bias": True,
+}
+"""Keys with one value, which is Diffusers' default."""
+_ROPE = "split"
+
+
+def _rules(t: Any) -> list[Rule]:
+    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    heads, width = t.num_attention_heads, t.num_attention_heads * t.attention_head_dim
+    sound = t.audio_num_attention_heads * t.audio_attention_head_dim
+    found = {key: getattr(t, key) for key in _FIXED}
+    alike = {"gated_attn": "audio_gated_attn", "cross_attn_mod": "audio_cross_attn_mod"}
+    sizes = {
+        "cross_attention_dim": (t.cross_attention_dim, width),
+        "audio_cross_attention_dim": (t.audio_cross_attention_dim, sound),
+    }
+    return [
+        *((found[key] == value, f"{key}={found[key]!r}") for key, value in _FIXED.items()),
+        (t.rope_type == _ROPE, f"rope_type={t.rope_type!r}, not {_ROPE!r}"),
+        *(
+            (getattr(t, one) == getattr(t, other), f"{one}={getattr(t, one)} without {other}")
+            for one, other in alike.items()
+        ),
+        *((own == one, f"{key}={own} with a width of {one}") for key, (own, one) in sizes.items()),
+        (
+            t.audio_num_attention_heads == heads,
+            f"audio_num_attention_heads={t.audio_num_attention_heads} beside {heads}",
+        ),
+        outputs_as_inputs(t),
+        (
+            t.audio_out_channels in (None, t.audio_in_channels),
+            f"audio_out_channels={t.audio_out_channels} of {t.audio_in_channels}",
+        ),
+        (
+            t.in_channels % t.patch_size**2 == 0,
+            f"in_channels={t.in_channels} are no patches of {t.patch_size} x {t.patch_size}",
+        ),
+    ]
+
+
+def _text_modulation(t: Any) -> TextModulation:
+    if not t.cross_attn_mod:
+        return TextModulation.NONE
+    return TextModulation.TOLD if t.use_prompt_adaln_single else TextModulation.TABLE
+
+
+def _text_widths(t: Any) -> tuple[int, int]:
+    """Widths of the captions for the video and for the sound."""
+    if t.use_prompt_embeddings:
+        return t.caption_channels, t.caption_channels
+    return t.cross_attention_dim, t.audio_cross_attention_dim
+
+
+KEYS = ConfigKeys(
+    keys=(
+        Key(
+            "in_channels",
+            "in_channels",
+            128,
+            read=lambda t: t.in_channels // t.patch_size**2,
+            write=lambda m: m.patch_features,
+        ),
+        Key("out_channels", default=128, type=PositiveInt | None, write=lambda m: m.patch_features),
+        Key("patch_size", "patch_spatial", 1),
+        same("num_attention_heads", 32),
+        heads_of(128),
+        Key("cross_attention_dim", default=4096, write=lambda m: m.hidden_size),
+        Key("gated_attn", "head_gates", False),
+        Key("cross_attn_mod", default=False, write=_modulated),
+        Key("audio_in_channels", "sound_channels", 128),
+        Key(
+            "audio_out_channels",
+            default=128,
+            type=PositiveInt | None,
+            write=lambda m: m.sound_channels,
+        ),
+        Key("audio_num_attention_heads", default=32, write=lambda m: m.num_attention_heads),
+        Key(
+            "audio_attention_head_dim",
+            "sound_hidden_size",
+            64,
+            read=lambda t: t.audio_num_attention_heads * t.audio_attention_head_dim,
+            write=lambda m: m.sound_hidden_size // m.num_attention_heads,
+        ),
+        Key("audio_cross_attention_dim", default=2048, write=lambda m: m.sound_hidden_size),
+        Key("audio_gated_attn", default=False, write=_gates),
+        Key("audio_cross_attn_mod", default=False, write=_modulated),
+        same("num_layers", 48),
+        Key(
+            "caption_channels",
+            ("crossattn_emb_size", "sound_text_size"),
+            3840,
+            read=_text_widths,
+            write=lambda m: m.crossattn_emb_size if m.text_projections else 3840,
+        ),
+        Key("rope_type", default="interleaved", write=lambda _: _ROPE),
+        Key("use_prompt_embeddings", "text_projections", True),
+        # Whether attention can be told to skip layers, in guidance; it has no weights.
+        Key("perturbed_attn", default=False, write=_gates),
+        Key("ff_bias", "video_mlp_bias", True),
+        Key(
+            "use_prompt_adaln_single",
+            "text_modulation",
+            True,
+            read=_text_modulation,
+            write=lambda m: m.text_modulation is not TextModulation.TABLE,
+        ),
+        Key("use_keyframes_abs_pos_embedding", "keyframe_embedding", False),
+        *(Key(name, default=value) for name, value in _FIXED.items()),
+    ),
+    kept=(
+        OwnKey(
+            "cross_levels",
+            str,
+            published=lambda _: CrossLevels.OTHER,
+            read=CrossLevels,
+            may_be_told=True,
+        ),
+    ),
+    rules=_rules,
+)
+
+
+def _inexpressible(model: Ltx2Config) -> list[str]:
+    same_text = model.crossattn_emb_size == model.sound_text_size
+    words = (
+        f"model.sound_text_size={model.sound_text_size} beside crossattn_emb_size="
+        f"{model.crossattn_emb_size}: the projections of {CLASS} read captions of one width"
+    )
+    return [
+        *mlp_misfit(model, CLASS),
+        *([] if same_text or not model.text_projections else [words]),
+    ]
+
+
+def _run_network(network: Any, sample: LatentSample, level: float, model: ModelConfig) -> Tensor:
+    """Output of Diffusers' network for one sample without a sound."""
+    import torch
+
+    from dit.models.ltx2.family import SOUND_TEXT
+    from dit.models.positions import patchify, unpatchify
+
+    patch = model.patch_temporal, model.patch_spatial
+    latent, given = sample.latent_CFHW, sample.others.get(FIRST_FRAME)
+    if given is not None and given.shape[1] < latent.shape[1]:
+        latent = torch.cat([given, latent[:, given.shape[1] :]], dim=1)
+    grid, rows_TC = patchify(latent, *patch)
+    told_T = torch.full((len(rows_TC),), level)
+    if latent is not sample.latent_CFHW:
+        told_T[: given.shape[1] * grid[1] * grid[2]] = 0  # type: ignore[union-attr]
+    told = torch.tensor([level])
+    fps = 24.0 if sample.fps != sample.fps else sample.fps
+    made, _ = network(
+        hidden_states=rows_TC[None],
+        audio_hidden_states=torch.zeros(1, 1, network.config.audio_in_channels),
+        encoder_hidden_states=sample.text_LE[None],
+        audio_encoder_hidden_states=sample.others[SOUND_TEXT][None],
+        timestep=told_T[None],
+        audio_timestep=told,
+        sigma=told,
+        audio_sigma=told,
+        num_frames=grid[0],
+        height=grid[1] * patch[1],
+        width=grid[2] * patch[1],
+        fps=fps,
+        audio_num_frames=1,
+        isolate_modalities=True,
+        return_dict=False,
+    )
+    return unpatchify(made[0], grid, *patch)
+
+
+_RENAMED = {
+    "patchify_proj": "proj_in",
+    "audio_patchify_proj": "audio_proj_in",
+    "adaln_single": "time_embed",
+    "audio_adaln_single": "audio_time_embed",
+    "prompt_adaln_single": "prompt_adaln",
+    "audio_prompt_adaln_single": "audio_prompt_adaln",
+    "av_ca_video_scale_shift_adaln_single": "av_cross_attn_video_scale_shift",
+    "av_ca_audio_scale_shift_adaln_single": "av_cross_attn_audio_scale_shift",
+    "av_ca_a2v_gate_adaln_single": "av_cross_attn_video_a2v_gate",
+    "av_ca_v2a_gate_adaln_single": "av_cross_attn_audio_v2a_gate",
+    "scale_shift_table_a2v_ca_video": "video_a2v_cross_attn_scale_shift_table",
+    "scale_shift_table_a2v_ca_audio": "audio_a2v_cross_attn_scale_shift_table",
+    "q_norm": "norm_q",
+    "k_norm": "norm_k",
+}
+"""Words in the names of tensors in Lightricks' code, and in ComfyUI, that are others there."""
+_BACK = {theirs: own for own, theirs in _RENAMED.items()}
+_ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES)
+_TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
+
+
+def _with_words(name: str, words: Mapping[str, str]) -> str:
+    return ".".join(words.get(word, word) for word in name.split("."))
+
+
+LTX2_NAMES: dict[str, str] = {_with_words(name, _BACK): name for name in own_names(_TABLE)}
+"""Diffusers' names of linears by those of Lightricks' own code, and of ComfyUI."""
+_PREFIX = "model.diffusion_model."
+_OTHER_PARTS = ("vae.", "audio_vae.", "vocoder.", "text_embedding_projection.")
+_CONNECTORS = ("video_embeddings_connector.", "audio_embeddings_connector.")
+HEADS = 32
+"""Heads of the published networks, which no tensor of 2.0 tells."""
+
+
+def _name_in_file(name: str) -> str | None:
+    name = name.removeprefix(_PREFIX)
+    if name.startswith((*_OTHER_PARTS, *_CONNECTORS)):
+        return None
+    return _with_words(name, _RENAMED)
+
+
+def _config_of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
+    """config.json of a network with tensors of these `shapes`; None if it is no LTX-2."""
+    first = "transformer_blocks.0"
+    if not {"proj_in.weight", "audio_proj_in.weight", f"{first}.scale_shift_table"} <= {*shapes}:
+        return None
+    (width, channels), (sound, of_sound) = (
+        shapes[f"{prefix}proj_in.weight"] for prefix in ("", "audio_")
+    )
+    gates = shapes.get(f"{first}.attn1.to_gate_logits.weight")
+    heads = HEADS if gates is None else gates[0]
+    modulated = f"{first}.prompt_scale_shift_table" in shapes
+    caption = shapes.get("caption_projection.linear_1.weight")
+    numbers = [int(name.split(".")[1]) for name in shapes if name.startswith("transformer_blocks.")]
+    told = {"gated_attn": gates is not None, "cross_attn_mod": modulated}
+    return {
+        "_class_name": CLASS,
+        **{"in_channels": channels, "out_channels": channels},
+        **{"audio_in_channels": of_sound, "audio_out_channels": of_sound},
+        **{"num_attention_heads": heads, "audio_num_attention_heads": heads},
+        **{"attention_head_dim": width // heads, "audio_attention_head_dim": sound // heads},
+        **{"cross_attention_dim": width, "audio_cross_attention_dim": sound},
+        **{f"{prefix}{key}": value for key, value in told.items() for prefix in ("", "audio_")},
+        "num_layers": 1 + max(numbers),
+        "rope_type": _ROPE,
+        "perturbed_attn": gates is not None,
+        "use_prompt_embeddings": caption is not None,
+        "use_prompt_adaln_single": not modulated or "prompt_adaln.linear.weight" in shapes,
+        "ff_bias": f"{first}.ff.net.0.proj.bias" in shapes,
+        "use_keyframes_abs_pos_embedding": "keyframes_abs_pos_embedding" in shapes,
+        **({} if caption is None else {"caption_channels": caption[1]}),
+    }
+
+
+_PIPELINES = ("LTX2Pipeline", "LTX2ImageToVideoPipeline", "LTX2ConditionPipeline")
+FORM = DiffusersForm(
+    class_name=CLASS,
+    table=_TABLE,
+    keys=KEYS,
+    inexpressible=_inexpressible,
+    original_names=(LTX2_NAMES,),
+    single_file=SingleFile(renamed=_name_in_file, config=_config_of_file),
+    comfyui_names=lambda _: LTX2_NAMES,
+    pipelines={name: Pipeline() for name in _PIPELINES},
+    run_network=_run_network,
+)

@@ -1,0 +1,386 @@
+"""The family `ltx2`, LTX-2.0, 2.3 and 2.5: its fields, sizes, rules, inputs and layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from dit.config import ModelConfig
+from dit.config.checks import Rule, bounded
+from dit.config.resume import Live, Refused
+from dit.models.family import (
+    TINY_NETWORK,
+    Family,
+    InputKind,
+    ObjectiveConventions,
+    SampleInput,
+    WeightRules,
+    text_input,
+)
+from dit.models.layer_spec import (
+    SOUND_TOKENS,
+    TOKENS,
+    Activation,
+    Attend,
+    AttendTo,
+    AttentionShape,
+    AttentionSpec,
+    FamilyModulation,
+    Feed,
+    FeedForwardSpec,
+    KeyRows,
+    LayerPart,
+    LayerSpec,
+    Modulation,
+    NetworkSpec,
+    NormKind,
+    Port,
+    QkNorm,
+    RowKind,
+    RowNorm,
+    StackSpec,
+)
+from dit.models.registry import imported
+
+SOUND = "sound"
+"""The stream of the sound in a pack."""
+SOUND_TEXT = "sound_text"
+"""The rows of a caption that the sound attends to."""
+FIRST_FRAME = "first_frame_latent"
+
+
+class TextModulation(StrEnum):
+    """What scales and shifts the rows of captions, and the queries that attend to them."""
+
+    NONE = "none"  # neither (2.0)
+    TOLD = "told"  # a table of each layer, plus rows of the noise level of the sample (2.3, 2.5)
+    TABLE = "table"  # the table alone, so that keys and values do not depend on the level
+
+
+class CrossLevels(StrEnum):
+    """The noise level that the attention between video and sound is told of."""
+
+    OTHER = "other"  # the sample's of the other stream (Diffusers' pipelines)
+    OWN = "own"  # of each token itself (`use_cross_timestep=False` of Diffusers' network)
+
+
+_WIDE_TEXT = {"crossattn_emb_size": 4096, "sound_text_size": 2048, "text_projections": False}
+_V23 = {**_WIDE_TEXT, "head_gates": True, "text_modulation": TextModulation.TOLD}
+_V25 = {**_V23, "video_mlp_bias": False, "keyframe_embedding": True}
+MODEL_SIZES: dict[str, dict[str, Any]] = {"ltx2.0": {}, "ltx2.3": _V23, "ltx2.5": _V25}
+"""What each `model.name` sets: the three sets of switches of Diffusers' class."""
+_TINY = {
+    **TINY_NETWORK,
+    "hidden_size": 40,
+    "patch_spatial": 2,
+    "sound_hidden_size": 24,
+    "sound_channels": 3,
+    "crossattn_emb_size": 16,
+    "sound_text_size": 16,
+}
+_TINY_WIDE = {**_TINY, "hidden_size": 48, "crossattn_emb_size": 48, "sound_text_size": 24}
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "ltx2.0": _TINY,
+    "ltx2.3": _TINY_WIDE,
+    "ltx2.5": _TINY_WIDE,
+}
+"""Tiny size by name (`Family.tiny`): 2 pairs in front that are not turned, and none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ltx2Config(ModelConfig):
+    """The network: sizes of both streams, switches, precision and parallelism."""
+
+    sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
+
+    name: str = "ltx2.3"
+    """A named size (ltx2.0, ltx2.3, ltx2.5) or `custom`."""
+    family: str = "ltx2"
+    num_layers: int = 48
+    hidden_size: int = 4096
+    num_attention_heads: int = 32
+    """Heads of every attention, of both streams and between them."""
+    in_channels: int = 128
+    patch_spatial: int = 1
+    crossattn_emb_size: int = 3840
+    sound_channels: Refused[int] = bounded(128, most=2**16)
+    """Numbers of a latent of the sound, as the shards hold it."""
+    sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
+    """Width of the sound's tokens inside the model, and of the attention between the streams."""
+    sound_text_size: Refused[int] = bounded(3840, most=2**20)
+    """Width of the caption's rows for the sound in the shards."""
+    text_projections: Refused[bool] = True
+    """Whether two linears project the rows of captions for each stream (2.0); else these are as
+    wide as the streams."""
+    text_modulation: Refused[TextModulation] = TextModulation.NONE
+    """Scales and shifts of captions and of what attends to them: none (2.0), told, or table."""
+    head_gates: Refused[bool] = False
+    """Whether each head of every attention has a gate (2.3, 2.5)."""
+    video_mlp_bias: Refused[bool] = True
+    """Whether the linears of the video's MLP have biases (2.0, 2.3)."""
+    keyframe_embedding: Refused[bool] = False
+    """Whether there is an embedding of keyframes (2.5), which no pack here uses."""
+    cross_levels: Live[CrossLevels] = CrossLevels.OTHER
+    """Levels that the attention between the streams is told: the other's of the sample (other, as
+    Diffusers' pipelines), or each token's own (own)."""
+
+    def own_sizes(self) -> list[Rule]:
+        return [
+            (
+                self.text_pad_to is None,
+                f"text_pad_to={self.text_pad_to}: LTX-2 attends to no padding of captions; set it"
+                " to null",
+            ),
+            (
+                self.patch_temporal == 1,
+                f"patch_temporal={self.patch_temporal}: a token of LTX-2 is one latent frame deep",
+            ),
+            (
+                self.route_from is None,
+                f"route_from={self.route_from}: networks with a sound have no token routes",
+            ),
+        ]
+
+    def own_shapes(self) -> list[Rule]:
+        heads = self.num_attention_heads
+        texts = {
+            "crossattn_emb_size": (self.crossattn_emb_size, self.hidden_size),
+            "sound_text_size": (self.sound_text_size, self.sound_hidden_size),
+        }
+        return [
+            *(
+                (
+                    size % (2 * heads) == 0,
+                    f"{name}={size} is no multiple of 2 x num_attention_heads={heads}; rotary"
+                    " positions turn pairs of a head's numbers",
+                )
+                for name, size in (
+                    ("hidden_size", self.hidden_size),
+                    ("sound_hidden_size", self.sound_hidden_size),
+                )
+            ),
+            (
+                self.hidden_size >= 6,
+                f"hidden_size={self.hidden_size}: rotary positions turn pairs of numbers on three"
+                " axes, so that it must be at least 6",
+            ),
+            *(
+                (
+                    self.text_projections or size == width,
+                    f"{name}={size} with a stream of width {width} and text_projections=false;"
+                    " without projections the rows of captions are as wide as the stream",
+                )
+                for name, (size, width) in texts.items()
+            ),
+        ]
+
+    @property
+    def sound_ffn_size(self) -> int:
+        """Width inside the sound's MLP."""
+        return int(self.sound_hidden_size * self.mlp_ratio)
+
+    @property
+    def table_rows(self) -> int:
+        """Scales, shifts and gates of a stream in a layer, without those between the streams."""
+        return 6 if self.text_modulation is TextModulation.NONE else 9
+
+    @property
+    def cost_sizes(self) -> list[int]:
+        sizes = super().cost_sizes
+        return [*sizes, self.crossattn_emb_size, self.patch_features]
+
+
+@dataclass(frozen=True)
+class TableRows(FamilyModulation):
+    """A learned table, plus rows that all layers share, of which slots take some."""
+
+    runs: ClassVar[str] = "dit.models.ltx2.layers:SlotTable"
+    shared: str
+    """Name of the shared rows (`TimestepConditioning.of_rows`)."""
+    slots: tuple[tuple[int, int, int | None], ...]
+    """Rows of the shift, the scale and the gate of each slot."""
+
+    @property
+    def rows(self) -> int:
+        return 1 + max(row for slot in self.slots for row in slot if row is not None)
+
+
+@dataclass(frozen=True)
+class AttendToCaption(AttendTo):
+    """Tokens attend to their caption, whose rows each layer may scale and shift."""
+
+    runs: ClassVar[str] = "dit.models.ltx2.layers:CaptionAttending"
+    table: Modulation | None = None
+    """Scale and shift of the caption's rows."""
+
+
+@dataclass(frozen=True)
+class AttendAcross(LayerPart):
+    """Tokens of a stream attend to those of the other one of their sample."""
+
+    runs: ClassVar[str] = "dit.models.ltx2.layers:AcrossAttending"
+    keys: Port
+    """Where keys and values come from."""
+    attention: AttentionSpec
+    """Its width is that of all heads."""
+    widths: tuple[int, int]
+    """Widths of the tokens that ask, and of those that are asked."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return self.port, self.keys
+
+    @property
+    def width(self) -> int:
+        return self.widths[0]
+
+    def width_of(self, port: Port) -> int:
+        return self.widths[self.ports.index(port)]
+
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        kinds = {TOKENS: RowKind.LATENTS, SOUND_TOKENS: RowKind.SOUND}
+        queries, keys = kinds[self.port.row], kinds[self.keys.row]
+        return (AttentionShape(width=self.attention.width, queries=queries, keys=keys),)
+
+    @property
+    def exchanges(self) -> int:
+        return 1
+
+
+def rows_of_table(stream: str) -> str:
+    """Name of the shared rows of a stream's own scales, shifts and gates."""
+    return f"{stream}_rows"
+
+
+def rows_between(stream: str) -> str:
+    """Name of the shared rows for the attention between the streams."""
+    return f"{stream}_between"
+
+
+def rows_of_text(stream: str) -> str:
+    """Name of the shared rows of the captions that a stream attends to."""
+    return f"{stream}_text_rows"
+
+
+def _attention(model: Ltx2Config, width: int) -> AttentionSpec:
+    return AttentionSpec(
+        width=width,
+        heads=model.num_attention_heads,
+        bias=True,
+        norm=QkNorm.ACROSS_HEADS,
+        eps=1e-6,
+        head_gate=model.head_gates,
+    )
+
+
+def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, LayerPart]:
+    """What a stream computes without the other: attention, that to its caption, and the MLP."""
+    is_video = row == TOKENS
+    prefix, caption = ("", "text") if is_video else ("sound_", SOUND_TEXT)
+    width = model.hidden_size if is_video else model.sound_hidden_size
+    vectors = tuple((first, first + 1, first + 2) for first in range(0, model.table_rows, 3))
+    own = Modulation(f"{prefix}modulation", TableRows(rows_of_table(row), vectors))
+    attention, keys = _attention(model, width), (KeyRows(width, caption),)
+    feed_forward = FeedForwardSpec(
+        width=width,
+        hidden=int(width * model.mlp_ratio),
+        activation=Activation.GELU_TANH,
+        bias=model.video_mlp_bias or not is_video,
+    )
+    port = Port(row, f"{prefix}cross_attention", own[2])
+    table = Modulation(f"{prefix}text_table", TableRows(rows_of_text(row), ((0, 1, None),)))
+    if model.text_modulation is TextModulation.NONE:
+        # Normalised, and neither scaled nor gated.
+        norm = RowNorm(f"{prefix}text_norm", NormKind.BARE)
+        port, table = Port(row, port.module, norm=norm), None
+    return (
+        Attend(Port(row, f"{prefix}self_attention", own[0]), attention),
+        AttendToCaption(port, attention, keys, table),
+        Feed(Port(row, f"{prefix}mlp", own[1]), feed_forward),
+    )
+
+
+def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
+    """What the streams compute of each other, both of the tokens as they were."""
+    width, sound = model.hidden_size, model.sound_hidden_size
+    # Diffusers' rows: scale and shift of the attention of the video to the sound, then of the sound
+    # to the video; the gate of the stream's own.
+    of_video, of_sound = ((1, 0, 4), (3, 2, None)), ((3, 2, 4), (1, 0, None))
+    video = Modulation("between", TableRows(rows_between(TOKENS), of_video))
+    heard = Modulation("sound_between", TableRows(rows_between(SOUND_TOKENS), of_sound))
+    attention = _attention(model, sound)
+    return (
+        AttendAcross(
+            Port(TOKENS, "sound_to_video", video[0]),
+            Port(SOUND_TOKENS, slot=heard[1], writes=False),
+            attention,
+            (width, sound),
+        ),
+        AttendAcross(
+            Port(SOUND_TOKENS, "video_to_sound", heard[0]),
+            Port(TOKENS, slot=video[1], writes=False),
+            attention,
+            (sound, width),
+        ),
+    )
+
+
+def ltx2_layer(model: Ltx2Config) -> LayerSpec:
+    """One layer: each stream by itself, its caption, both to each other, and the MLPs."""
+    parts = zip(_own_parts(model, TOKENS), _own_parts(model, SOUND_TOKENS), strict=True)
+    attends, texts, feeds = parts
+    return LayerSpec((*attends, *texts, _parts_between(model), *feeds))
+
+
+def ltx2_stack(model: Ltx2Config) -> StackSpec:
+    """The layers of LTX-2."""
+    return StackSpec(name="blocks", count=model.num_layers, layer=ltx2_layer(model))
+
+
+def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
+    given: Any = {"width": model.in_channels, "required": False, "pictures": 1}
+    return (
+        text_input(model, encoder="ltx2"),
+        SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, width=model.sound_text_size),
+        SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
+    )
+
+
+FAMILY = Family(
+    name="ltx2",
+    config=Ltx2Config,
+    network=imported("dit.models.ltx2.model:Ltx2Network"),
+    spec=lambda model: NetworkSpec(stacks=(ltx2_stack(model),)),
+    parts={
+        "sound_to_video": "between streams",
+        "video_to_sound": "between streams",
+        "between": "modulation",
+        "self_attention": "attention",
+        "cross_attention": "cross_attention",
+        "mlp": "mlp",
+        "modulation": "modulation",
+        "modulate_out": "head",
+        "proj_out": "head",
+    },
+    diffusers=imported("dit.models.ltx2.diffusers:FORM"),
+    inputs=_inputs,
+    positions=lambda model: imported("dit.models.positions:CellMiddles")()(model.patch_spatial),
+    weights=WeightRules(zero=("*proj_out.weight", "keyframes"), no_decay=("*.table", "keyframes")),
+    objective=ObjectiveConventions(
+        settings={
+            "name": "flow",
+            "sampling_levels": "even",
+            "shift_terminal": 0.1,
+            "time_shift_type": "exponential",
+            "base_shift": 0.95,
+            "max_shift": 2.05,
+            "base_image_seq_len": 1024,
+            "max_image_seq_len": 4096,
+        }
+    ),
+    vae=lambda _: "ltx",
+    tiny=TINY,
+)
