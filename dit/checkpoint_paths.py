@@ -7,6 +7,7 @@ manifest.json has the format of a checkpoint, and size and `sha256sum` of each o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -297,7 +298,7 @@ def saved_config(path: Path) -> RunConfig:
     if has_aliases(content):  # nested ones stand for more values than any memory holds
         raise damaged(file, ValueError("it has aliases, which no run writes"))
     try:
-        return read_config(file)
+        return _read_config(file, content)
     except (ValueError, OSError, RecursionError) as error:
         if manifest is None:
             raise damaged(file, error) from error
@@ -305,6 +306,12 @@ def saved_config(path: Path) -> RunConfig:
             f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
             f" it; install the other version. {explained(error)}"
         ) from error
+
+
+@functools.lru_cache(maxsize=8)  # a resume asks six times
+def _read_config(file: Path, _content: bytes) -> RunConfig:
+    """The configuration in a file, read again where its content is another."""
+    return read_config(file)
 
 
 def saved_bytes(path: Path, name: str) -> bytes:

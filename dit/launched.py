@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-_OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK"))
+_STARTERS = {  # names of RANK, WORLD_SIZE and LOCAL_RANK
+    # Slurm sets SLURM_NTASKS and SLURM_PROCID in the shell of a batch job as well.
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")),
+}
 MEETING = timedelta(minutes=10)
 """How long a process waits for the others to come."""
 _LIMIT = " (dist.distributed_timeout_minutes of a training)"
@@ -88,12 +91,15 @@ def check_launch() -> None:
     """Checks the five variables, before anything waits for a process that will never come.
 
     Raises:
-        LaunchError: some are wrong, or missing although there are several processes.
+        LaunchError: some are wrong, or missing although there are several processes, also of srun
+            or mpirun: each would do the whole work, unless WORLD_SIZE=1 says that it shall.
     """
     at, size = rank(), world_size()
     if not meets_others():
         if at > 0 or size > 1:
             raise LaunchError(_incomplete(os.environ))
+        if not os.environ.get("WORLD_SIZE"):
+            _check_starter(os.environ)
         return
     if at >= size:
         raise LaunchError(f"RANK={at} is none of WORLD_SIZE={size}: ranks are 0 to {size - 1}")
@@ -123,13 +129,32 @@ def _incomplete(environment: Mapping[str, str]) -> str:
         f" process, `unset {' '.join(there)}`; for several, start the command with"
         " `python -m torch.distributed.run --nproc-per-node N`, which sets all five"
     )
-    for starter, names in (("srun", _SLURM), ("mpirun", _OPEN_MPI)):
+    for starter, names in _STARTERS.items():
         if all(name in environment for name in names):
-            given = zip(FIVE, names, strict=False)
-            message += f", or in what {starter} starts set "
-            message += " ".join(f"{name}=${theirs}" for name, theirs in given)
-            message += ", and MASTER_ADDR and MASTER_PORT of the first process"
+            message += f", or {_translated(starter)}"
     return message
+
+
+def _translated(starter: str) -> str:
+    """What sets the five variables where srun or mpirun starts each process."""
+    given = zip(FIVE, _STARTERS[starter], strict=False)
+    return (
+        f"in what {starter} starts set {' '.join(f'{name}=${theirs}' for name, theirs in given)},"
+        " and MASTER_ADDR and MASTER_PORT of the first process"
+    )
+
+
+def _check_starter(environment: Mapping[str, str]) -> None:
+    """Raises `LaunchError` in one of several processes of srun or mpirun."""
+    for starter, (_, size, _) in _STARTERS.items():
+        count = environment.get(size, "")
+        if count.isascii() and count.isdecimal() and int(count) > 1:
+            raise LaunchError(
+                f"{size}={count}: {starter} has started {count} processes, and each would do the"
+                f" whole work by itself. For one run of all, {_translated(starter)}, or start"
+                " `python -m torch.distributed.run` once on each node; for a run of each,"
+                " `export WORLD_SIZE=1`"
+            )
 
 
 def meet(timeout: timedelta = MEETING) -> Store:

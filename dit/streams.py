@@ -25,19 +25,36 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class ResultError(ValueError):
-    """An error of printing a command's result; its message says why."""
+    """Why a command has no result: it cannot be printed, or the command cannot begin."""
 
 
 def with_streams(main: Callable[[], int]) -> int:
-    """Calls `main` with streams that never fail; its exit code, or 1 after a `ResultError`."""
+    """Calls `main` with streams that never fail; its exit code, or 1 after a `ResultError`.
+
+    In a folder that was deleted it only says so: relative paths mean nothing there, and MKL ends
+    the process where it is loaded.
+    """
     keep_streams()
     try:
+        if not _has_folder():
+            raise ResultError(
+                "the folder in which this command was started was deleted, or is no longer mounted;"
+                " `cd` into a folder that exists, and start it again"
+            )
         return main()
     except ResultError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
     finally:
         last_words()
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError as error:  # where it may only not be looked at, it exists
+        return not isinstance(error, FileNotFoundError)
+    return True
 
 
 def keep_streams() -> None:

@@ -38,12 +38,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_runtest_setup() -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_imports() -> None:
     """Keeps what the test modules imported out of garbage collection, here and in forked loaders.
 
     A worker of Energon collects, freezes and, at its end, thaws and collects again: millions of
     objects each time, whose pages a forked process copies as it looks at them. (The oldest
-    generation is counted, since `get_freeze_count` visits all that is frozen: 0.1 s a test.)
+    generation is counted, since `get_freeze_count` visits all that is frozen: 0.1 s. Either costs
+    milliseconds, and so each module is asked, not each test.)
     """
     if len(gc.get_objects(generation=2)) > 300_000:
         gc.collect()

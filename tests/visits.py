@@ -54,6 +54,7 @@ def _packed(folder: Path) -> Path:
     model = pipeline_parts.flux(folder / "flux")
     packing = ["image", "--image_dir", pictures, "--processor", "flux", "--model_name", model]
     packing += ["--num_workers", 0, "--split", "0.7,0.3,0", "--output_dir", folder / "data"]
+    packing += ["--minutes", 0]  # no run is fitted to them
     done = run([sys.executable, "-m", "data_prep", *map(str, packing)])
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "data"

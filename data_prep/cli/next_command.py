@@ -38,7 +38,7 @@ def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None
     """
     words = [sys.executable, "-m", "dit.fitting", str(folder)]
     words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
-    alone = {k: v for k, v in os.environ.items() if k not in _LAUNCHED}
+    alone = {k: v for k, v in os.environ.items() if k not in _LAUNCHED} | {"WORLD_SIZE": "1"}
     try:
         done = subprocess.run(words, env=alone, capture_output=True, text=True, check=False)
     except KeyboardInterrupt:

@@ -100,21 +100,24 @@ def choose(
 ) -> Proposal:
     """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
 
-    `seconds` measures one network after another, from the smallest to the first that is too slow: a
-    step of a small network tells little about a larger one, because much of its time does not grow
-    with the width.
+    `seconds` measures networks of the ladder: a step of a small one tells little about a larger
+    one, because much of its time does not grow with the width. A network that is too slow rules out
+    all larger ones, so the ladder is bisected, from its middle: three measurements of five
+    networks, and of one larger than the middle only where that is fast enough.
     """
-    chosen, enough = None, False
-    for draft in ladder:
-        taken = seconds(draft)
+    found: dict[int, tuple[int, float]] = {}
+    below, above = -1, len(ladder)  # the largest that is fast enough, the smallest that is not
+    while above - below > 1:
+        middle = (below + above) // 2
+        taken = seconds(ladder[middle])
         steps = _steps(minutes, taken)
-        enough = _passes(corpus, draft, steps) >= WANTED_PASSES
-        if enough or chosen is None:
-            chosen = draft, steps, taken, enough
-        if not enough:
-            break
-    assert chosen is not None  # a ladder has rungs
-    draft, steps, taken, enough = chosen
+        found[middle] = steps, taken
+        if _passes(corpus, ladder[middle], steps) >= WANTED_PASSES:
+            below = middle
+        else:
+            above = middle
+    enough, number = below >= 0, max(below, 0)
+    draft, (steps, taken) = ladder[number], found[number]
     why = (
         "the largest that sees each sample 140 times in this time"
         if enough

@@ -84,6 +84,7 @@ def test_every_command_of_a_first_run_says_its_paths_unchanged(enter: Enter, pla
 
     shards, run, out = place / "shards", place / "run", place / "out"
     media = ("image", "--image_dir", place / "media", "--processor", "pixel", "--num_workers", 0)
+    media += ("--minutes", 0)  # no run is fitted to them
     plan = say(PREP, *media, "--output_dir", place / "plan", "--plan")
     assert f"each file: {place}/plan/plan.jsonl, with pictures: {place}/plan/plan.html" in plan
     packed = say(PREP, *media, "--output_dir", place / "packed")

@@ -14,6 +14,7 @@ from dit.convert import cli
 from dit.distributed import process_groups
 from dit.distributed.entry import run
 from dit.launched import (
+    _STARTERS,
     FIVE,
     LaunchError,
     LauncherWatch,
@@ -33,7 +34,8 @@ def launched(monkeypatch):
     """Sets variables, and no other ones of a launcher."""
 
     def launch(**variables: str) -> None:
-        for name in (*FIVE, "TORCHELASTIC_USE_AGENT_STORE"):
+        theirs = [name for names in _STARTERS.values() for name in names]
+        for name in (*FIVE, "TORCHELASTIC_USE_AGENT_STORE", *theirs):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -99,8 +101,9 @@ def test_what_is_set_and_what_is_missing_is_named(launched, missing):
     ("variables", "remedy"),
     [
         (
-            {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1"},
-            "srun starts set RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",
+            {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"},
+            "srun starts set RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS"
+            " LOCAL_RANK=$SLURM_LOCALID, and MASTER_ADDR",
         ),
         (
             {f"OMPI_COMM_WORLD_{name}": "1" for name in ("RANK", "SIZE", "LOCAL_RANK")},
@@ -113,6 +116,38 @@ def test_a_starter_that_has_other_names_is_named_with_them(launched, variables, 
     with pytest.raises(LaunchError) as caught:
         check_launch()
     assert remedy in str(caught.value)
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}
+MPIRUN = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("variables", [SRUN, MPIRUN], ids=["srun", "mpirun"])
+def test_one_of_several_processes_of_a_starter_is_refused(launched, variables):
+    launched(**variables)
+    with pytest.raises(LaunchError) as caught:
+        check_launch()
+    (size,) = (name for name in variables if name.endswith(("NUM_TASKS", "SIZE")))
+    said = str(caught.value)
+    assert said.startswith(f"{size}=2: ") and f"WORLD_SIZE=${size}" in said
+    assert "`export WORLD_SIZE=1`" in said
+    launched(**variables, WORLD_SIZE="1")
+    check_launch()
+    launched(**variables | WHOLE)  # of torch.distributed.run inside
+    check_launch()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # the shell of sbatch
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_one_process_of_a_starter_is_alone(launched, variables):
+    launched(**variables)
+    check_launch()
 
 
 @pytest.mark.parametrize(

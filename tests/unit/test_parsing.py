@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dit.parsing import cause, parse_json
+from dit import parsing
+from dit.parsing import YamlError, cause, parse_json, parse_yaml
 from tests.hostile import json_bytes
 
 VALID = {"caption": "a “quote” \U0001f600", "size": [1, 2.5, None], "nested": {"a": True}}
@@ -47,3 +50,38 @@ def test_what_is_json() -> None:
     assert parse_json(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00 \\\\ud800"}') == {
         "a": "\U0001f600 \\ud800"
     }
+
+
+EDGES = r"""
+a: {b: [1, 0x1f, 1e-4, 1:30, "a:b", 'it''s'], c: ~, d: !!str 1}   # a comment
+long: >-
+  one
+  two
+
+  three
+text: |+
+  kept
+
+? list
+: - - 1
+    - yes
+  - &x {k: .inf}
+  - *x
+"\u00e9\\": 2001-01-01
+"""
+
+
+def test_both_parsers_read_the_same(repo_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [file.read_text() for file in (repo_root / "conf").glob("*.yaml")]
+    found = []
+    for loader in parsing._LOADERS:
+        monkeypatch.setattr(parsing, "_LOADERS", (loader,))
+        found.append([repr(parse_yaml(text)) for text in [*texts, EDGES]])
+    assert len(found) == 2 and found[0] == found[1]  # libyaml is part of PyYAML's wheels
+
+
+@pytest.mark.parametrize(("text", "line"), [("a: 1\nb: \0", 2), ("\x07", 1)])
+def test_a_character_that_no_yaml_holds_is_named_with_what_to_do(text: str, line: int) -> None:
+    code = f"U\\+00{ord(text[-1]):02X}"
+    with pytest.raises(YamlError, match=f"line {line}: holds the character {code}.* take it out"):
+        parse_yaml(text.encode())

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dit.streams import with_streams
+
 START = "import os, sys; from dit.streams import result, with_streams\n"
 WORK = (
     START
@@ -141,3 +143,19 @@ def test_streams_of_somebody_else_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.stdout, sys.stderr
     keep_streams()
     assert (sys.stdout, sys.stderr) == before
+
+
+def test_a_folder_that_was_deleted_is_named_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    """A process whose folder is gone cannot load MKL, which ends it with words of its own."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    began = list[int]()
+    assert with_streams(lambda: began.append(1) or 0) == 1
+    assert not began
+    said = capfd.readouterr().err
+    assert said.startswith("error: the folder in which this command was started was deleted")
+    assert "`cd` into a folder" in said

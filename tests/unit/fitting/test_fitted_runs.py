@@ -122,18 +122,33 @@ def test_the_network_grows_with_the_time_and_keeps_its_passes() -> None:
         assert run.passes >= 140 or run.draft.size == SMALL[0]
 
 
-def test_networks_are_measured_up_to_the_first_that_is_too_slow() -> None:
-    """A step hardly slower with a wider network, as where calls and not products take the time."""
+FLAT = (0.30, 0.34, 0.48, 1.3, 9.0)  # as where calls and not products take most of a step
+
+
+@pytest.mark.parametrize(
+    ("minutes", "size", "measured"),
+    [
+        (1, 0, [2, 0]),
+        (24, 0, [2, 0, 1]),
+        (30, 1, [2, 0, 1]),
+        (40, 2, [2, 3]),  # the last would take minutes to measure
+        (100, 3, [2, 3, 4]),
+        (1000, 4, [2, 3, 4]),
+    ],
+)
+def test_the_ladder_of_networks_is_bisected(minutes: float, size: int, measured: list[int]) -> None:
     ladder, asked = drafts(DRAWINGS, gpu=False), list[int]()
-    taken = dict(zip(ladder, (0.30, 0.34, 0.48, 1.3, 9.0), strict=True))
+    taken = dict(zip(ladder, FLAT, strict=True))
 
     def seconds(draft: program.Draft) -> float:
-        asked.append(draft.size.layers * draft.size.width)
+        asked.append(ladder.index(draft))
         return taken[draft]
 
-    found = choose(DRAWINGS, ladder, minutes=40, seconds=seconds)
-    assert (found.draft.size, found.seconds) == (SMALL[2], 0.48) and found.passes >= 140
-    assert asked == [4 * 128, 4 * 192, 4 * 256, 6 * 256]  # the last would take minutes to measure
+    found = choose(DRAWINGS, ladder, minutes=minutes, seconds=seconds)
+    assert (found.draft.size, found.seconds) == (SMALL[size], FLAT[size]) and asked == measured
+    enough = [int(minutes * 54 / one) * 64 / 1250 >= 140 for one in FLAT]
+    assert size == max((number for number in range(5) if enough[number]), default=0)
+    assert (found.passes >= 140) is any(enough)
 
 
 def test_a_run_that_cannot_succeed_is_warned_of() -> None:
