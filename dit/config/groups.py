@@ -302,6 +302,23 @@ class RunGroups:
         return made * (1 if c.critic_alone else 2) + 1 + guided
 
     @property
+    def mean_passes_without_gradient(self) -> float:
+        """Mean number of passes over each pack of a step before those that learn."""
+        c, most = self.distill, self.passes_without_gradient
+        if not self.has_critic:
+            return most
+        made = c.steps if c.rollout is Rollout.SIMULATE else 1
+        # Beside the student's own passes, the critic's and the teacher's.
+        of_student = most - made * (1 if c.critic_alone else 2)
+        return made * self.learning_passes + of_student / c.student_every
+
+    @property
+    def learning_passes(self) -> float:
+        """Mean number of passes over each pack of a step that learn, those of a critic included."""
+        c = self.distill
+        return 1 + (self.has_critic and not c.critic_alone) / c.student_every
+
+    @property
     def decay_iters(self) -> int:
         """The step at which the learning rate stops falling."""
         return self.scheduler.lr_decay_iters or self.train.train_iters

@@ -254,7 +254,8 @@ def plan_of(
     config = _on_layout(config, layout)
     batch = config.train.global_batch_size
     expected = times(config, load, world_size=world_size, device=device, efficiency=efficiency)
-    rate = (3 + passes_before(config)) * load.flops * batch / expected.step / world_size
+    passes = 3 * config.learning_passes + passes_before(config)
+    rate = passes * load.flops * batch / expected.step / world_size
     return LayoutPlan(
         layout=layout,
         memory=memory(config, world_size=world_size),

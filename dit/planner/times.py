@@ -23,7 +23,7 @@ from dit.models.linears import orthogonalisation, orthogonalising_ranks
 from dit.models.registry import network_spec
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
-from dit.planner.traffic import exposed_part, forward_again, passes_before, traffic
+from dit.planner.traffic import exposed_part, forward_passes, passes_before, traffic
 from dit.sizing.activations import geometry_tokens, seen_tokens
 from dit.sizing.flops import attention_flops, forward_flops
 from dit.sizing.memory import (
@@ -145,14 +145,14 @@ def times(
     packs = config.train.global_batch_size // replicas
     parts = world_size // replicas
     within = packs / parts  # arithmetic on this device, in packs
-    again = forward_again(config)
+    learned, forward = config.learning_passes, forward_passes(config)
     selective = model.recompute_granularity is Recompute.SELECTIVE
     bandwidth = device.bandwidth * efficiency.bandwidth
     trained = trained_count(config) / parameter_count(model)
     layers = network_spec(model).layers / model.pipeline_model_parallel_size
     busy = Times(
         matrices=within
-        * (2 + trained + again)
+        * (forward + learned * (1 + trained))
         * (load.flops - load.attention)
         / (device.flops * efficiency.matrices),
         attention=within
@@ -160,25 +160,30 @@ def times(
         * _head_padding(model)
         / device.flops
         * (
-            (1 + again + selective) / efficiency.attention_forward
-            + 2 / efficiency.attention_backward
+            (forward + selective * learned) / efficiency.attention_forward
+            + 2 * learned / efficiency.attention_backward
         ),
         memory=packs
-        * (
-            _moved(model, load, again)
-            + _restored(config.model, config.lora, again)
-            + _copied(config, packs)
-        )
+        * (_moved(config, load) + _restored(config) + _copied(config, packs))
         / bandwidth,
-        launches=packs * layers * (1 + again / 3) * KERNELS[_is_fused(model)] * efficiency.gap_s,
+        # The backward pass has two thirds of the kernels.
+        launches=packs
+        * layers
+        * (forward + 2 * learned)
+        / 3
+        * KERNELS[_is_fused(model)]
+        * efficiency.gap_s,
         **_communication(config, load, packs, replicas, device, efficiency),
         host=packs * _swapped_bytes(config.model, config.lora) / (device.host * efficiency.links),
         bubble=0.0,
-        update=_update(config, packs, replicas) / bandwidth
-        + orthogonalisation(config.model, config.optimizer).flops
-        / (orthogonalising_ranks(config, replicas) * device.flops * efficiency.matrices),
+        update=learned
+        * (
+            _update(config, packs, replicas) / bandwidth
+            + orthogonalisation(config.model, config.optimizer).flops
+            / (orthogonalising_ranks(config, replicas) * device.flops * efficiency.matrices)
+        ),
     )
-    return _with_overlap(config, busy, packs, forward=1 / (2 + trained + again))
+    return _with_overlap(config, busy, packs, forward=1 / (forward + learned * (1 + trained)))
 
 
 def _head_padding(model: ModelConfig) -> float:
@@ -192,8 +197,9 @@ def _is_fused(model: ModelConfig) -> bool:
     return model.fused_kernels or model.compile
 
 
-def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
-    """Bytes that one pack moves to and from the memory of one device in both passes."""
+def _moved(config: RunConfig, load: PackLoad) -> float:
+    """Bytes that one pack moves to and from the memory of one device in all passes of a step."""
+    model, forward, learned = config.model, forward_passes(config), config.learning_passes
     here = LayerLoad(
         fused=_is_fused(model),
         text=load.text / (load.tokens * seen_tokens(model)),
@@ -205,21 +211,23 @@ def _moved(model: ModelConfig, load: PackLoad, again: float) -> float:
     total = Moved()
     for stack in network_spec(model).stacks:
         layer = layer_units(stack.layer, here)
-        total += (layer + Moved(again * layer.forward)).times(stack.count)
+        passes = Moved(forward * layer.forward, learned * layer.backward)
+        total += passes.times(stack.count)
     tokens = load.tokens * seen_tokens(model)
     unit = tokens / model.context_parallel_size * model.hidden_size * _number(model)
     return unit * (total.forward + total.backward) / model.pipeline_model_parallel_size
 
 
-def _restored(model: ModelConfig, lora: LoraConfig, again: float) -> float:
+def _restored(config: RunConfig) -> float:
     """Bytes that are moved to restore 8-bit matrices for each product of a pack."""
-    if lora.base_dtype is None:
+    model = config.model
+    if config.lora.base_dtype is None:
         return 0.0
     numbers, _ = inventory_of(model).layer_matrices()
     layers = network_spec(model).layers / model.pipeline_model_parallel_size
     # torch writes the numbers in their new type, then reads and writes them once more.
     moved = 1 + _number(model) * (1 if model.fused_kernels else 3)
-    return layers * numbers * moved * (2 + again)
+    return layers * numbers * moved * (forward_passes(config) + config.learning_passes)
 
 
 def _in_shares(ddp: DdpConfig) -> bool:
@@ -236,9 +244,12 @@ def _copied(config: RunConfig, packs: int) -> float:
         return 0.0
     size = _number(config.model)
     summed = 4 if config.ddp.grad_reduce_in_fp32 else size
-    gathers = 1 + config.passes_without_gradient + config.ddp.reshard_after_forward
+    learned = config.learning_passes
+    gathers = config.mean_passes_without_gradient
+    gathers += learned * (1 + config.ddp.reshard_after_forward)
     copied = gathers * 2 * weight_bytes(config)
-    return copied + config.ddp.sums(packs) / packs * (size + summed) * trained_here(config)
+    sums = learned * config.ddp.sums(packs) / packs
+    return copied + sums * (size + summed) * trained_here(config)
 
 
 def not_modelled(lora: LoraConfig) -> list[str]:
@@ -345,7 +356,7 @@ def _backward_part(config: RunConfig, forward: float) -> float:
 
     Passes without gradients, such as a teacher's, count as forward passes.
     """
-    return 1 - forward * (1 + passes_before(config))
+    return 1 - forward * (config.learning_passes + passes_before(config))
 
 
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
@@ -356,13 +367,15 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone
-        sums, backward = config.ddp.sums(packs), _backward_part(config, forward)
-        gathers = packs * (1 + config.passes_without_gradient)
-        total = gathers * moved.forward + packs * moved.backward + sums * moved.gradients
+        learned = config.learning_passes
+        sums, backward = learned * config.ddp.sums(packs), _backward_part(config, forward) / learned
+        gathers = packs * (learned + config.mean_passes_without_gradient)
+        learned *= packs
+        total = gathers * moved.forward + learned * moved.backward + sums * moved.gradients
         a_byte = busy.data / max(total, 1)
         passes = (  # bytes, the part of a pack's computation beside them, and how many there are
             (moved.forward, forward, gathers),
-            (moved.backward, backward, packs - sums),
+            (moved.backward, backward, learned - sums),
             (moved.backward + moved.gradients, backward, sums),
         )
         return sum(max(0.0, sent * a_byte - one * part) * count for sent, part, count in passes)

@@ -53,21 +53,25 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
     cost, stages = network_spec(model), model.pipeline_model_parallel_size
     layers, each = cost.layers / stages * accumulated, cost.exchanges / cost.layers
     rows = tokens / context * model.hidden_size * size  # bytes of one hidden state
-    again = forward_again(config)
+    learned, forward = config.learning_passes, forward_passes(config)
     by_heads = model.cp_comm_type is ContextComm.A2A
     # a2a exchanges queries, keys, values and outputs; all_gather sends all keys and values to all.
     seen = rows * seen_tokens(model)
     exchanged = seen / tensor * (4 if by_heads else 2 * context)
     stage = rows / (tensor if model.sequence_parallel else 1)
-    passes = config.passes_without_gradient
+    passes = config.mean_passes_without_gradient
     first_or_last = model.pipeline_model_parallel_size > 1
     return Traffic(
         tensor=layers
         * seen
-        * (each * _TENSOR_FORWARD * (1 + again) + each * _TENSOR_BACKWARD)
+        * (each * _TENSOR_FORWARD * forward + each * _TENSOR_BACKWARD * learned)
         * _others(tensor),
-        context=layers * exchanged * (2 + again) * _others(context),
-        pipeline=(2 + passes) * stage * accumulated * model.virtual_stages * first_or_last,
+        context=layers * exchanged * (learned + forward) * _others(context),
+        pipeline=(2 * learned + passes)
+        * stage
+        * accumulated
+        * model.virtual_stages
+        * first_or_last,
         **_data(config, size=size, packs=accumulated, replicas=replicas),
     )
 
@@ -79,14 +83,16 @@ def exposed_part(config: RunConfig) -> float:
     during the product for the input's gradient, and scatters that during the product for the
     weight's gradient (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
     """
-    forward = _TENSOR_FORWARD * (1 + forward_again(config))
-    beside = 2 if config.model.sequence_parallel else 0
-    return (forward + _TENSOR_BACKWARD - beside) / (forward + _TENSOR_BACKWARD)
+    forward = _TENSOR_FORWARD * forward_passes(config)
+    backward = _TENSOR_BACKWARD * config.learning_passes
+    beside = 2 * config.learning_passes if config.model.sequence_parallel else 0
+    return (forward + backward - beside) / (forward + backward)
 
 
-def forward_again(config: RunConfig) -> float:
-    """Forward passes besides the first: those without gradients, and the recomputed fraction."""
-    return passes_before(config) + _recomputed_part(config.model)
+def forward_passes(config: RunConfig) -> float:
+    """Forward passes over each pack of a step: before, in and again for the passes that learn."""
+    again = _recomputed_part(config.model)
+    return passes_before(config) + config.learning_passes * (1 + again)
 
 
 def passes_before(config: RunConfig) -> float:
@@ -96,7 +102,7 @@ def passes_before(config: RunConfig) -> float:
     """
     objective = config.objective
     by_all = objective.cfg_target is not None
-    return config.passes_without_gradient + by_all * (1 / seen_tokens(config.model) - 1)
+    return config.mean_passes_without_gradient + by_all * (1 / seen_tokens(config.model) - 1)
 
 
 def _recomputed_part(model: ModelConfig) -> float:
@@ -114,18 +120,18 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
     matrices = _matrices(config, size=size, replicas=replicas)
+    learned = config.learning_passes
     if config.ddp.sharding is Sharding.WEIGHTS:
         shards, copies = config.optimizer_ranks(replicas), config.ddp.dp_replicate_size
         sent = pack_traffic(config, shards=shards)
-        passes = 1 + config.passes_without_gradient  # each gathers all weights
-        gathered = packs * (passes * sent.forward + sent.backward)
-        return {
-            "data": gathered + config.ddp.sums(packs) * sent.gradients + matrices,
-            "copies": here / shards * 2 * gradient * _others(copies),
-        }
+        passes = learned + config.mean_passes_without_gradient  # each gathers all weights
+        gathered = packs * (passes * sent.forward + learned * sent.backward)
+        sums = config.ddp.sums(packs) * sent.gradients + matrices
+        copied = here / shards * 2 * gradient * _others(copies)
+        return {"data": gathered + learned * sums, "copies": learned * copied}
     if config.ddp.use_distributed_optimizer:
-        return {"data": here * (gradient + size) * _others(ranks) + matrices}
-    return {"data": here * 2 * gradient * _others(ranks) + matrices}
+        return {"data": learned * (here * (gradient + size) * _others(ranks) + matrices)}
+    return {"data": learned * here * 2 * gradient * _others(ranks)}
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:

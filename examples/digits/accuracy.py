@@ -49,6 +49,8 @@ KINDS: Mapping[tuple[bool, bool], type[Kind]] = {
 """By the options --moving and --edits."""
 
 
+OF_TEACHER = ("teacher_guidance", "teacher_per_prompt")
+"""Options that only --teacher reads."""
 _OTHER_NOISE = (1_000_000_000, 2_000_000_000)
 """Seeds of the two sets of a teacher."""
 
@@ -99,10 +101,10 @@ def digits_parser() -> argparse.ArgumentParser:
         "--teacher",
         type=checkpoint_place,
         metavar="RUN",
-        help="compare with two sets of pictures of this run or checkpoint, in 35 steps of heun, at"
-        " the guidance that the network was distilled from, else at its own; they are kept there",
+        help="compare with two sets of pictures of this run or checkpoint, in 35 steps of heun;"
+        " its run folder keeps them",
     )
-    of_teacher = "guidance of --teacher, where the network says nothing of a distillation"
+    of_teacher = "guidance of --teacher (default: that of the distillation, else the network's own)"
     add("--teacher_guidance", type=float, help=of_teacher)
     many = (
         "pictures of each digit in such a set (default: 200); clips of each caption (default: 50)"
@@ -121,6 +123,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_count("per_prompt", args.per_prompt, most=MOST_SAMPLES // prompts)
     if (each := args.teacher_per_prompt) is not None:
         check_count("teacher_per_prompt", each, most=MOST_SAMPLES // prompts)
+    alone = [f"--{name}" for name in OF_TEACHER if getattr(args, name) is not None]
+    if alone and args.teacher is None:
+        raise ValueError(f"{alone[0]} is an option of --teacher; give --teacher, or leave it out")
     check_seed(args.seed, count=args.per_prompt * prompts)
     if args.min_accuracy is not None and not 0 <= args.min_accuracy <= 1:
         raise ValueError(f"--min_accuracy {args.min_accuracy} must lie in [0, 1]")
@@ -166,14 +171,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def teacher_sets(
     args: argparse.Namespace, prompts: Sequence[Prompt], *, guidance: float
 ) -> Sequence[Sequence[np.ndarray]]:
-    """Two sets of pictures [F, H, W, 3] of --teacher, of other noise; its folder keeps them."""
+    """Two sets of pictures [F, H, W, 3] of --teacher, of other noise; its run folder keeps them."""
     from dit.sampling.commands.generate_media import generate_opened
     from dit.sampling.commands.options import GenerationOptions
     from dit.sampling.open_checkpoint import open_checkpoint
 
     opened = open_checkpoint(args.teacher, weights=args.weights)
     name = f"{opened.path.name}_{args.weights}_guidance_{guidance:g}_{len(prompts)}.npz"
-    kept = Path(args.teacher) / name if Path(args.teacher).is_dir() else None
+    folder = Path(args.teacher)
+    if opened.path.parent.name == "checkpoints":
+        folder = opened.path.parents[1]  # of the run, which is no part of a checkpoint
+    kept = folder / name if folder.is_dir() else None
     if kept is not None and kept.is_file():
         with np.load(kept) as found:
             return [*found["one"]], [*found["other"]]

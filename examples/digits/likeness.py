@@ -98,5 +98,6 @@ def figure_lines(report: dict[str, Any]) -> list[str]:
     said += " the teacher's" if whose == "teacher" else " real ones"
     away = f"distance to them {report['distance']:.3g}"
     if whose == "teacher":
-        away += f", beside {report['distance_of_teacher']:.3g} between two sets of the teacher"
+        between = report["distance_of_teacher"]
+        away += f" more than the {between:.3g} between two sets of the teacher"
     return [f"{said}; {away}"]

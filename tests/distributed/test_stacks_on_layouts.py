@@ -83,7 +83,10 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "distribution matching": (
         ("objective.name=flow", "model.num_layers=4"),
-        ("dp2+fsdp+dmd", "dp2+fsdp+dmd+lora"),
+        (
+            *("tp2+sp+cp2+pp2+dmd", "tp2+sp+cp2+pp2+dmd+lora"),
+            *("dp2+fsdp+dmd", "dp2+fsdp+dmd+lora"),
+        ),
     ),
     "frozen groups": (("--family", WHOLE), ("tp2+sp+frozen", "pp2+frozen", "dp2+overlap+frozen")),
     "adapters of joint attention": (

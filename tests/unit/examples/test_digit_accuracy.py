@@ -143,6 +143,13 @@ def test_given_clips_are_those_of_held_out_digits(tmp_path: Path) -> None:
         MirroredKind(args, opened, still, tmp_path)
 
 
+@pytest.mark.parametrize("option", ["--teacher_guidance", "--teacher_per_prompt"])
+def test_an_option_of_a_teacher_needs_one(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{option} is an option of --teacher; give --teacher"):
+        check_arguments(arguments(tmp_path, option, "2"))
+    check_arguments(arguments(tmp_path, option, "2", "--teacher", str(tmp_path)))
+
+
 @pytest.mark.parametrize(("right", "exit_code"), [(0.90, 0), (0.89, 1)])
 def test_exit_code_follows_the_edits_that_are_right(
     right: float, exit_code: int, tmp_path: Path

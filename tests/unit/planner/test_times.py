@@ -11,14 +11,18 @@ from dit.config import (
     AttentionBackend,
     BaseType,
     DdpConfig,
+    DistillConfig,
+    DistillMethod,
     EmaConfig,
     EmaKind,
     Implementation,
     LoraConfig,
+    ObjectiveConfig,
     Precision,
     Recompute,
     RecomputeMethod,
     RunConfig,
+    SamplingLevels,
     TrainConfig,
 )
 from dit.device_specs import Device
@@ -109,6 +113,42 @@ def test_optimizer_by_hand():
     assert spent(packs=3, gradient_accumulation_fusion=True).update == weights * once
     assert spent(ema=True).update == weights * (once + 10 + 12)
     assert spent(ddp=DdpConfig(grad_reduce_in_fp32=False)).update == weights * (2 + 6 + 2 + 2 + 30)
+
+
+def distilled(**c: Any) -> RunConfig:
+    """A distillation by DMD2 of 4 steps, with guidance, of which every fifth is the student's."""
+    return RunConfig(
+        model=DitConfig(precision=Precision.BF16),
+        objective=ObjectiveConfig(name="flow", sampling_levels=SamplingLevels.LCM),
+        train=TrainConfig(global_batch_size=1),
+        distill=DistillConfig(method=DistillMethod.DMD, teacher="a run", **c),
+        ema=EmaConfig(kind=EmaKind.NONE),
+    )
+
+
+@pytest.mark.parametrize(("alone", "turns", "student"), [(False, 1, 0.2), (True, 0.8, 0.2)])
+def test_a_critic_and_its_student_take_turns(alone: bool, turns: float, student: float):
+    """The critic makes latents by 4 passes and learns by 3; the student is judged by 3 more."""
+    config, plain = distilled(critic_alone=alone), spent()
+    found = times(config, LOAD, world_size=1, device=DEVICE, efficiency=HALF)
+    both, forward = turns + student, turns * (4 + 1) + student * (4 + 3 + 1)
+    assert found.matrices == pytest.approx((forward + 2 * both) * 50)
+    assert found.attention == pytest.approx(plain.attention / 3 * (forward + 2 * both))
+    assert found.update == pytest.approx(both * plain.update)
+    units = xl_units(fused=True)
+    moved = UNIT * 28 * (forward * units.forward + both * units.backward)
+    assert found.memory == pytest.approx(moved)
+    sent, once = (
+        traffic(
+            replace(one, model=replace(config.model, pipeline_model_parallel_size=2)),
+            tokens=1e3,
+            accumulated=1,
+            replicas=2,
+        )
+        for one in (config, replace(config, distill=DistillConfig()))
+    )
+    assert sent.pipeline == pytest.approx(once.pipeline / 2 * (forward + both))
+    assert sent.data == pytest.approx(once.data * both)
 
 
 def beside(base: BaseType | None, **model: Any) -> RunConfig:
