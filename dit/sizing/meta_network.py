@@ -1,6 +1,6 @@
 """A network on torch's meta device, whose tensors have no values, and packs for it.
 
-Nothing is sent: the process groups are stand-ins, which know only their sizes.
+Stand-ins replace the process groups: they have only sizes, and nothing is communicated.
 """
 
 # T tokens of a rank, W of all ranks, X any width
@@ -34,7 +34,7 @@ from dit.token_ids import as_digits
 
 @dataclass(frozen=True, slots=True)
 class StandInGroup:
-    """A process group that knows only its size and this process's rank."""
+    """A process group that has only a size and this process's rank."""
 
     ranks: int = 1
     number: int = 0
@@ -68,10 +68,10 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Any
 
 @contextmanager
 def groups_as_given() -> Iterator[None]:
-    """Inside, linears of Megatron-Core ask the group that they are given, and nothing is sent.
+    """A context in which Megatron-Core's linears use the group that they receive, and send nothing.
 
-    Where no process group was started, they take none and one rank. What ranks would gather, sum or
-    exchange has the size that it would have.
+    Without a process group Megatron-Core would assume one rank. Collectives return tensors of the
+    size that the real ones would return.
     """
     whole = "get_tensor_model_parallel_group_if_none"
     given: list[tuple[Any, str, Any]] = [
@@ -95,7 +95,7 @@ def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:
 
 @contextmanager
 def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """A context in which these attributes of modules have these values."""
+    """A context in which each (object, attribute name) of `attributes` has the third value."""
     own = [(module, name, getattr(module, name)) for module, name, _ in attributes]
     for module, name, value in attributes:
         setattr(module, name, value)
@@ -107,7 +107,7 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def meta_pass(network: Any, batch: PackedBatch) -> None:
-    """A pass of a stage over a pack of the meta device."""
+    """Forward pass of a pipeline stage over a pack on the meta device."""
     if not network.pre_process:
         dtype = network.config.params_dtype
         shape: Any = {"size": network.hidden_shape(batch), "device": META, "dtype": dtype}
@@ -127,10 +127,10 @@ def meta_pack(
     references: bool = False,
     share: SequenceShard | None = None,
 ) -> PackedBatch:
-    """A pack on the meta device of equal samples: `frames` of `side` x `side` tokens, `text` rows.
+    """A meta pack of equal samples: `frames` of `side` x `side` tokens, `text` tokens each.
 
-    They have what a sample must have, and `references` if that is asked; `text` is no choice where
-    it is fixed. A context rank has the `share` of it.
+    Samples have all required inputs, and reference latents with `references`. `text` is ignored if
+    the family fixes the length. With `share` the pack is that of one context rank.
     """
     family = family_of(model)
     inputs = family.inputs(model)
@@ -166,7 +166,7 @@ def meta_pack(
 def _others(
     inputs: Sequence[SampleInput], size: tuple[int, int, int], *, text: int, references: bool
 ) -> dict[str, Tensor]:
-    """What a sample must have beside its latent of this `size` and its `text` rows."""
+    """Inputs that a sample needs beside text and latent; `size` is (frames, rows, columns)."""
     others: dict[str, Tensor] = {}
     for one in inputs:
         if one.kind is InputKind.CHANNELS or (one.kind is InputKind.REFERENCE and references):
