@@ -1,4 +1,4 @@
-"""Parts that families share whose layers attend to latents and text jointly (FLUX, SD3, ...).
+"""Code shared by families whose layers attend to latents and text jointly (FLUX, SD3, ...).
 
 family        sizes and their rules; layers
 refined       layers of networks with separate refiners of latents and of text (Lumina, Z-Image)
@@ -8,5 +8,5 @@ sequential_names  Diffusers' names for layers with norms around attention and ML
 lumina_names  Diffusers' names and config.json of networks of Lumina's kind (Lumina, OmniGen2)
 expert_names  Diffusers' names for layers with experts (HiDream)
 linear_names  names of linears in the code of FLUX and of the Hunyuan models, used in adapter files
-diffusers     shared parts of their Diffusers forms: keys of config.json, calls of a network
+diffusers     shared code of their Diffusers forms: keys of config.json, calls of a network
 """

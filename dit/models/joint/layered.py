@@ -28,22 +28,22 @@ from dit.models.layer_spec import (
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """The index of the hidden state that each layer sees: its own, or the last one."""
+    """Index of the text encoder's hidden state that each layer sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
 
 
 @dataclass(frozen=True)
 class OwnText(View):
-    """Text that is each layer's own, behind the other text; it stays as it is."""
+    """A layer's own text tokens, behind the other text; the layer does not change them."""
 
     runs: ClassVar[str] = "dit.models.stacks.layered_transformer:SeeingOwnText"
     text: LayerTextSpec
 
 
 def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
-    """Double-stream layers, then sequential ones, all with experts.
+    """Double-stream layers, then sequential layers, all with experts.
 
-    The last layer's text is projected before all layers, so the layer has no linear for it.
+    The last layer's text is projected before all layers, so that layer has no projection.
     """
     double, single, width = model.num_layers, model.num_single_layers, model.hidden_size
 
@@ -85,5 +85,5 @@ def layered_stacks(model: Any) -> tuple[StackSpec, ...]:
 
 
 def layered_spec(model: Any) -> NetworkSpec:
-    """The layers, and the texts, which have equally many rows in every sample."""
+    """The network's layers, and its texts, which have equally many tokens in every sample."""
     return NetworkSpec(stacks=layered_stacks(model), text_tokens=3 * model.text_length)

@@ -1,7 +1,6 @@
 """Specifications of attention, feed-forward and modulation: sizes and choices.
 
-Modulation is the way in which scales, shifts and gates of a layer are computed from the timestep
-embedding.
+A modulation computes scales, shifts and gates of a layer from the timestep embedding.
 """
 
 # D model width, F width inside a feed-forward, K head width
@@ -13,7 +12,7 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """The function between the two linears of a feed-forward."""
+    """Activation function between the two linears of a feed-forward."""
 
     GELU = "gelu"  # exact (erf)
     GELU_TANH = "gelu_tanh"
@@ -23,7 +22,7 @@ class Activation(StrEnum):
 
     @property
     def inputs(self) -> int:
-        """Numbers that the first linear outputs for each hidden unit."""
+        """Outputs of the first linear for each hidden unit (2 if gated)."""
         return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
@@ -37,7 +36,7 @@ class QkNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Attention over one row of tokens."""
+    """Specification of attention over one row of tokens."""
 
     width: int  # D, of tokens and of all heads together
     heads: int
@@ -45,20 +44,20 @@ class AttentionSpec:
     norm: QkNorm = QkNorm.PER_HEAD
     eps: float = 1e-6  # of that norm
     groups: int | None = None
-    """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
+    """Number of key and value heads (grouped-query attention); None: as many as query heads."""
     twisted: bool = False
-    """Whether the two numbers of a rotary pair turn by angles of their own, so that no kernel fuses
-    them with their norm."""
+    """Whether the two numbers of a rotary pair have different angles, which no fused kernel
+    supports."""
     centred: bool = False
-    """Whether weights of that norm are stored less 1."""
+    """Whether the weights of the norm of queries and keys are stored minus 1."""
     output_gate: bool = False
-    """Whether what attention makes is multiplied by the sigmoid of a linear of its input."""
+    """Whether attention's output is multiplied by the sigmoid of a linear of its input."""
     states: int | None = None
-    """Rows of each token that attend to each other alone, such as hidden states of several layers
-    of a text encoder; None: tokens attend to those of their sample."""
+    """Number of rows of each token that attend only to each other, such as hidden states of several
+    encoder layers; None: tokens attend to those of their sample."""
     sparse_pairs: float | None = None
-    """Pairs of a query and a key for each pair of tokens, where cubes of tokens see some others in
-    full, and by a gate the means of all (VSA); None: every token sees all, and there is no gate."""
+    """Fraction of query-key pairs that video sparse attention (VSA) computes, with a gated coarse
+    part; None: dense attention."""
 
     @property
     def head_width(self) -> int:
@@ -71,7 +70,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
-    """Two linears with an activation between them."""
+    """A feed-forward: two linears with an activation between them."""
 
     width: int  # D
     hidden: int  # F, any number
@@ -88,7 +87,7 @@ MOST_EXPERTS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsSpec:
-    """Feed-forwards that a router weighs for each token, and a shared one (HiDream).
+    """A mixture of experts: feed-forwards weighted by a router, and a shared one (HiDream).
 
     y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x))
     """
@@ -97,7 +96,7 @@ class ExpertsSpec:
     shared: FeedForwardSpec
     count: int
     chosen: int
-    """Experts of a token; the others are computed, too, and weigh nothing."""
+    """Experts chosen for each token; all experts are computed, but only these have weight."""
 
     @property
     def width(self) -> int:
@@ -115,7 +114,7 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextSpec:
-    """Text with another hidden state of its encoder for each layer (HiDream).
+    """Text of which each layer sees another hidden state of the encoder (HiDream).
 
     Each layer projects its own state; the last layer's is projected before all layers.
     """
@@ -123,34 +122,37 @@ class LayerTextSpec:
     width: int
     """Width of one hidden state."""
     states: tuple[int, ...]
-    """Number of the hidden state of each layer of the network."""
+    """Index of the hidden state that each layer of the network sees."""
     first: int = 0
-    """Layers before those of the stack."""
+    """Number of layers before those of this stack."""
 
     def state(self, layer: int) -> int | None:
-        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
+        """Index of the hidden state for a `layer` of the stack.
+
+        None for the network's last layer.
+        """
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
     def columns(self, state: int) -> slice:
-        """The columns of a hidden state in the row of all of them."""
+        """The columns of one hidden state among all hidden states side by side."""
         return slice(state * self.width, (state + 1) * self.width)
 
 
 ALL_NOISE = 1000.0
-"""What networks are told of t = 1."""
+"""Timestep that networks get for t = 1."""
 LEVEL_WAVES = 256
-"""Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
+"""Width of the sinusoid of a noise level or guidance scale; fixed in Diffusers."""
 
 
 REFINER_RATIO = 4
-"""Width of a token refiner's MLPs over the hidden size; fixed in Diffusers."""
+"""MLP width of a token refiner divided by the hidden size; fixed in Diffusers."""
 MOST_REFINER_LAYERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankModulation:
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
+    """Modulation by two linears D -> rank -> 3 D per sublayer, plus a shift shared by all layers.
 
     Source: Cosmos (`adaln_lora_dim`).
     """
@@ -160,45 +162,48 @@ class LowRankModulation:
 
 @dataclass(frozen=True, slots=True)
 class PerBlockModulation:
-    """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
+    """Modulation by one linear D -> k D per layer and token row, split over tensor ranks.
+
+    FLUX and Qwen-Image have it.
+    """
 
     bias: bool = True
     inputs: int | None = None
-    """Width of what it reads; None: the model's."""
+    """Width of the linear's input; None: the model's width."""
     activated: bool = True
-    """Whether it reads the SiLU of it (all but Z-Image)."""
+    """Whether the input is the SiLU of the embedding (in all families but Z-Image)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
-    """A learned row for each scale, shift and gate, plus rows shared by all layers (Wan, LTX).
+    """A learned vector for each scale, shift and gate, plus vectors shared by layers (Wan, LTX).
 
-    It is computed in float32 whatever the type of the weights, as in Wan's published code.
+    Computed in float32 whatever the dtype of the weights, as in Wan's published code.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ApproximatorModulation:
-    """Rows that one network computes for all layers, which have no weights of their own (Chroma).
+    """Modulation vectors that one network computes for all layers, which have no weights (Chroma).
 
-    The rows of a layer follow those of the layer before it.
+    The vectors of a layer follow those of the layer before it.
     """
 
     first: int
-    """Row of the first layer of the stack."""
+    """Index of the first vector of the stack's first layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Rows that linears compute once for a whole stack, so that layers have no weights (FLUX.2)."""
+    """Modulation vectors computed once for a whole stack, whose layers have no weights (FLUX.2)."""
 
     first: int
-    """Row of the stack among those of all stacks, which every layer of it takes."""
+    """Index of the stack's first vector among those of all stacks."""
 
 
 PER_BLOCK = PerBlockModulation()
 WholeLayerModulation = (
     PerBlockModulation | TableModulation | ApproximatorModulation | SharedModulation
 )
-"""One module for all parts of a layer."""
+"""Modulations that one module computes for all sublayers of a layer."""
 ModulationSpec = LowRankModulation | WholeLayerModulation

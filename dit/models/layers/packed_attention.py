@@ -1,4 +1,4 @@
-"""Attention modules: queries, keys and values of packed tokens, attention, output."""
+"""Attention modules for packed tokens: queries, keys and values, attention, output linear."""
 
 # T packed tokens, L text tokens, S key tokens, J tokens of the joint row, E text width
 # D model width, H heads, G heads of keys, K head width, X numbers of a head, or any width
@@ -36,12 +36,12 @@ from dit.models.layers.queries_and_keys import (
 )
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines [T, K], or [T, H, K] where each head has its own, float32."""
+"""Cosines and sines [T, K], or [T, H, K] if each head has its own; float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """What layers need to know about the tokens of one row."""
+    """Facts about the tokens of one row that layers need, such as rotary angles."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
@@ -52,9 +52,9 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedAttention(MegatronModule):
-    """Attention whose queries, keys and values come from packed tokens.
+    """Attention with queries, keys and values from packed tokens.
 
-    By the names of its weights, Megatron-Core sums gradients over tensor ranks.
+    Megatron-Core recognises by their names the weights whose gradients it sums over tensor ranks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PackedAttention(MegatronModule):
         image: bool = False,
         output: bool = True,
     ):
-        """`image` adds keys of an image; `output` adds `linear_proj`."""
+        """`image` adds keys of an image; `output` adds the output linear `linear_proj`."""
         super().__init__(config=context.config)
         model, width = context.model, spec.width
         self.head_width = spec.head_width
@@ -88,7 +88,7 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys without rotation; with keys of an image if the norm is across heads.
+        """Queries and keys, normalised but not rotated; a norm across heads includes image keys.
 
         Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K].
         """
@@ -114,7 +114,7 @@ class PackedAttention(MegatronModule):
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
-        """Queries and keys of each head, positioned, and the other parts unchanged."""
+        """Queries and keys of each head, normalised and rotated, and the other slices unchanged."""
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
@@ -126,7 +126,7 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """Attention inside each sample, recomputed in the backward pass if configured."""
+        """Attention within each sample, recomputed in the backward pass if configured."""
         if not spans.lengths:
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
@@ -145,7 +145,7 @@ class PackedAttention(MegatronModule):
     def attend_cubes(
         self, q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, gate_THK: Tensor, spans: Spans
     ) -> Tensor:
-        """Attention to the chosen cubes, plus `gate_THK` times attention among means of all."""
+        """Attention to the chosen cubes, plus `gate_THK` times attention among means of cubes."""
         attend = partial(attend_cubes, attend=attention_for(self.backend, q_THK))
         return self._recomputed(attend, (q_THK, k_THK, v_THK), gate_THK, spans)
 
@@ -161,7 +161,7 @@ def _turn(
 
 
 class SelfAttention(PackedAttention):
-    """Attention of the tokens of a sample to each other."""
+    """Self-attention within each sample."""
 
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
@@ -181,7 +181,7 @@ class SelfAttention(PackedAttention):
         return q, k, v
 
     def _made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
-        """Queries, keys and values [T, H, K], then the gate of the output, if there is one."""
+        """Queries, keys and values [T, H, K], then the output gate, if there is one."""
         width, readers, gates = self.head_width, self.readers, int(self.output_gate)
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
@@ -215,24 +215,24 @@ class SelfAttention(PackedAttention):
 
 
 def _among_states(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, states: int) -> Tensor:
-    """Attention [T, H, K] within groups of `states` adjacent rows, each of one token."""
+    """Attention [T, H, K] within groups of `states` adjacent rows that belong to one token."""
     q, k, v = (x.unflatten(0, (-1, states)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendedRows:
-    """Rows that tokens attend to, whole on every context and tensor rank."""
+    """Keys of cross-attention, whole on every context and tensor rank."""
 
     rows_LE: Tensor  # text, or what an image encoder made
     spans: Spans  # of this context rank's tokens, and of the rows of their samples
 
 
 class CrossAttention(PackedAttention):
-    """Attention of a sample's tokens to its caption, which every context and tensor rank has whole.
+    """Cross-attention of a sample's tokens to its caption, which every rank has whole.
 
-    With `image` they also attend to an image encoder's features of its picture, with the same
-    queries, and both outputs are added (Wan 2.1's image-to-video).
+    With `image` the same queries also attend to an image encoder's features, and both outputs are
+    added (Wan 2.1's image-to-video).
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class CrossAttention(PackedAttention):
         *,
         fused: bool = False,
     ) -> Tensor:
-        """`fused`: a norm across heads is that of our own kernels."""
+        """Cross-attention to `text` and `image`; `fused` uses the kernel for norms across heads."""
         text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
@@ -304,10 +304,10 @@ def joint_attention(
     second: tuple[SelfAttention, Tensor, RowConditions],
     exchange: TokenExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over two token rows together, with separate weights.
+    """Joint attention over two token rows with separate weights.
 
-    It takes (module, normalised tokens, conditions) of each row, and returns the outputs [T, H * K]
-    of each before its own `linear_proj`.
+    Each row is (module, normalised tokens, conditions); the results are the outputs [T, H * K] of
+    each row before its own `linear_proj`.
     """
     each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))
