@@ -34,18 +34,18 @@ from dit.models.stacks.views import RunningView
 
 
 class LayeredTransformer(JointTransformer):
-    """Noisy tokens, timesteps, texts and pooled text of a pack -> velocity of each token.
+    """Denoiser: noisy tokens, timesteps, texts and pooled text of a pack -> velocity of each token.
 
-    The text of a sample is one encoder's rows, the last projection of the other encoder's, and each
-    layer's own projection. Latents that are not square are filled up with tokens of zeros, whose
-    values layers read, and whose keys are zero.
+    The text of a sample is T5's states, then the last projection of Llama's, then each layer's own
+    projection. Latents that are not square are padded with tokens of zeros, whose values layers
+    read, and whose keys are zero.
     """
 
     padding_has_keys = False
     theta: ClassVar[float] = 10_000.0
-    """Base of the angles of positions."""
+    """Base of the rotary frequencies."""
     states: ClassVar[str]
-    """Name of the text whose hidden states lie side by side."""
+    """Name of the text input with all hidden states side by side."""
     pooled: ClassVar[str]
     """Name of the pooled text."""
 
@@ -110,7 +110,7 @@ class LayeredTransformer(JointTransformer):
 
 
 class SeeingOwnText(RunningView):
-    """A layer's own text in the place of text; behind the layer, that stands there again."""
+    """A view with a layer's own text in place of the text, restored behind the layer."""
 
     def modules(self, context: BuildContext, width: int, layer: int) -> dict[str, nn.Module]:
         text: LayerTextSpec = self.view.text
@@ -129,5 +129,5 @@ class SeeingOwnText(RunningView):
 
 
 def _lengths(batch: PackedBatch, name: str) -> list[int]:
-    """Number of rows of the text `name` of each sample."""
+    """Number of rows of the text `name` in each sample."""
     return [stop - first for first, stop in pairwise(batch.text_offsets[name])]
