@@ -29,7 +29,7 @@ Samples = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoBatches:
-    """Makes batches of videos; all texts get `text_length` rows."""
+    """Collates videos into batches; all texts are padded to `text_length` rows."""
 
     text_length: int
 
@@ -75,7 +75,7 @@ def image_batch(samples: Samples) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Rows [L, E] of B samples -> [B, length, E] with zeros behind them, and a mask [B, length].
+    """Rows [L, E] of B samples, zero-padded to [B, length, E], and a mask [B, length].
 
     The mask is int64: 1 for rows of the sample, 0 for padding.
     """
