@@ -222,9 +222,13 @@ def _named_by(pointer: Path) -> str:
     return name
 
 
+_NEWER = "install a version as new"
+
+
 def _complete(path: Path) -> Path:
     if fault := _fault(path):
-        raise CheckpointError(f"{path} {fault}; {remedy(path.parent, path.name)}")
+        advice = "" if fault.endswith(_NEWER) else f"; {remedy(path.parent, path.name)}"
+        raise CheckpointError(f"{path} {fault}{advice}")
     return path
 
 
@@ -237,7 +241,7 @@ def _fault(path: Path) -> str:
     if manifest is not None and manifest.format > FORMAT:
         return (
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
-            f" reads formats up to {FORMAT}; install a version as new"
+            f" reads formats up to {FORMAT}; {_NEWER}"
         )
     names = manifest.files if manifest is not None else _REQUIRED
     # Imported checkpoints have no null text. A file that is not listed would not be verified.

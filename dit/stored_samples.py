@@ -309,7 +309,10 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
             f" [{', '.join(one.axes)}] in bfloat16, {list(shape)}"
         )
     if count == 0:
-        raise UnusableError(f".{one.part} has no numbers")
+        axes = ", ".join(one.axes)
+        raise UnusableError(
+            f".{one.part} has shape {list(shape)}, and needs [{axes}] with numbers; write it again"
+        )
     if not whole:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
     memory = bytearray(part) if isinstance(part, bytes) else part  # torch makes no read-only views

@@ -169,7 +169,7 @@ def _take_back(worker: _Worker) -> list[_Job]:
         if job.deaths > _DEATHS + len(job.killers):
             raise PrepError(
                 f"{job.deaths} workers have died (exit code {worker.process.exitcode}) without"
-                " reaching a sample; is there memory for --num_workers processes?"
+                " reaching a sample; give a smaller --num_workers if memory is short"
             )
     return jobs
 

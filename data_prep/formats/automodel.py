@@ -242,7 +242,7 @@ def _local(folder: Path, row: Any) -> Path:
     """
     path = automodel_file(folder, row)
     if path is None:
-        raise UnusableError(f"{row['cache_file']:.300} is not there")
+        raise UnusableError(f"{row['cache_file']:.300} is not there; restore it")
     return path
 
 

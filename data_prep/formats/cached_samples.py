@@ -107,7 +107,9 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
                 " lists what is damaged, --overwrite packs the data again"
             ) from None
         except RefusedError as error:
-            raise PrepError(f"{folder / name}, key {key!r}: {error.detail}") from None
+            raise PrepError(
+                f"{folder / name}, key {key!r}: {error.detail}; --overwrite packs the data again"
+            ) from None
 
 
 def load_untrusted(content: Path | bytes) -> Any:

@@ -239,7 +239,9 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     shards, refusals = (_linked if args.link else _written)(records, checked, args, codec, split)
     refusals.write(args.output_dir / REFUSED_NAME)
     if not checked.total:
-        raise PrepError(f"{args.folder} holds no samples")
+        raise PrepError(
+            f"{args.folder} holds no samples; give the folder that the other tool wrote"
+        )
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     if uneven := uneven_levels(checked.levels.elements()):
         raise PrepError(f"{uneven}; convert the whole validation set")

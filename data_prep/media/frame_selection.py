@@ -62,14 +62,17 @@ class FrameRule:
                 low = count - (count - 1) % self.stride
                 raise PrepError(
                     f"{count} frames do not fit this processor, which takes {self.stride}n + 1;"
-                    f" ask for {low} or {low + self.stride}"
+                    f" give {low} or {low + self.stride} (--target_frames, --frame_buckets)"
                 )
         if self.fps is not None and not _RATES[0] <= self.fps <= _RATES[1]:
             raise PrepError(
                 f"--train_fps {self.fps} must lie in {_RATES[0]} to {_RATES[1]} frames a second"
             )
         if self.buckets and min(self.buckets) < 1:
-            raise PrepError(f"frame buckets {self.buckets} must be at least 1 frame each")
+            least = min(self.buckets)
+            raise PrepError(
+                f"--frame_buckets: {least} must be at least 1 frame, as must all others"
+            )
 
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
         """The frames of each sample of a clip; `seed` decides a random window.
@@ -109,7 +112,7 @@ class FrameRule:
             raise RefusedError(
                 Reason.VIDEO_DAMAGED,
                 f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
-                " frames",
+                " frames; cut the video, or lower --train_fps",
             )
         begin, tick = line.shown[0] + line.rounding, float(line.tick)
         times = [begin + (k / fps + 1e-9) / tick for k in range(count)]
@@ -120,11 +123,15 @@ class FrameRule:
             fitting = [count for count in self.buckets if count <= available]
             if not fitting:
                 raise RefusedError(
-                    Reason.TOO_SHORT, f"{available} frames{until}, fewer than {min(self.buckets)}"
+                    Reason.TOO_SHORT,
+                    f"{available} frames{until}, fewer than {min(self.buckets)}, the least of"
+                    " --frame_buckets; add a smaller one",
                 )
             return max(fitting)
         if self.drop_short and self.count is not None and available < self.count:
-            why = f"{available} frames{until}, fewer than {self.count}"
+            why = (
+                f"{available} frames{until}, fewer than {self.count}; without --drop_short it fits"
+            )
             raise RefusedError(Reason.TOO_SHORT, why)
         most = min(available, self.count or available)
         return most - (most - 1) % self.stride

@@ -149,7 +149,8 @@ def aspect_buckets(
     """
     if budget < multiple**2:
         raise PrepError(
-            f"--max_pixels {budget} is less than one patch of {multiple} x {multiple} pixels"
+            f"--max_pixels {budget} is less than one patch of {multiple} x {multiple} pixels;"
+            " raise it"
         )
     if ratios is not None:
         found = {_bucket(ratio, budget, multiple) for ratio in ratios}

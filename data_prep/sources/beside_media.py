@@ -94,7 +94,7 @@ class ControlFolder:
         if path is None:
             kind = "picture or video" if media_kind_of(source) == "video" else "picture"
             named = f"{self.root.name}/{name_of(source)} with the ending of a {kind}"
-            raise RefusedError(self.missing, f"there is no {named} ({self.option})")
+            raise RefusedError(self.missing, f"there is no {named} ({self.option}); add the file")
         return ControlPicture(path, path, stamp_of(self.root / path))
 
 
@@ -202,7 +202,7 @@ class FoundPartner:
             RefusedError: it is not there, cannot be read, or is of another size or kind.
         """
         if not picture.stamp:
-            raise RefusedError(Reason.NO_REJECTED, f"there is no {picture.name}")
+            raise RefusedError(Reason.NO_REJECTED, _not_there(picture))
         try:
             found = find_reference(folder, picture, open_file)
         except RefusedError as error:
@@ -232,6 +232,13 @@ class FoundPartner:
             raise _refused(Reason.BAD_REJECTED, self.found.picture.name, error) from error
 
 
+def _not_there(picture: ControlPicture) -> str:
+    return (
+        f"there is no {picture.name} below the folder of the media, and a table names it; restore"
+        " the file, or correct the table"
+    )
+
+
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
@@ -241,7 +248,7 @@ def find_reference(
         RefusedError: the file does not exist, or is neither a picture nor a video.
     """
     if not picture.stamp:
-        raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
+        raise RefusedError(Reason.NO_REFERENCE, _not_there(picture))
     found: dict[str, Any] = {"folder": folder, "picture": picture}
     try:
         file = open_file(picture.where)

@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
     except YamlError as error:
         raise PrepError(f"--dataset_config {path}: {error}") from None
     if not isinstance(content, dict):
-        raise PrepError(f"--dataset_config {path} holds no keys and values")
+        raise PrepError(f"--dataset_config {path} holds no keys; list the folders as `directory`")
     return content
 
 

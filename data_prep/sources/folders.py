@@ -198,7 +198,9 @@ class FolderCollection:
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
         if not sources:
-            raise PrepError(f"{self.option} {self.root}: its archives hold no media")
+            raise PrepError(
+                f"{self.option} {self.root}: its archives hold no media; give another folder"
+            )
         counted = Ignored() if self.is_counted else ignored
         captions = self._captions(listing, members, refused, counted)
         if named := captions.tables.only_beside().intersection(sources):

@@ -67,7 +67,10 @@ def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollectio
 
 def _column(asked: str | None, usual: Sequence[str], columns: Sequence[str]) -> str | None:
     if asked is not None and asked not in columns:
-        raise PrepError(f"the dataset has no column {asked!r}, but {', '.join(columns)}")
+        raise PrepError(
+            f"--hf_dataset has no column {asked!r}; name one of {', '.join(columns)} with"
+            " --image_column, --video_column or --caption_column"
+        )
     return asked or next((name for name in usual if name in columns), None)
 
 

@@ -131,7 +131,7 @@ def list_media(
 ) -> Listing:
     """Media and caption files below `root`, at any depth, in a fixed order."""
     if not root.is_dir():
-        raise PrepError(f"{option} {root} is no folder")
+        raise PrepError(f"{option} {root} is no folder; correct the path")
     listing = Listing()
     for path in _walk(root, listing.ignored, {folder.resolve() for folder in without}):
         listing.add(str(path), kinds, elsewhere)
@@ -155,7 +155,9 @@ def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[Pur
     """
 
     def stop(error: OSError) -> None:
-        raise PrepError(f"{error.filename} cannot be listed: {error.strerror}")
+        raise PrepError(
+            f"{error.filename} cannot be listed: {error.strerror}; make it readable, or move it"
+        )
 
     for folder, folders, files in os.walk(root, onerror=stop):
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}

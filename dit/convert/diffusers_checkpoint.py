@@ -67,7 +67,9 @@ def read_json(file: Path) -> dict[str, Any]:
             raise ValueError("it is no file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConvertError(f"{file} cannot be read ({explained(error)})") from error
+        raise ConvertError(
+            f"{file} cannot be read ({explained(error)}); restore it, or download it again"
+        ) from error
     if not isinstance(content, dict):
         raise ConvertError(f"{file} holds no JSON object; download or export the folder again")
     return content
@@ -396,7 +398,10 @@ def level_range(
     if boundary is None or not isinstance(parts, list) or None in parts:
         return None
     if not isinstance(boundary, float) or not 0 < boundary < 1:
-        raise ConvertError(f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1")
+        raise ConvertError(
+            f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1; download it"
+            " again"
+        )
     return (0.0, boundary) if second else (boundary, 1.0)
 
 
@@ -419,13 +424,15 @@ def _headers(place: Path) -> dict[str, Header]:
             " in the folder of the index"
         )
     if lost := [name for name in files if not (place / name).is_file()]:
-        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")
+        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names; download them")
     found: dict[str, Header] = {}
     for name in files:
         inside = _of_file(place / name)
         here = {tensor for tensor, file in told.items() if file == name}
         if wrong := inside.keys() ^ here:
-            raise ConvertError(f"{place / name} and {INDEX} disagree about {listed(wrong)}")
+            raise ConvertError(
+                f"{place / name} and {INDEX} disagree about {listed(wrong)}; download both again"
+            )
         found |= inside
     return found
 

@@ -84,7 +84,10 @@ class StoredWeights:
             raise damaged(path, error) from error
         self._reader.set_up_storage_reader(self._index, is_coordinator=True)
         if not self._tensors() and critic:
-            raise ConvertError(f"{path} holds no critic, as runs with distill.method=dmd save one")
+            raise ConvertError(
+                f"{path} holds no critic, which only runs with distill.method=dmd save; leave"
+                " --critic out"
+            )
 
     @property
     def has_average(self) -> bool:
@@ -151,7 +154,8 @@ class StoredWeights:
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
-                f"{self.path} has no {self.prefix}{name}; its adapters are not whole"
+                f"{self.path} has no {self.prefix}{name}: its adapters are incomplete; take another"
+                " checkpoint"
             )
         return self._read(self.prefix + name, entry, _whole(entry.size))
 

@@ -51,7 +51,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
             " training; give a pipeline of that kind"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
-        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
+        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}; download all of it")
     if narrow := [name for name in _components(pipeline, config) if _needs_scales(pipeline / name)]:
         raise ConvertError(
             f"--pipeline-from {pipeline} has 8-bit floats with scales in {listed(narrow)}, which"

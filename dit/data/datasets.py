@@ -346,7 +346,8 @@ def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[E
         DataError: a file cannot be read, or names code to run.
     """
     if str(path) in outer:
-        raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
+        way = " -> ".join(outer)
+        raise DataError(f"metadataset {path} refers to itself, by {way}; remove that path from it")
     if not path.name.endswith(".yaml"):
         raise DataError(
             f"dataset {path} is a file; give a folder with {META}, or an Energon metadataset .yaml"

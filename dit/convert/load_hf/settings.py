@@ -219,7 +219,7 @@ def checked_table(
     if network_spec(model).layers > len(source.headers):
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
-            f" {len(source.headers)} tensors beside it"
+            f" {len(source.headers)} tensors beside it; download it again"
         )
     table, form = pairs(model), diffusers_form(model)
     ignored = form.ignored

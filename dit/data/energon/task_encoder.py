@@ -301,8 +301,10 @@ class PackEncoder(DatasetOpener):
     ) -> SavableDataset[CookedSample]:
         """The chain that reads and cooks one dataset, safe against damaged shards, with counts."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
+            key = "aux" if dataset.aux else "join"
             raise DataError(
-                "a metadataset with `join` or `aux` cannot be read; use `blend` instead"
+                f"dataset.path: the metadataset has `{key}`, which cannot be read; list its folders"
+                " under `blend` instead"
             )
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)

@@ -81,7 +81,9 @@ def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
     """
     lengths_B = torch.tensor([len(one) for one in rows])
     if int(lengths_B.max()) > length:
-        raise ValueError(f"a text has {int(lengths_B.max())} rows, more than text_length={length}")
+        raise ValueError(
+            f"a text has {int(lengths_B.max())} rows, more than {length}: raise text_length"
+        )
     filled = rows[0].new_zeros(length, rows[0].shape[1])  # sets the length of the others
     text_BLE = pad_sequence([*rows, filled], batch_first=True)[:-1]
     return text_BLE, (torch.arange(length) < lengths_B[:, None]).long()

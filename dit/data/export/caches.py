@@ -40,7 +40,7 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
     if (folder / META).exists() or not (folder / INDEX).is_file():
         return ShardSamples(folder, split=split)
     if split != "train":
-        raise DataError(f"{folder} is a cache of AutoModel, which has no split `{split}`")
+        raise DataError(f"{folder} is a cache of AutoModel without a split `{split}`; give `train`")
     return CacheSamples(folder)
 
 

@@ -94,7 +94,8 @@ class BucketSampler(Sampler[list[int]]):
         sides = (1, 1) if base_resolution is None else tuple(base_resolution)
         if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
             raise ValueError(
-                f"{batch_size=} and {base_resolution=}: a whole number and two, of at least 1"
+                f"{batch_size=} must be a whole number of at least 1, and {base_resolution=}"
+                " two such numbers or None"
             )
         self._samples, self._ranks = samples, ranks
         self._drop_last, self._shuffle, self._seed = drop_last, shuffle, seed
