@@ -44,7 +44,7 @@ _NAMES = {
     "text_2": "text_embedding_2",
 }
 HELD = {*_NAMES, "condition_latent"}
-"""Tensors of a sample that a row has columns for."""
+"""Tensors of a sample for which a row has columns."""
 _TYPES = ("float16", "float32", "float64")
 _MOST_AXES = 8
 

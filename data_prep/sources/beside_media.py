@@ -37,20 +37,20 @@ from dit.codecs.rgb import ReferenceFit, is_transparent
 from dit.system_errors import reason
 
 FOLDER = -1
-"""`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
+"""Value of `PlannedReference.folder` for a picture named by a table, in the folder of the media."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
-    """How the size is chosen at which control pictures are encoded."""
+    """Rule for the size at which control pictures are encoded."""
 
     kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
-    """Whole patches, and the pixel budget of the media, if there is one."""
+    """Rule of size `own`: whole patches, within the pixel budget of the media."""
     published: Callable[[int, int], tuple[int, int]] | None = None
-    """(width, height) -> those of the pipeline, which stretches pictures to them."""
+    """(width, height) -> size in the processor's pipeline, to which it stretches pictures."""
     crops: bool = False
-    """Whether the pipeline then crops them to whole patches."""
+    """Whether the pipeline then crops to whole patches."""
     center_crop: bool = True
 
     def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
@@ -74,7 +74,7 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """A folder of control pictures or videos, which have the relative paths of their media.
+    """Folder of control pictures or videos, at the relative paths of their media.
 
     Endings may differ. The control of a picture is a picture; that of a video may be either.
     """
@@ -86,7 +86,7 @@ class ControlFolder:
     missing: ClassVar[Reason] = Reason.NO_REFERENCE
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
-        """The control at `path`, which belongs to the medium `source`.
+        """The control at `path`, for the medium `source`.
 
         Raises:
             RefusedError: there is none.
@@ -100,7 +100,7 @@ class ControlFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedFolder(ControlFolder):
-    """A folder of rejected samples, at the relative paths of the preferred ones."""
+    """Folder of rejected samples, at the relative paths of the preferred ones."""
 
     option: str = "--rejected_dir"
     what: ClassVar[str] = "rejected picture or video"
@@ -109,7 +109,7 @@ class RejectedFolder(ControlFolder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundReference:
-    """A control picture or video that was opened, with its size."""
+    """An opened control picture or video, with its size."""
 
     folder: int
     picture: ControlPicture
@@ -121,7 +121,7 @@ class FoundReference:
     def planned(
         self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode the reference beside its target, with the frames `kept` of `clip`.
+        """Plan for encoding the reference beside its target, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not fit the target.
@@ -132,7 +132,7 @@ class FoundReference:
             raise _refused(Reason.BAD_REFERENCE, self.picture.name, error) from error
 
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
-        """The plan to encode the reference as `place` scales and crops it, with the frames `kept`.
+        """Plan for encoding the reference at `place` (scaling and crop), with the frames `kept`.
 
         Raises:
             RefusedError: it is a video that does not fit the clip.
@@ -159,7 +159,7 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """Frames of this reference: at the times that the clip keeps, or with the same indices.
+        """This reference's frames at the clip's times, or with the same indices.
 
         Indices count if both files have equally many frames.
 
@@ -183,7 +183,7 @@ class FoundReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPartner:
-    """The rejected partner of a medium, which must have the same size and kind."""
+    """The rejected sample of a medium, which must have the same size and kind."""
 
     found: FoundReference
 
@@ -221,7 +221,7 @@ class FoundPartner:
     def planned(
         self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode the partner like its medium, with the frames `kept` of `clip`.
+        """Plan for encoding the rejected sample like its medium, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it ends before the clip does.
@@ -242,7 +242,7 @@ def _not_there(picture: ControlPicture) -> str:
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
-    """`picture` with its size, from its header, or a video with the times of its frames.
+    """`picture` with its size, from its header; for a video also the times of its frames.
 
     Raises:
         RefusedError: the file does not exist, or is neither a picture nor a video.
@@ -279,7 +279,7 @@ def read_reference(
     background: str | None,
     decoder: VideoDecoder,
 ) -> ReadReference:
-    """The decoded control, on `background` where transparent, or RGBA if that is None.
+    """The decoded control, on `background` if transparent, or RGBA if that is None.
 
     Raises:
         RefusedError: it cannot be decoded.
@@ -317,14 +317,14 @@ class CellSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMask:
-    """The loss mask of a medium, after it was opened."""
+    """An opened loss mask of a medium."""
 
     path: str  # in its folder
     stamp: str  # changes when the file changes
     line: Timeline | None  # of a video
 
     def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
-        """The plan to read the mask for the frames `window` of its medium."""
+        """Plan for reading the mask, for the frames `window` of its medium."""
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
             return mask

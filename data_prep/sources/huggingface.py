@@ -114,7 +114,7 @@ class RowsCollection:
     caption_column: str | None
     captions: CaptionOptions
     fetched: Path
-    """Folder for fetched files, so that none is fetched twice."""
+    """Folder for downloaded files, so that each is fetched once."""
     controls: tuple[()] = ()
     masks: None = None
     rejected: None = None
@@ -177,7 +177,7 @@ class RowsCollection:
 
 
 def _content(address: str) -> bytes:
-    """The content at a URL, with further tries after errors of the network or server.
+    """The content at a URL; tries again after errors of the network or server.
 
     Raises:
         RefusedError: the last try failed, too.

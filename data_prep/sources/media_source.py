@@ -1,4 +1,4 @@
-"""Media -> planned samples; planned samples -> their pixels, when they are packed.
+"""Plans samples from media, and reads their pixels when they are packed.
 
 The plan decides everything; reading only carries it out.
 """
@@ -62,7 +62,7 @@ _SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """Media of one collection, and the settings that apply to them."""
+    """One collection of media, and the settings for it."""
 
     collection: Collection
     prefix: str = ""  # for source paths, where there are several inputs
@@ -73,12 +73,12 @@ class Input:
     several: SeveralCaptions = SeveralCaptions.ALL
     shuffle: TagShuffle | None = None
     skips_uncaptioned: bool = False
-    """Whether a medium without a caption is counted as ignored, and not as refused."""
+    """Whether media without a caption count as ignored, not as refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
-    """How pixels become tokens: the latent cell's stride in space and time, and the patch."""
+    """Size of a token in pixels: the latent cell's stride in space and time, and the patch."""
 
     spatial: int  # pixels along one side of a latent cell
     temporal: int  # frames in a latent frame, after the first
@@ -99,13 +99,13 @@ class MediaSource:
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
     background: str = WHITE
-    """Colour behind what is transparent, as `dit.codecs.rgb.colour` writes it."""
+    """Colour behind transparent areas, in the form of `dit.codecs.rgb.colour`."""
     reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
-    """Size of control pictures."""
+    """Rule for the size of control pictures."""
     keeps_originals: bool = False
-    """Whether clips have control pictures as they were, too, for text encoders that see them."""
+    """Whether clips also keep control pictures at full size, for text encoders that see them."""
     sound: SoundRule | None = None
-    """How the sound of videos is read; None reads none."""
+    """Rule for the sound of videos; None: sound is not read."""
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -285,7 +285,7 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """The pixels of the reference `one`, from its control folder or the folder of the media."""
+        """Pixels of the reference `one`, from its control folder or the folder of the media."""
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
         background = None if self.keeps_alpha else self.background
@@ -297,7 +297,7 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """The frames of a sample, and its notes, including those that only pixels show."""
+        """Frames of a sample, and its notes, including those that only pixels show."""
         notes = [note for note in entry.notes if note != self.on_background]
         if entry.kind == "video":
             pictures = self.decoder.frames(file, entry)
@@ -324,7 +324,7 @@ def _path_of(collection: Collection, where: str) -> Path | None:
 
 
 def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
-    """Whether the file at `where` is the medium's own, perhaps through links."""
+    """Whether the file at `where` is the medium itself, perhaps through links."""
     if folder is None and where == medium.where:
         return True
     own = _path_of(collection, medium.where)
@@ -338,7 +338,7 @@ def _is_itself(collection: Collection, medium: Medium, where: str, folder: Path 
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
-    """All control pictures of a sample: first those of control folders, then those of its table."""
+    """Control pictures of a sample: those of control folders, then those of its table's row."""
     found = [
         find_reference(number, picture, lambda where, root=folder.root: root / where)
         for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))
@@ -353,7 +353,7 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """The rejected partner of a medium, from its row in a table, else from the folder.
+    """The rejected sample of a medium, from its row in a table, else from the folder.
 
     None if neither has one.
     """
@@ -385,7 +385,7 @@ def _probed(entry: Entry, size: tuple[int, int], line: Timeline | None) -> Entry
 
 
 def _notes_of(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes about the look of frames, missing frames, and a variable frame rate."""
+    """Notes on the shape of frames, missing frames, and a variable frame rate."""
     if line is None:
         return
     yield from line.flaws
@@ -403,7 +403,7 @@ def _flaws_beside(found: Sequence[FoundReference]) -> list[str]:
 
 
 def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
-    """A note whether a sample has a loss mask, if other samples may have one."""
+    """A note on whether a sample has a loss mask, if other samples may have one."""
     if collection.masks is None:
         return
     yield "no loss mask of its name" if medium.mask is None else "loss mask"
@@ -416,7 +416,7 @@ def _notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
 def _notes_of_controls(
     collection: Collection, medium: Medium, shown: Sequence[FoundReference]
 ) -> Iterator[str]:
-    """A note on the control pictures and videos of a sample, and on whether it is one itself."""
+    """A note on a sample's controls, and on whether it is a control itself."""
     videos = sum(one.line is not None for one in shown)
     counts = {"pictures": len(shown) - videos, "videos": videos}
     yield from (f"{count} control {what}" for what, count in counts.items() if count)
@@ -434,7 +434,7 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`entry` with its number of copies; its key decides about a fractional part of `repeats`."""
+    """`entry` with its number of copies; its key decides on a fractional part of `repeats`."""
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
     return replace(entry, repeats=int(whole) + extra)
