@@ -176,7 +176,7 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
 
     Raises:
         PrepError: they are raw and no --processor says how to normalise them, or the cache and
-        --latents do not say whether they are.
+            --latents do not say whether they are.
     """
     if holds_mlperf(args.folder):
         if args.latents == "raw":

@@ -246,7 +246,7 @@ def objective_config(
 
     Raises:
         ConvertError: the scheduler does not determine what the network was trained for, or none of
-        our objectives matches it; names the file and the remedy.
+            our objectives matches it; names the file and the remedy.
         ConfigError: `given` is not understood.
     """
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:

@@ -68,7 +68,7 @@ def import_weights(
 
     Raises:
         ConvertError: the folder contradicts its config.json, holds another kind of model or numbers
-        that are not finite, or `target` exists or cannot be written.
+            that are not finite, or `target` exists or cannot be written.
         ConfigError: `objective` is not understood.
     """
     source = open_folder(hf_path)

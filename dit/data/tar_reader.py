@@ -93,7 +93,7 @@ class OpenShard:
 
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,
-            but would not find the file when it resumes.
+                but would not find the file when it resumes.
         """
         now = time.monotonic()
         if now - self._looked > _LOOK_S:

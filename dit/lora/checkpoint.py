@@ -102,7 +102,7 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
 
     Raises:
         CheckpointError: the frozen weights are missing or have changed; or the checkpoint has only
-        adapters, and all weights are to be trained.
+            adapters, and all weights are to be trained.
         Problems: a target matches no linear.
     """
     saved = adapters_of(start) if start is not None else None

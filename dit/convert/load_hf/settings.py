@@ -83,8 +83,8 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
     """Opens a Diffusers folder for a network; reads only its JSON files and tensor headers.
 
     Raises:
-        ConvertError: the folder is damaged, or holds the weights of another network; names the
-            keys with both values.
+        ConvertError: the folder is damaged, or holds the weights of another network; names the keys
+            with both values.
     """
     source = open_folder(path, option=LOAD_HF)
     told = found_model(source, precision=model.precision, given=weight_settings(model))

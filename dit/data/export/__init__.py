@@ -1,10 +1,10 @@
 """Shards for other trainers: samples as dicts, and batches under the names of NeMo AutoModel.
 
-samples   NumberedSamples: the samples of any folder; ShardSamples: a split of our shards
-caches    CacheSamples: the samples of a cache of AutoModel; open_samples
-order     BucketSampler: batches of samples of one shape; SampleStream: one by one
-batches   samples -> a batch with AutoModel's keys
-loaders   AutoModel's loaders for videos and for pictures; state of a loader
+    samples   NumberedSamples: the samples of any folder; ShardSamples: a split of our shards
+    caches    CacheSamples: the samples of a cache of AutoModel; open_samples
+    order     BucketSampler: batches of samples of one shape; SampleStream: one by one
+    batches   samples -> a batch with AutoModel's keys
+    loaders   AutoModel's loaders for videos and for pictures; state of a loader
 
 This folder neither packs nor needs torch.distributed: rank and world size come as arguments.
 """

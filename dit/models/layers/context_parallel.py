@@ -1,8 +1,8 @@
 """Self-attention under context parallelism: each rank holds a shard of the pack.
 
-a2a         a rank exchanges all heads of its tokens for some heads of all tokens
-all_gather  a rank keeps its queries and gathers the keys and values of all tokens
-p2p         Transformer Engine passes keys and values round a ring; not between two rows
+    a2a         a rank exchanges all heads of its tokens for some heads of all tokens
+    all_gather  a rank keeps its queries and gathers the keys and values of all tokens
+    p2p         Transformer Engine passes keys and values round a ring; not between two rows
 
 The first two use the same attention function as a single rank. With a2a, ranks hold consecutive
 pieces of the pack, so nothing has to be reordered. If latents and text are separate rows, each rank

@@ -1,4 +1,4 @@
-"""The programs that recipes/ start.
+"""Programs that the scripts in recipes/ start.
 
 options           command line and YAML file of generate_dit.py
 load_options      options of all programs that generate from a checkpoint

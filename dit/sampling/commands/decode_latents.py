@@ -1,4 +1,4 @@
-"""Latents of an earlier generation -> pictures and videos.
+"""Decodes the latents of an earlier generation to pictures and videos.
 
 python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """Codecs of the dataset card that latents were saved with."""
+    """Codecs of the dataset card that was saved with the latents."""
 
     video: Any
     sound: Any = None  # None where the dataset has no sound
@@ -66,7 +66,7 @@ class LatentDecoders:
 def decode(
     entries: Sequence[dict[str, Any]], decoders: LatentDecoders, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents, except of latents that cannot be decoded.
+    """Writes the pictures of all latents that can be decoded.
 
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """
@@ -165,7 +165,7 @@ def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> P
 
 
 def _waveform(latent_KA: Any, frames: int, entry: dict[str, Any], codec: Any) -> Any:
-    """The sound of a video, as long as its frames; None without a latent or without its codec."""
+    """Sound of a video, as long as its frames; None without a sound latent or its codec."""
     from dit.codecs.sound.files import Waveform
 
     fps = entry.get("fps")

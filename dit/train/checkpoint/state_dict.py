@@ -206,7 +206,7 @@ def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> Tr
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
-        its number of updates is unknown.
+            its number of updates is unknown.
     """
     check_starts_from(path, config)
     verify(path)
@@ -287,7 +287,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
 
     Raises:
         CheckpointError: it belongs to another model, lacks the EMA, or its number of updates is
-        unknown.
+            unknown.
     """
     check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
