@@ -129,10 +129,10 @@ class FrameRule:
                 )
             return max(fitting)
         if self.drop_short and self.count is not None and available < self.count:
-            why = (
-                f"{available} frames{until}, fewer than {self.count}; without --drop_short it fits"
+            why = f"{available} frames{until}, fewer than {self.count}"
+            raise RefusedError(
+                Reason.TOO_SHORT, f"{why}; leave --drop_short out to pack what there is"
             )
-            raise RefusedError(Reason.TOO_SHORT, why)
         most = min(available, self.count or available)
         return most - (most - 1) % self.stride
 
