@@ -67,7 +67,7 @@ _MOST_NAMED = 4  # changed options in a message
 
 @dataclass(kw_only=True)
 class Packing:
-    """One packing of a source into a folder, as one process runs it."""
+    """One packing of a source into a folder, as run by one process."""
 
     source: Source
     folder: Path
@@ -76,24 +76,26 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """Instead of one measured on the data, for a codec that whitens by dataset."""
+    """The whitening to use instead of one measured on the data, for codecs that whiten by dataset.
+
+    """
     sound: SoundCodec | None = None
-    """Codec of the sound of videos; None packs no sound."""
+    """Codec for the sound of videos; None: no sound is packed."""
     sound_scale: float | None = None
-    """Scale of the latents of sound, instead of one measured on the data."""
+    """Scale of sound latents to use instead of one measured on the data."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
     command: str = ""
-    """That made the dataset, for its README.md."""
+    """Command that made the dataset, for its README.md."""
     gentler: Mapping[str, Sizing] = field(default_factory=dict)
-    """Options that may crop less, and the rule for sizes that each of them makes."""
+    """Option -> rule for sizes that may crop less."""
     notify: Callable[[str], None] = lambda _: None
     """Function that gets each notice for the user before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
-    """What the samples of a decoded plan look like, in its order; None of refused ones."""
+    """Hashes and thumbnails of the samples of a decoded plan, in order; None for refused ones."""
     cropped: Mapping[str, Any] = field(default_factory=dict)
-    """What `review` found of cropping."""
+    """Facts about cropping that `review` found."""
 
     def run(self) -> Summary:
         """Runs all steps that an earlier run has not finished.
@@ -115,7 +117,7 @@ class Packing:
         return self._finish(plan)
 
     def plan(self) -> PackingPlan:
-        """Probes every file, and writes the plan, which says for each whether and how it is packed.
+        """Probes every file and writes the plan: for each sample whether and how it is packed.
 
         Raises:
             PrepError: two files have the same key, or a split gets no sample.
@@ -149,7 +151,7 @@ class Packing:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """All options that decide the content of the folder, by name."""
+        """All options that determine the content of the folder, by name."""
         settings = {k: v for k, v in self.settings.items() if k != "max_bad_fraction"}
         identity = {
             "format_version": FORMAT_VERSION,
@@ -233,10 +235,7 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Rank 0 writes what codecs take from the data: whitening, scale; all ranks read it.
-
-        It is measured where none is given.
-        """
+        """Rank 0 measures and writes whitening and scale, unless given; all ranks read them."""
         whitens, scales = self.codec.whitens_by_dataset, self._scales_sound
         if not (whitens or scales):
             return
@@ -265,7 +264,7 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """The whitening and scale of all clips that can be read, whatever the number of workers.
+        """The whitening and scale over all readable clips, for any number of workers.
 
         Raises:
             PrepError: too few clips can be read.
@@ -336,7 +335,7 @@ class Packing:
         return summary
 
     def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
-        """Captions and pictures of the first samples, without opening refused files again."""
+        """Captions and pictures of the first samples; files that were refused are not opened."""
         found = list[tuple[str, bytes]]()
         for entry in self._packed(plan, summary):
             if len(found) == PICTURES:

@@ -1,4 +1,4 @@
-"""Why samples are refused, and how many were."""
+"""Reasons why samples are refused, and counts of each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FEW = 5  # refused files that a message names, each with its reason
 
 
 class PrepError(ValueError):
-    """An error that the user must correct; its message says how."""
+    """An error that the user must correct; the message says how."""
 
 
 class Reason(StrEnum):
-    """Why a sample was refused; the summary counts each reason."""
+    """Reason why a sample was refused; the summary counts each."""
 
     EMPTY = "file is empty"
     UNREADABLE = "file cannot be read"
@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 
 class RefusedError(Exception):
-    """An error of one sample, which cannot be packed."""
+    """One sample cannot be packed; has the reason and details."""
 
     def __init__(self, reason: Reason, detail: str):
         self.reason, self.detail = reason, printable(detail)
@@ -95,7 +95,7 @@ class Refusals:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each reason, with its number of files and the names of all or some."""
+        """A line for each reason: number of files, and the names of all or some."""
         lines = list[str]()
         for reason, count in self.counts.items():
             shown = sorted(self._found[reason])[: _FEW if len(self) <= _FEW else 1]
@@ -115,7 +115,7 @@ class Refusals:
         write_atomically(path, "".join(lines).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
-        """Raises an error if a packing refused too much; `kept`: the next run continues it.
+        """Raises an error if too much was refused; `kept`: the next run continues the packing.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.

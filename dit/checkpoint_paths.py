@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 ADAPTERS = "lora.json"
 FORMAT = 1
-"""Rises when earlier versions would misread what this one writes; 0 without a manifest."""
+"""Version of the checkpoint format: raised when earlier versions of this program would misread a
+checkpoint; 0 without a manifest."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
 SOFTWARE = f"megatron-dit {version('megatron-dit')}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileDigest:
-    """Size and checksum of a file when its checkpoint was written."""
+    """Size and SHA-256 of a file when its checkpoint was written."""
 
     bytes: int
     sha256: str
@@ -47,7 +48,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The files of a checkpoint."""
+    """Format, software version and file digests of a checkpoint."""
 
     format: int
     software: str  # the version that wrote it
@@ -55,7 +56,7 @@ class Manifest:
 
 
 def file_digest(file: Path) -> FileDigest:
-    """Size and checksum of a file."""
+    """Size and SHA-256 of `file`."""
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
         return FileDigest(bytes=handle.tell(), sha256=digest)
@@ -78,7 +79,7 @@ def write_manifest(folder: Path, known: Mapping[str, FileDigest]) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None in checkpoints of the first versions.
+    """The manifest of a checkpoint; None in checkpoints of this program's first versions.
 
     Raises:
         ValueError: it is damaged.
@@ -90,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """The manifest with this content.
+    """The manifest parsed from `content`, the bytes of manifest.json.
 
     Raises:
         ValueError: it is damaged.
@@ -103,10 +104,10 @@ def parse_manifest(content: bytes) -> Manifest:
 
 
 def parse_digest(name: str, entry: Any) -> FileDigest:
-    """The digest of one file in the checkpoint's own folder.
+    """The digest of file `name` from its `entry` in manifest.json.
 
     Raises:
-        ValueError: the entry is damaged.
+        ValueError: the entry is damaged, or `name` is not in the checkpoint's own folder.
     """
     if not is_file_name(name):
         raise ValueError(f"{name[:_LONGEST_NAME]!r} is not the name of a file in the same folder")
@@ -117,13 +118,13 @@ def parse_digest(name: str, entry: Any) -> FileDigest:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name that was read from a file means a file in the same folder."""
+    """Whether `name`, read from a file, is a plain file name without a folder."""
     plain = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
     return plain and len(os.fsencode(name)) <= _LONGEST_NAME
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
-    """Names of changed files, among a `part` of all files sorted by falling size."""
+    """Names of files that differ from the manifest, among a `part` of all files by falling size."""
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
@@ -156,7 +157,7 @@ _LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
 POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 PARTIAL = ".partial_"
-"""Before the name of a checkpoint that is not complete yet, or no longer."""
+"""Prefix of the folder name of a checkpoint that is not complete yet, or no longer."""
 # Files of Megatron-Core, beside the .distcp files that .metadata names.
 _CORE_FILES = ("metadata.json", ".metadata")
 NULL_TEXT = "null_text.safetensors"
@@ -164,11 +165,11 @@ _REQUIRED = (*_CORE_FILES, "config.yaml", NULL_TEXT)  # in every checkpoint of a
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is missing, damaged, or belongs to another model."""
+    """A checkpoint is missing or damaged, or belongs to another model."""
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The checkpoint that `path` means: a run folder, a checkpoint, or a file that names one.
+    """The checkpoint at `path`: a run folder, a checkpoint, or a file LATEST or LOWEST_VAL.
 
     None if the folder holds no checkpoint (yet).
 
@@ -189,7 +190,7 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def step_of(path: Path) -> int | None:
-    """The training step of a checkpoint in the folder of a run, by its name; None of others."""
+    """The training step in the name of a run's checkpoint folder; None for other names."""
     step = path.name.removeprefix(STEP)
     return int(step) if path.name.startswith(STEP) and step.isdecimal() else None
 
@@ -203,10 +204,10 @@ def saved_checkpoints(folder: Path) -> list[Path]:
 
 
 def _named_by(pointer: Path) -> str:
-    """The name of the checkpoint to which LATEST or LOWEST_VAL points, in the same folder.
+    """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
 
     Raises:
-        CheckpointError: it names no folder there.
+        CheckpointError: the file names no folder there.
     """
     with pointer.open("rb") as stream:
         name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
@@ -222,14 +223,18 @@ def _named_by(pointer: Path) -> str:
     return name
 
 
+_NEWER = "install a version as new"
+
+
 def _complete(path: Path) -> Path:
     if fault := _fault(path):
-        raise CheckpointError(f"{path} {fault}; {remedy(path.parent, path.name)}")
+        advice = "" if fault.endswith(_NEWER) else f"; {remedy(path.parent, path.name)}"
+        raise CheckpointError(f"{path} {fault}{advice}")
     return path
 
 
 def _fault(path: Path) -> str:
-    """Why a checkpoint cannot be used, from names and sizes of its files; empty if it can."""
+    """Reason why a checkpoint cannot be used, from names and sizes of its files; or empty."""
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
@@ -237,7 +242,7 @@ def _fault(path: Path) -> str:
     if manifest is not None and manifest.format > FORMAT:
         return (
             f"has format {manifest.format}, of {manifest.software}, and this is {SOFTWARE}, which"
-            f" reads formats up to {FORMAT}; install a version as new"
+            f" reads formats up to {FORMAT}; {_NEWER}"
         )
     names = manifest.files if manifest is not None else _REQUIRED
     # Imported checkpoints have no null text. A file that is not listed would not be verified.
@@ -260,7 +265,7 @@ def _wrong_sizes(path: Path, manifest: Manifest) -> str:
 
 
 def remedy(folder: Path, name: str) -> str:
-    """What a user can do about the unusable checkpoint `name`, in words."""
+    """Advice, in words, on what to do about the unusable checkpoint `name`."""
     others = [p for p in saved_checkpoints(folder) if p.name != name and not _fault(p)]
     if others:
         return f"write {others[-1].name} into {folder / LATEST} to go on from there"
@@ -268,7 +273,7 @@ def remedy(folder: Path, name: str) -> str:
 
 
 def manifest_of(path: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None in checkpoints of the first versions.
+    """The manifest of a checkpoint; None in checkpoints of this program's first versions.
 
     Raises:
         CheckpointError: it is damaged.
@@ -280,7 +285,7 @@ def manifest_of(path: Path) -> Manifest | None:
 
 
 def has_adapters(path: Path | None) -> bool:
-    """Whether a checkpoint holds only adapters, without the frozen weights."""
+    """Whether a checkpoint holds only LoRA adapters, without the frozen weights."""
     return path is not None and (path / ADAPTERS).is_file()
 
 
@@ -288,7 +293,7 @@ def saved_config(path: Path) -> RunConfig:
     """Configuration of the run that saved a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, or another version of this program wrote it.
+        CheckpointError: config.yaml is damaged, or another version of this program wrote it.
     """
     file = path / "config.yaml"
     manifest = manifest_of(path)
@@ -315,10 +320,10 @@ def _read_config(file: Path, _content: bytes) -> RunConfig:
 
 
 def saved_bytes(path: Path, name: str) -> bytes:
-    """The content of a small file of a checkpoint, whose checksum is verified.
+    """Content of a small file of a checkpoint, after its checksum is verified.
 
     Raises:
-        CheckpointError: it is missing or has changed.
+        CheckpointError: the file is missing or has changed.
     """
     manifest = manifest_of(path)
     try:
@@ -362,10 +367,10 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_inputs(path: Path) -> dict[str, Tensor]:
-    """The inputs that replace a dropped caption's, as stored in a checkpoint.
+    """Inputs that replace those of a dropped caption, as stored in a checkpoint.
 
     Raises:
-        CheckpointError: they are damaged.
+        CheckpointError: the file is damaged.
     """
     import safetensors.torch
 

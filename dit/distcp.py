@@ -1,4 +1,4 @@
-"""Megatron-Core's sharded checkpoint, written in three parts; the second needs no other rank.
+"""Megatron-Core's sharded checkpoint format, written in three steps; step 2 needs no other rank.
 
 1. plan_files        all ranks plan together the files of each rank
 2. write             each rank writes its own files, at any time
@@ -51,23 +51,23 @@ _STRATEGY: dict[str, Any] = {"async_strategy": "mcore"} if _HAS_STRATEGIES else 
 
 @dataclass(frozen=True, slots=True)
 class DistcpFile:
-    """A file of a sharded checkpoint, with its tensors and objects."""
+    """A file of a sharded checkpoint: its tensors and objects, ready to be written."""
 
     path: Path
     items: Sequence[tuple[Any, Any]]
 
     @property
     def bytes(self) -> int:
-        """Size of its tensors; objects are small in comparison."""
+        """Size of the file's tensors; objects are small in comparison."""
         return sum(data.nbytes for _, data in self.items if isinstance(data, Tensor))
 
     def write(self) -> list[WriteResult]:
-        """Writes the file; returns results for the index."""
+        """Writes the file; returns the results that the index needs."""
         return write_items(self.path, self.items)
 
 
 def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResult]:
-    """Writes tensors and objects into one file; returns results for the index."""
+    """Writes (request, tensor or object) pairs into one file; returns results for the index."""
     with file.open("wb") as stream:
         return [
             _write_item(
@@ -84,13 +84,13 @@ def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResul
 
 @dataclass(frozen=True, slots=True)
 class DistcpSave:
-    """The files of a checkpoint that this rank writes."""
+    """This rank's files of a checkpoint, and what the index needs."""
 
     request: Any  # Megatron-Core's AsyncRequest
     files: list[DistcpFile]
 
     def write_index(self, results: list[list[WriteResult]]) -> None:
-        """Writes the place of every tensor, once all ranks have written; all ranks call it."""
+        """Writes the index of all tensors, once all ranks have written; all ranks call it."""
         if self.files:
             queue = self.request.async_fn_args[2]
             queue.put(dict(enumerate(results)))
@@ -121,15 +121,15 @@ def write_format(folder: Path) -> None:
 
 
 def load(state: dict[str, Any], folder: Path) -> Any:
-    """The values that Megatron-Core stored for `state`; all ranks call it."""
+    """Reads the values that Megatron-Core stored for the keys of `state`; all ranks call it."""
     return dist_checkpointing.load(state, str(folder))
 
 
 def common_values(folder: Path) -> dict[str, Any]:
-    """Values in the checkpoint `folder` that are no tensors, by name."""
+    """Values in the checkpoint `folder` that are not tensors, by name."""
     return dist_checkpointing.load_common_state_dict(str(folder))
 
 
 def tensor_names(folder: Path) -> list[str]:
-    """Names of the stored tensors."""
+    """Names of the tensors in the checkpoint `folder`."""
     return list(dist_checkpointing.load_tensors_metadata(str(folder)))

@@ -1,8 +1,9 @@
-"""Formats of other tools' samples, which `data_prep` and `dit/data` both read.
+"""Sample formats of other tools, which both `data_prep` and `dit/data` read.
 
-- tensors in our shapes, with or without leading axes of length 1 - the cache of NeMo AutoModel: a
-file for each sample in `WxH/`, and an index of all samples - the texts of NVIDIA's DFM - the shards
-of MLPerf Training's FLUX.1: parts of a record in bfloat16, null texts beside them
+- tensors in our shapes, with or without leading axes of length 1
+- the cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples
+- the text embeddings of NVIDIA's DFM
+- the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, with null texts beside them
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -36,11 +37,11 @@ AUTOMODEL: Mapping[str, str] = {
     "condition_latent": "condition_latent",
     "image_embed": "image_embeds",
 }
-"""Our names of tensors beside latent and text, and those of AutoModel's caches."""
+"""Our name of a tensor beside latent and text -> its name in AutoModel's caches."""
 
 
 class MlperfTensor(NamedTuple):
-    """What shards of MLPerf hold of a tensor of a sample."""
+    """How MLPerf's shards store one tensor of a sample."""
 
     part: str  # extension of its file
     axes: str
@@ -54,25 +55,25 @@ MLPERF: Mapping[str, MlperfTensor] = {
     "latent": MlperfTensor("mean.bytes", "CHW", 16),
     "latent_logvar": MlperfTensor("logvar.bytes", "CHW", 16),
 }
-"""The tensors of a sample of MLPerf's FLUX.1, by our names."""
+"""Our name of a tensor -> how MLPerf's FLUX.1 shards store it."""
 MLPERF_SHIFT, MLPERF_SCALE = 0.1159, 0.3611
-"""Latents of training are (latent - shift) * scale, by the autoencoder of FLUX.1."""
+"""Normalisation of FLUX.1's autoencoder: training latents are (latent - shift) * scale."""
 MLPERF_HEAD = 256
-"""Bytes of a part that say its shape."""
+"""Bytes of the header that gives a part's shape."""
 LEVELS = 8
-"""Number of fixed noise levels k / 8 of validation; the `.json` of a sample may name k."""
+"""Number of fixed noise levels k / 8 in validation; a sample's `.json` may give k."""
 _STRIDE = 8  # pixels along a side of a latent cell
 _NPY = b"\x93NUMPY"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnusableError(ValueError):
-    """A file holds something other than a sample; the message says what."""
+    """A file that should hold a sample holds something else; the message says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordHeader:
-    """The beginning of a part of a record, which has the types and shapes of its tensors."""
+    """First bytes of a part of a record, which give the dtypes and shapes of its tensors."""
 
     data: bytes
     size: int
@@ -80,12 +81,12 @@ class RecordHeader:
 
 
 def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
-    """A tensor or array of floats as a tensor with `axes`: a latent CFHW, rows LE or a vector E.
+    """A float tensor or array as a tensor with `axes`: a latent CFHW, text LE or a vector E.
 
     Leading axes of length 1 are dropped. A latent may lack F, and is never empty.
 
     Raises:
-        UnusableError: it has other axes.
+        UnusableError: `value` has other axes.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -102,13 +103,13 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
 
 
 def trim_padding(text_LE: Tensor) -> Tensor:
-    """The text without the zero vectors at its end; at least one vector stays."""
+    """Text without the zero vectors at its end; at least one vector stays."""
     used = text_LE.any(dim=1).nonzero()
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
 
 
 def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
-    """The rows at which a mask is not 0, because encoders also output states for padding.
+    """Rows of the text where `mask` is not 0, because encoders also output states for padding.
 
     Raises:
         UnusableError: `mask` is no mask for this number of rows.
@@ -120,7 +121,7 @@ def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
 
 
 def check_regular(path: Path) -> None:
-    """Checks a path before it is opened: reading a pipe or device might never end.
+    """Checks that `path` is a regular file: reading a pipe or device might never end.
 
     Raises:
         OSError: it is a pipe, device or folder, or does not exist.
@@ -140,7 +141,7 @@ def read_json(path: Path) -> Any:
 
 
 def automodel_files(folder: Path, index: Any) -> list[str]:
-    """Names of the files with the rows of an index.
+    """Names of the files that list the samples of an AutoModel cache, from its `index`.
 
     Raises:
         UnusableError: the index has no such names.
@@ -158,7 +159,7 @@ def _is_name(name: Any) -> bool:
 
 
 def automodel_rows(path: Path) -> list[Any]:
-    """The rows of one file of an index, which are one object for each sample in intact files.
+    """Samples listed in one file of an AutoModel index; in intact files one object each.
 
     Raises:
         OSError, ValueError: it cannot be read, is no JSON, or no list.
@@ -170,7 +171,7 @@ def automodel_rows(path: Path) -> list[Any]:
 
 
 def automodel_file(folder: Path, row: Any) -> Path | None:
-    """The present path of a sample's file; None if it is missing.
+    """Path of a sample's file in an AutoModel cache; None if the file is missing.
 
     The index has the path from before the cache was moved. The file is always inside the cache.
 
@@ -194,7 +195,7 @@ def automodel_file(folder: Path, row: Any) -> Path | None:
 
 
 def automodel_sizes(row: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(width, height) in pixels of a sample as encoded, and of its file.
+    """(width, height) in pixels of a sample as encoded, and of its original file.
 
     Raises:
         UnusableError: the row has no such sizes.
@@ -212,7 +213,7 @@ def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `content`, a sample's file of AutoModel, by our names; None for missing ones."""
+    """Values of `content`, a sample file of AutoModel, by our names; None for missing ones."""
     latent = content.get("video_latents")
     return {
         "latent": content.get("latent") if latent is None else latent,
@@ -222,7 +223,7 @@ def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dfm_texts(found: Any) -> dict[str, Any]:
-    """The texts of a `.pickle`, which for FLUX include the pooled text."""
+    """Text embeddings of a `.pickle` of DFM, which for FLUX include the pooled text."""
     if not isinstance(found, dict):
         return {"text": found}
     pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
@@ -230,15 +231,15 @@ def dfm_texts(found: Any) -> dict[str, Any]:
 
 
 def is_mlperf(parts: Container[str]) -> bool:
-    """Whether a record, of which `parts` are the extensions, is of MLPerf's FLUX.1."""
+    """Whether a record with file extensions `parts` is one of MLPerf's FLUX.1."""
     return MLPERF["text"].part in parts or MLPERF["latent"].part in parts
 
 
 def tars_of_mlperf(paths: Iterable[Any]) -> bool:
-    """Whether the first sample in tars is of MLPerf's FLUX.1.
+    """Whether the first sample in the tars `paths` is of MLPerf's FLUX.1.
 
     `paths` may be of pathlib or Energon. Tars without a sample, and those that cannot be read, are
-    passed over: the reader of samples names them.
+    skipped: the reader of samples names them.
     """
     for path in paths:
         with suppress(OSError, tarfile.TarError):
@@ -252,10 +253,10 @@ def tars_of_mlperf(paths: Iterable[Any]) -> bool:
 
 
 def level_index(about: Any) -> int | None:
-    """The k of a sample that is validated only at the noise level k / 8; None without one.
+    """Index k of a sample that is validated only at the noise level k / 8; None without one.
 
     Raises:
-        UnusableError: it is no whole number from 0 to 7.
+        UnusableError: k is no whole number from 0 to 7.
     """
     index = about.get("timestep") if isinstance(about, dict) else None
     if index is not None and (type(index) is not int or not 0 <= index < LEVELS):
@@ -264,7 +265,7 @@ def level_index(about: Any) -> int | None:
 
 
 def uneven_levels(levels: Iterable[int | None]) -> str:
-    """The counts of `levels` (see `level_index`) in words if they are uneven; empty if even.
+    """A sentence with the counts of `levels` (see `level_index`) if they are uneven; else empty.
 
     None is a sample without a level; either all samples have one or none has.
     """
@@ -283,12 +284,12 @@ def uneven_levels(levels: Iterable[int | None]) -> str:
 def mlperf_tensors(parts: Mapping[str, Any]) -> dict[str, Tensor]:
     """Tensors of a sample by our names: texts [L, E] and [E], mean and log variance [C, 1, H, W].
 
-    Texts are views of the bytes in bfloat16; the last two are of the normalised latent, float32.
-    Where a part is a RecordHeader, its tensor is on the device `meta`.
+    Texts are bfloat16 views of the bytes; mean and log variance are of the normalised latent,
+    float32. For a part that is a RecordHeader, the tensor is on the device `meta`.
 
     Raises:
         KeyError: a part is missing.
-        UnusableError: it holds something else than bfloat16 of its axes.
+        UnusableError: a part holds something else than bfloat16 of its axes.
     """
     found = {name: _mlperf_tensor(parts[one.part], one) for name, one in MLPERF.items()}
     mean_CHW, logvar_CHW = found["latent"].float(), found["latent_logvar"].float()
@@ -308,7 +309,10 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
             f" [{', '.join(one.axes)}] in bfloat16, {list(shape)}"
         )
     if count == 0:
-        raise UnusableError(f".{one.part} has no numbers")
+        axes = ", ".join(one.axes)
+        raise UnusableError(
+            f".{one.part} has shape {list(shape)}, and needs [{axes}] with numbers; write it again"
+        )
     if not whole:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
     memory = bytearray(part) if isinstance(part, bytes) else part  # torch makes no read-only views
@@ -316,12 +320,12 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
 
 
 def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[int, ...], int]:
-    """Shape of the numbers of a part, and its first byte of them, by its header of NumPy.
+    """Shape of a part's numbers, and the offset of the first byte, from its NumPy header.
 
-    A part without one has the width of the benchmark, and a square latent.
+    A part without header has the width of the benchmark, and a square latent.
 
     Raises:
-        UnusableError: the header is damaged, or that of something else than uint16.
+        UnusableError: the header is damaged, or not that of uint16.
     """
     if not head.startswith(_NPY):
         rows = size // 2 // one.width
@@ -344,15 +348,15 @@ def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[in
 
 
 def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
-    """Frames and pixels of a latent's picture, by their names in a `.json`."""
+    """Frames, height and width in pixels of a latent's picture, by their keys in a `.json`."""
     _, _, rows, columns = latent_CFHW.shape
     return {"num_frames": 1, "height": _STRIDE * rows, "width": _STRIDE * columns}
 
 
 def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
-    """The embeddings of an empty caption by our names, float32: rows [L, E], and a vector [E].
+    """Embeddings of the empty caption by our names, float32: text [L, E], and a vector [E].
 
-    `path_of` gives the path of their files by its name. Zeros never stand for a file.
+    `path_of` returns the path of a file by its name. Zeros never stand for a missing file.
 
     Raises:
         UnusableError: a file is missing or damaged; the message names it.

@@ -68,13 +68,13 @@ def _options(args: argparse.Namespace) -> PackOptions:
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Options of the command line that decide which samples are written; paths are left out."""
+    """Values of the options that determine the samples; paths are left out."""
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
 def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
-    """The command without paths and without what does not change the samples."""
+    """The command without paths and without options that do not change the samples."""
     words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
     names = dict.fromkeys(
         ("processor", "text_encoder", "split", *SETTINGS, *LATER_SETTINGS, *chain(*own))
@@ -92,7 +92,7 @@ def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
 
 
 def _validation_keys(summary: Summary) -> dict[str, Any]:
-    """Settings that training needs if the dataset has no validation samples, by key."""
+    """Key -> value of settings that training needs if the dataset has no validation samples."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
 
 
@@ -121,7 +121,7 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
 
 
 def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> float | None:
-    """The scale of the sound of `--whitening_from`; None measures that of the data."""
+    """The sound latents' scale from `--whitening_from`; None: measured on the data."""
     if args.whitening_from is None or codec is None or not codec.scales_by_dataset:
         return None
     other = sound.sound_codec_of_card(read_card(args.whitening_from))
@@ -129,7 +129,7 @@ def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> fl
 
 
 def _form(codec: Codec) -> str:
-    """The settings of `codec` that must be equal for two latents to share a whitening, as text."""
+    """The settings of `codec`, as text, that must be equal for latents to share a whitening."""
     settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
     options = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"{codec.name!r} with {codec.channels} channels ({options})"
@@ -193,7 +193,7 @@ def run_digits(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncoder) -> None:
-    """Raises PrepError if a model is named but the codec encodes pixels, as it does by default."""
+    """Raises PrepError if --model_name is given, but the (default) codec encodes pixels."""
     if args.model_name and "model_name" not in codec.options | encoder.options:
         raise PrepError(
             f"--model_name {args.model_name} means nothing to --processor {codec.name}, which has"
@@ -257,7 +257,7 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """Shows the result and the next command, then exports and verifies if the options say so."""
+    """Shows the result and the next command, then exports and verifies if options ask for it."""
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning

@@ -31,7 +31,7 @@ def minutes(text: str) -> float:
 
 
 def sample_kind(text: str) -> str:
-    """The value of --mode for `text`, which may be FastVideo's word."""
+    """The value of --mode for `text`, which may be FastVideo's word `preprocess`."""
     return "video" if text == "preprocess" else text
 
 
@@ -95,19 +95,19 @@ class InputOptions:
     caption_column: str | None = option(None, metavar="NAME")
     """Column of captions."""
     mask_dir: Path | None = option(None, metavar="DIR")
-    """Masks of the loss for --image_dir and --video_dir: pictures or videos at the same relative
-    paths, of the same sizes, with any file ending. White counts fully, black not at all; a file
-    without a mask counts fully. (--dataset_config: mask_path)"""
+    """Loss masks for --image_dir and --video_dir: pictures or videos at the same relative paths, of
+    the same sizes, with any file ending. White has weight 1, black weight 0; a file without a
+    mask has weight 1 everywhere. (--dataset_config: mask_path)"""
     control_dir: tuple[Path, ...] | None = option(None, metavar="DIR")
-    """Controls for editing models: each file of --image_dir and --video_dir before the edit that
-    its caption asks for, at the same relative path, with any file ending: a picture, or a video of
-    a video. Repeat it for a second one of each. A file without its control is refused.
-    (--dataset_config: control_path; or a column control_path of a table of captions)"""
+    """Control pictures for editing models: for each file of --image_dir and --video_dir, the
+    picture before the edit that its caption describes, at the same relative path, with any file
+    ending; for a video, a picture or a video. Repeat the option for a second control of each
+    file. A file without its control is refused. (--dataset_config: control_path; or a column
+    control_path of a table of captions)"""
     rejected_dir: Path | None = option(None, metavar="DIR")
-    """For learning from preferences: what people like less than each file of --image_dir and
-    --video_dir, at the same relative path, of the same size, with any file ending. A file without
-    one is refused. (--dataset_config: rejected_path; or a column rejected_path of a table of
-    captions)"""
+    """For preference pairs: the rejected sample of each file of --image_dir and --video_dir, at the
+    same relative path, of the same size, with any file ending. A file without one is refused.
+    (--dataset_config: rejected_path; or a column rejected_path of a table of captions)"""
     max_items: Positive | None = option(None, "--max_images", "--max_videos", metavar="N")
     """Pack only the first N files of the listing. (default: all)"""
 
@@ -120,27 +120,27 @@ class SizeOptions:
     """native keeps the size of each file, cropped to --size_multiple; aspect chooses the bucket
     within the pixel budget with the nearest aspect ratio. (default: %(default)s)"""
     size_multiple: Whole | None = option(None, metavar="PIXELS")
-    """Sides are multiples of this many pixels; media with a shorter side are refused. (default: two
-    latent cells, one patch)"""
+    """Each side is a multiple of this many pixels; media with a shorter side are refused. (default:
+    two latent cells, one patch)"""
     resolution_preset: str | None = option(None, choices=tuple(PRESETS))
     """Pixel budget by name: 512p is 512 x 512 pixels."""
     max_pixels: Whole | None = option(None, metavar="PIXELS")
-    """Pixel budget: larger media are scaled down to about it, to the size next to it whose whole
-    patches are cropped least. (default: no limit; 256p for image and 512p for video with
+    """Pixel budget: larger media are scaled down to about this many pixels, to the nearby size
+    whose whole patches crop least. (default: no limit; 256p for image and 512p for video with
     --bucketing aspect)"""
     height: Whole | None = option(None, "--max_height", metavar="PIXELS")
-    """With --width: every sample gets this size, scaled to cover it and cropped."""
+    """Height of every sample, with --width: media are scaled to cover this size, and cropped."""
     width: Whole | None = option(None, "--max_width", metavar="PIXELS")
-    """See --height."""
+    """Width of every sample; see --height."""
     reference_size: ReferenceFit | None = None
     """Size of control pictures: own, cropped to --size_multiple, within the same budget; target,
-    that of the edited picture; published, that of the processor's pipeline (FLUX Kontext: its list
-    of resolutions; Qwen-Image-Edit: a megapixel). (default: target)"""
+    that of the edited picture; published, that of the processor's pipeline (FLUX Kontext: its
+    list of resolutions; Qwen-Image-Edit: a megapixel). (default: target)"""
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     """Interpolation; all but nearest are antialiased. (default: %(default)s)"""
     background: Annotated[str, opaque] = option(WHITE, metavar="COLOUR")
-    """Colour behind transparent parts of images, videos and control pictures: a name, such as
-    black, or #rrggbb. The plan and the summary count the samples that have such parts. (default:
+    """Colour behind transparent areas of images, videos and control pictures: a name, such as
+    black, or #rrggbb. The plan and the summary count the samples with transparency. (default:
     %(default)s)"""
     center_crop: bool = True
     """Crop media to a bucket, or (no) stretch them to it. (default: crop)"""
@@ -148,7 +148,7 @@ class SizeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FrameOptions:
-    """Options that decide which frames of a video are kept."""
+    """Options that decide which frames of a video become a sample."""
 
     mode: Annotated[str, sample_kind] = option("video", choices=("video", "frames"))
     """video (or preprocess, FastVideo's word): a clip is a sample; frames: --num_frames evenly
@@ -161,9 +161,11 @@ class FrameOptions:
     frame_buckets: Annotated[tuple[int, ...], integers] = option((), metavar="N,N,...")
     """Numbers of frames to choose from; a clip gets the largest it can fill."""
     train_fps: float | None = option(None, metavar="FPS")
-    """Frames per second to take, by their times. (default: those of the file)"""
+    """Frame rate of the samples, in frames per second, by presentation time. (default: that of the
+    file)"""
     window: Window = Window.FIRST
-    """Which part of a longer clip is kept; all makes several samples. (default: %(default)s)"""
+    """Part of a longer clip that becomes the sample; all makes several samples. (default:
+    %(default)s)"""
     drop_short: bool = False
     """Refuse clips with fewer than --target_frames, instead of keeping as many frames as the rule
     allows."""
@@ -174,8 +176,10 @@ class SoundOptions:
     """Options of the sound of videos."""
 
     audio_processor: str | None = option(None, choices=SOUND_CODEC_NAMES)
-    """Codec that encodes the sound of videos, of the span of their frames. (default: shards hold no
-    sound)"""
+    """Codec for the sound of videos, over the span of their frames. (default: shards hold no sound)
+
+
+    """
     missing_audio: MissingAudio = MissingAudio.NONE
     """For a video without a sound track that can be used: pack it without sound; with silence,
     which a network then learns; or refuse it. (default: %(default)s)"""
@@ -192,8 +196,8 @@ class DecoderOptions:
     """The option for the library that decodes videos."""
 
     video_loader_type: Literal["pyav", "torchcodec", "torchvision"] = "pyav"
-    """Video decoder: PyAV, which has its own FFmpeg, or torchcodec if it is installed; torchvision
-    no longer decodes videos and means pyav. (default: %(default)s)"""
+    """Video decoder: PyAV, which has its own FFmpeg, or torchcodec if installed; torchvision no
+    longer decodes videos and selects pyav. (default: %(default)s)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,12 +208,12 @@ class CaptionTextOptions:
     """Field of the caption in .json files and tables; '' ignores .json files beside media.
     (default: %(default)s)"""
     caption_format: CaptionFormat = CaptionFormat.AUTO
-    """Use only files beside the media, or only tables of one kind. (default: all)"""
+    """Read captions only from files beside the media, or only from tables of one kind. (default:
+    all)"""
     missing_caption: MissingCaption | None = None
-    """For a file without a caption: take its name, with spaces for underscores; take the empty
-    caption; or refuse it. A caption that is null, and a row of a dataset that has none, is refused
-    unless this is empty. (default: filename; empty in a TOML file of --dataset_config, as in
-    diffusion-pipe)"""
+    """Caption of a file without one: its name, with spaces for underscores; the empty caption; or
+    refuse the file. A null caption, and a dataset row without a caption, are refused unless this
+    is empty. (default: filename; empty in a TOML file of --dataset_config, as in diffusion-pipe)"""
     several_captions: SeveralCaptions = SeveralCaptions.ALL
     """For a file with several captions: a sample for each, the first, or one chosen by a hash of
     the file name. (default: %(default)s)"""
@@ -222,19 +226,21 @@ class ModelOptions:
     model_name: LocalPath | None = option(None, "--model_path", metavar="NAME|DIR")
     """Hub name or folder, in the layout of Diffusers. (default: that of the processor)"""
     vae_cache_folder: Path | None = option(None, metavar="DIR")
-    """Where downloaded codecs are kept."""
+    """Cache folder for downloaded codecs."""
     t5_cache_dir: Path | None = option(None, metavar="DIR")
-    """Where downloaded text encoders are kept."""
+    """Cache folder for downloaded text encoders."""
     tokenizer_cache_dir: Path | None = option(None, metavar="DIR")
-    """Where downloaded tokenizers are kept."""
+    """Cache folder for downloaded tokenizers."""
     precision: str = option(PRECISIONS[0], choices=PRECISIONS)
-    """Type of codec and text encoder. (default: %(default)s)"""
+    """Dtype of codec and text encoder. (default: %(default)s)"""
     stochastic: bool = False
-    """Draw latents from the codec's distribution, seeded by the sample's key. (default: its
-    mean)"""
+    """Sample latents from the codec's distribution, seeded by the sample's key. (default: its mean)
+
+
+    """
     latent_distribution: bool = False
-    """Store mean and log variance of latents, bfloat16, so that training draws each latent anew at
-    each visit of its sample. (default: one latent, float16)"""
+    """Store mean and log variance of latents, bfloat16, so that training samples each latent anew
+    at each visit. (default: one latent, float16)"""
     workload_type: Literal["t2v", "i2v", "flf2v"] | None = None
     """i2v adds the inputs of image-to-video models: first_frame_latent; condition_latent for Wan
     2.1 and 2.2 A14B; image_embed if the model has an image encoder. flf2v (Wan) is the same for
@@ -248,11 +254,13 @@ class ModelOptions:
     slicing: bool = False
     """Encode one sample of a batch at a time, to save memory."""
     max_sequence_length: Positive | None = option(None, metavar="TOKENS")
-    """Cut longer captions, and count them. (default: the text encoder's; 4096 for bytes)"""
+    """Tokens to which longer captions are cut, and counted. (default: the text encoder's limit;
+    4096 for bytes)"""
     text_padding: EncoderPadding = EncoderPadding.TRIM
     """For text encoders whose published networks attend to padding (flux, sd3): keep also stores
-    the states of padding, for fine-tuning these networks; trim stores only those of the caption,
-    for your own networks. convert recognises what a cache has. (default: %(default)s)"""
+    the hidden states of padding, for fine-tuning these networks; trim stores only those of the
+    caption, for networks trained from scratch. convert recognises the kind in a cache. (default:
+    %(default)s)"""
 
 
 # They decide the samples, too, but datasets of versions without them have no such settings: where
@@ -260,7 +268,7 @@ class ModelOptions:
 LATER_SETTINGS = ("reference_size", "background", *option_names(SoundOptions))
 _OF_SAMPLES = (SizeOptions, FrameOptions, CaptionTextOptions, DecoderOptions)
 SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATER_SETTINGS)
-"""The options that decide the samples; no paths, because they differ between machines."""
+"""Options that determine the samples; no paths, because these differ between machines."""
 
 
 def add_media(parser: ArgumentParser) -> None:

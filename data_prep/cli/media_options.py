@@ -36,7 +36,7 @@ _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
 def sound_codec_of(args: Namespace) -> SoundCodec | None:
-    """The codec of sound that the options ask for; None of none.
+    """The sound codec of the options; None without one.
 
     Raises:
         CodecError: its options contradict each other.
@@ -47,7 +47,7 @@ def sound_codec_of(args: Namespace) -> SoundCodec | None:
 
 
 def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) -> MediaSource:
-    """The source that the options describe, with the sound that the codec `sound` encodes.
+    """The source that the options describe; `sound` encodes the sound of its videos.
 
     Raises:
         PrepError: options contradict each other, or a file that they name cannot be used.
@@ -182,7 +182,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """`inputs`, each with the files that other inputs pack if their folders overlap."""
+    """`inputs`; each knows the files of its folder that other, overlapping inputs pack."""
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)
@@ -235,7 +235,7 @@ def sizing_of(args: Namespace) -> Sizing:
 
 
 def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
-    """Options that may crop less than those given, and their rules for sizes.
+    """Option -> rule for sizes that may crop less than the options given.
 
     For a published network its own patch size is used.
     """
@@ -291,7 +291,7 @@ def unused_options(
     parser: ArgumentParser,
     readers: Iterable[DatasetEncoder | type[DatasetEncoder]],
 ) -> list[str]:
-    """One sentence for each given option that has no effect, with the reason."""
+    """A sentence, with the reason, for each given option that has no effect."""
     readers = list(readers)
     known = (*CODECS.values(), *TEXT_ENCODERS.values(), *SOUND_CODECS.values())
     read = {name for reader in readers for name in reader.options}
@@ -338,6 +338,6 @@ def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
 
 
 def _option(parser: ArgumentParser, name: str) -> str:
-    """The first spelling of the option `name`, such as `--caption_from`."""
+    """The first spelling of option `name`, such as `--caption_from`."""
     actions = (action for action in parser._actions if action.dest == name)
     return next((action.option_strings[0] for action in actions), f"--{name}")

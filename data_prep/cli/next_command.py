@@ -30,11 +30,10 @@ def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) ->
 
 
 def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None]) -> list[str]:
-    """Writes train.yaml into `folder`.
+    """Writes train.yaml into `folder` and returns lines to print, the last with the next command.
 
-    Returns the lines to print, of which the last is the next command. It runs in a new process with
-    the number of threads that training has, and without this command's launched processes. If no
-    run fits, it returns nothing and gives `notify` the reason.
+    It runs in a new process with the number of threads of training, without this command's launched
+    processes. If no run fits, it returns nothing and gives `notify` the reason.
     """
     words = [sys.executable, "-m", "dit.fitting", str(folder)]
     words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
@@ -52,7 +51,7 @@ def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None
 
 
 def _quoted(text: str) -> str:
-    """`text` as a value in YAML, quoted where YAML would read it as anything but text."""
+    """`text` as a YAML value, quoted if YAML would read it as something other than text."""
     try:
         is_text = parse_yaml(text).values == text
     except YamlError:
@@ -77,7 +76,7 @@ def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[
 
 
 def is_published(codec: Codec, text: TextEncoder) -> bool:
-    """Whether a published network reads samples of this codec and text encoder."""
+    """Whether a published network takes latents and text of this codec and text encoder."""
     return bool(codec.tuning) and text.name == codec.text_encoder
 
 
@@ -95,9 +94,9 @@ def edit_keys(codec: Codec, references: int) -> dict[str, str]:
 
 
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
-    """Configuration file, keys and download of the published network that reads such samples.
+    """Configuration file, keys and download of the published network for such samples.
 
-    None if no published network does. The download is None if its folder has no network.
+    None if there is no such network. The download is None if its repository has no network.
     """
     if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None

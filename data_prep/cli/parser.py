@@ -34,7 +34,7 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""Ends the error message of a command that published no dataset; others change no files."""
+"""Last sentence of errors of commands that publish a dataset; other commands change no files."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ class _CommandParser(OptionParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """The parsed options. Each command checks for itself which of its words are unknown."""
+        """The parsed options; each command checks for itself which words are unknown."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(not_an_option(unknown, self._option_string_actions))
@@ -127,8 +127,8 @@ class _OutputOptions:
     """Options for what is written."""
 
     output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
-    """Folder for the dataset. If an earlier run with the same options was interrupted, or files
-    have changed, it is continued."""
+    """Folder of the dataset. A run that was interrupted, or whose files have changed, is continued
+    there with the same options."""
     split: str | None = option(
         None,
         metavar="TRAIN,VAL,TEST",
@@ -149,7 +149,7 @@ class _DigitKinds:
 
     moving: bool = False
     """Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or down: four
-    of each digit, with the inputs of image-to-video models (condition_latent,
+    clips of each digit, with the inputs of image-to-video models (condition_latent,
     first_frame_latent)."""
     edits: bool = False
     """Pack pairs for editing networks: each digit as a reference picture, and as its target the
@@ -174,11 +174,11 @@ class _DigitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _WhiteningOptions:
-    """Options for the normalisation of latents."""
+    """Options for the normalisation (whitening) of latents."""
 
     whitening_from: Path | None = option(None, metavar="DIR")
-    """For processor pixel: normalise latents with the mean and deviation of another dataset, for a
-    network that was trained on that dataset."""
+    """For processor pixel: normalise latents by the mean and deviation of another dataset, for a
+    network that was trained on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,18 +187,18 @@ class _RunningOptions:
 
     plan: str | None = option(None, nargs="?", const="decode", choices=("decode", "quick"))
     """Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each file,
-    and encode nothing. It decodes every file. --plan=quick reads only headers, so it does not
-    notice files that are damaged inside."""
+    and encode nothing. It decodes every file. --plan=quick reads only headers, so it misses
+    damage inside files."""
     cache_only: bool = False
     """No effect: packing never trains."""
     num_workers: Whole | None = option(None, metavar="N")
     """Worker processes; 0 works in this process. The result is the same for any number. (default:
     one for each GPU or core, if there is enough work)"""
     minutes: Minutes | None = option(None, metavar="M")
-    """Time that training may take: some steps are tried, and train.yaml beside the shards has
-    network, noise levels and steps for it; 0 tries none and writes none. For latents of networks
-    with published weights it is written if this is given. (default: 30 without a GPU; on one, as
-    long as 140 passes over the samples take)"""
+    """Minutes that training may take: some steps are tried, and train.yaml beside the shards gets
+    network, noise levels and steps for that time; 0 tries none and writes none. For latents of
+    networks with published weights train.yaml is written only if this is given. (default: 30
+    without a GPU; with one, the time of 140 passes over the samples)"""
     decode_threads: Whole = option(2, metavar="N")
     """Threads of each worker that decode the next files. (default: %(default)s)"""
     engine: Literal["local", "ray"] = "local"
@@ -223,12 +223,12 @@ class _CacheOptions:
     processor: str | None = option(None, metavar="NAME")
     """Codec that encoded the latents."""
     latents: Literal["normalised", "raw"] | None = None
-    """raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); they are then
-    normalised for the processor. (default: raw for FastVideo's Parquet, except that of Cosmos 2.5,
+    """raw: latents as the codec encodes them (FastVideo, DFM's FLUX and DiT); convert normalises
+    them for the processor. (default: raw for FastVideo's Parquet, except that of Cosmos 2.5,
     which has no default; else normalised)"""
     link: bool = False
-    """For shards of MLPerf's FLUX.1: write links to them, with what training reads beside them, in
-    the place of copies. They stay where they are and as they are."""
+    """For shards of MLPerf's FLUX.1: write links to the shards instead of copies, with the files
+    that training reads beside them. The shards stay unchanged in their place."""
     max_bad_fraction: float = option(0.05, metavar="FRACTION")
     """As for image."""
 
@@ -249,7 +249,7 @@ def _add_digits(commands: Any) -> None:
 
 
 _FIRST = ("dataset_config", "output_dir", "split", "plan", "max_pixels", "processor", "model_name")
-"""Options that people use first, whatever they pack."""
+"""Options that are used first, for all kinds of media."""
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:
@@ -284,7 +284,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_readers(commands: Any) -> None:
-    """The commands that read a folder."""
+    """Adds the commands that read a folder."""
     about = "Turns a cache of AutoModel, FastVideo, DFM or MLPerf into shards."
     parser = _add(commands, "convert", about)
     parser.first = ("output_dir", "split", "overwrite", "license", "processor", "latents", "link")

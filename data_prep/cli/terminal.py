@@ -90,7 +90,7 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Shows one row for each shard; ranges run from least to most."""
+    """Shows one row for each shard; ranges go from the smallest to the largest value."""
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):

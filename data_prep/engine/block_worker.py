@@ -44,7 +44,7 @@ Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that ne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """The files of one sample in a shard, and its facts for the ledger."""
+    """The files of one sample for a shard, and its facts for the ledger."""
 
     parts: dict[str, bytes]
     size: tuple[int, int, int]  # frames, height, width in pixels
@@ -63,7 +63,7 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSample:
-    """Moments of the latents of a sample, of codecs that are fitted to the dataset."""
+    """Sums over the latents of a sample, for codecs whose whitening is measured on the dataset."""
 
     video: Moments | None
     sound: Moments | None
@@ -71,7 +71,7 @@ class MeasuredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """The looks and thumbnail of a decoded sample, and notes about it."""
+    """Perceptual hashes and thumbnail of a decoded sample, with notes."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -79,7 +79,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What workers do with a block of samples; the value is displayed beside their progress."""
+    """What workers do with a block of samples; the value is shown beside the progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -88,7 +88,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWorker:
-    """Turns blocks into results; it is pickled for worker processes."""
+    """A worker that turns blocks of the plan into results; pickled for worker processes."""
 
     source: Source
     codec: Codec
@@ -112,11 +112,11 @@ class BlockWorker:
         return replace(self, codec=self.codec.on(device), text=self.text.on(device), sound=sound)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """For each of `blocks` a list of results, one for each line of the block.
+        """A list of results for each of `blocks`, with one result for each line of the block.
 
         A result is a `RefusedResult`, or by task an `EncodedSample`, a `MeasuredSample`, or a
-        `DecodedSample`. The next block is requested before the current one is finished, so that
-        it is decoded ahead; None instead of a block finishes all that have begun.
+        `DecodedSample`. The next block is requested before the current one is finished, so that it
+        is decoded ahead; None instead of a block finishes all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -208,7 +208,7 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """A sample in the form that its shard has.
+        """The files of an encoded sample, for its shard.
 
         `tensors` are the codec's, with `latent` [C, F, H, W].
         """
@@ -245,7 +245,7 @@ class BlockWorker:
         )
 
     def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
-        """Tensors of the caption, and of the pictures that the text encoder reads with it."""
+        """Text embeddings of the caption, and of pictures that the text encoder reads with it."""
         if self.text.sees_first_frame:
             return self.text.encode_beside(clip.caption, [picture_of(clip.video_CFHW[:, 0])])
         most, found = self.text.most_pictures, len(entry.references)
@@ -262,7 +262,7 @@ class BlockWorker:
         return self.text.encode_beside(clip.caption, shown)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
-        """Peak signal-to-noise ratio in dB, over 255 levels; at most 99."""
+        """Peak signal-to-noise ratio in dB of the decoded latent, over 255 levels; at most 99."""
         found_FHWC = self.codec.decode(latent_CFHW).float()
         source_FHWC = torch.from_numpy(to_levels(clip.video_CFHW)).float()
         error = (found_FHWC - source_FHWC).square().mean().item()

@@ -32,14 +32,14 @@ _WINDOW_OF_RAY = 8
 
 
 class Engine(Protocol):
-    """Runs a worker on blocks, and returns their results in the same order."""
+    """Interface of engines, which run a worker on blocks and return the results in order."""
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]: ...
 
 
 @dataclass(frozen=True)
 class InProcess:
-    """Does all work in this process, for small datasets and for debuggers."""
+    """Engine that works in this process, for small datasets and for debuggers."""
 
     device: str = "cpu"
 
@@ -65,10 +65,10 @@ class _Job:
 
 
 class Processes:
-    """Runs blocks in worker processes on this machine."""
+    """Engine that runs blocks in worker processes on this machine."""
 
     def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
-        """Works in this process if there are fewer than `few` blocks; workers start in seconds."""
+        """Works in this process for fewer than `few` blocks, because workers start slowly."""
         self._workers, self._devices, self._few = workers, devices, few
         # Not fork: threads of torch and FFmpeg do not survive it.
         self._context = multiprocessing.get_context("spawn")
@@ -169,7 +169,7 @@ def _take_back(worker: _Worker) -> list[_Job]:
         if job.deaths > _DEATHS + len(job.killers):
             raise PrepError(
                 f"{job.deaths} workers have died (exit code {worker.process.exitcode}) without"
-                " reaching a sample; is there memory for --num_workers processes?"
+                " reaching a sample; give a smaller --num_workers if memory is short"
             )
     return jobs
 
@@ -214,7 +214,7 @@ def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[A
 
 
 class RayWorkers:
-    """Runs blocks in actors of the cluster at RAY_ADDRESS, or of one started on this machine."""
+    """Engine that runs blocks in actors of the cluster at RAY_ADDRESS, or of a local one."""
 
     def __init__(self, *, workers: int | None):
         """Starts `workers` workers, or one for each GPU of the cluster, or each core without GPUs.

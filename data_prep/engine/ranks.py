@@ -30,7 +30,7 @@ class Ranks:
             distributed.barrier()
 
     def leave(self) -> None:
-        """Ends the process group that `join` began."""
+        """Destroys the process group that `join` created."""
         if self.world > 1:
             from torch import distributed
 

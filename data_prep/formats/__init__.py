@@ -1,4 +1,4 @@
-"""Caches of other tools: read into our shards, and written from them.
+"""Conversion of other tools' caches to our shards, and back.
 
 cached_samples  a sample of any format, with checks of its content; reads our shards
 automodel       NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`

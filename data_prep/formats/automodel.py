@@ -46,7 +46,7 @@ from dit.system_errors import explained
 # one frame are written for the reader of pictures.
 _OF_PICTURES = ("flux", "pixel")
 _OF_IMAGES = ("first_frame_latent", "condition_latent", "image_embed")
-"""What image-to-video models read; AutoModel reads the last."""
+"""Tensors that image-to-video models read; AutoModel reads the last of these."""
 _GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 
 
@@ -91,7 +91,7 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
 def _row(
     record: CachedSample, folder: Path, ending: str, model: str, buckets: dict[str, int]
 ) -> dict[str, Any]:
-    """The entry of a sample in the index; buckets are numbered in the order of their samples."""
+    """The index entry of a sample; buckets are numbered in the order of their samples."""
     about, width, height = record.about, record.about["width"], record.about["height"]
     bucket = f"{width}x{height}"
     file = folder / bucket / f"{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
@@ -114,7 +114,7 @@ def _is_picture(record: CachedSample, model: str) -> bool:
 
 
 def held_by(record: CachedSample, *, model: str) -> set[str]:
-    """Names of the tensors that a file of AutoModel's cache has a place for."""
+    """Names of the sample's tensors that a file of AutoModel's cache can hold."""
     if _is_picture(record, model):
         return {"latent", "text", "pooled_text"}
     return {"latent", "text", "text_2", *_OF_IMAGES}
@@ -193,7 +193,7 @@ def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def index_of(folder: Path) -> Any:
-    """The content of a cache's index: an object, unless somebody has changed it.
+    """The JSON value of a cache's index: an object, unless somebody has changed it.
 
     Raises:
         PrepError: it cannot be read.
@@ -229,7 +229,7 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """The name of a sample in a refusal: its file, if the index has one, or its number."""
+    """Name of a sample in a refusal: its file, if the index has one, or its number."""
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
@@ -242,7 +242,7 @@ def _local(folder: Path, row: Any) -> Path:
     """
     path = automodel_file(folder, row)
     if path is None:
-        raise UnusableError(f"{row['cache_file']:.300} is not there")
+        raise UnusableError(f"{row['cache_file']:.300} is not there; restore it")
     return path
 
 
@@ -280,7 +280,7 @@ def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _text(value: Any, content: dict[str, Any]) -> Tensor:
-    """The text [L, E] without the rows that its mask leaves out, or without zeros at its end."""
+    """Text [L, E] without the rows that its mask excludes, or without zeros at its end."""
     if content.get("text_mask") is None:
         return to_text(value)
     rows_LE = numbers(value, "LE", what="text")

@@ -1,4 +1,4 @@
-"""A sample of any format, and checks of its content."""
+"""A sample of any cache format, and checks of its content."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -42,7 +42,7 @@ class CachedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedRecord:
-    """Stands in for a sample, or for a file of samples, that cannot be read."""
+    """Refusal in place of a sample, or of a file of samples, that cannot be read."""
 
     source: str
     reason: Reason
@@ -66,7 +66,7 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
 
 
 def tars_below(folder: Path) -> list[Path]:
-    """Every tar below `folder`, without those of datasets of ours in folders of their own there."""
+    """All tars below `folder`, except those in subfolders that are datasets of data_prep."""
     ours = [p.parent for name in (META, LEDGER) for p in folder.rglob(name) if p.parent != folder]
     tars = sorted(folder.rglob("*.tar"))
     return [path for path in tars if not any(path.is_relative_to(one) for one in ours)]
@@ -75,7 +75,7 @@ def tars_below(folder: Path) -> list[Path]:
 def read_tars(
     folder: Path, record: Callable[[str, str, dict[str, bytes]], CachedSample]
 ) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample of every tar below `folder`, made by `record` of its name, key and parts."""
+    """Samples of all tars below `folder`; `record` makes one from its name, key and parts."""
     for path in tars_below(folder):
         try:
             check_regular(path)
@@ -107,7 +107,9 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
                 " lists what is damaged, --overwrite packs the data again"
             ) from None
         except RefusedError as error:
-            raise PrepError(f"{folder / name}, key {key!r}: {error.detail}") from None
+            raise PrepError(
+                f"{folder / name}, key {key!r}: {error.detail}; --overwrite packs the data again"
+            ) from None
 
 
 def load_untrusted(content: Path | bytes) -> Any:
@@ -154,12 +156,12 @@ def _odd(name: str, about: Mapping[str, Any], wanted: str) -> RefusedError:
 
 
 def padded(text_LE: Tensor, rows: int) -> Tensor:
-    """`text_LE` followed by zero vectors up to `rows` rows; a longer text as it is."""
+    """`text_LE` padded with zero vectors to `rows` rows; a longer text is unchanged."""
     return pad(text_LE, (0, 0, 0, max(0, rows - len(text_LE))))
 
 
 def to_text(value: Any) -> Tensor:
-    """A text [L, E] without its padding, from the `value` of a cache; raises as `numbers` does."""
+    """The text [L, E] in the `value` of a cache, without padding; raises as `numbers`."""
     return trim_padding(numbers(value, "LE", what="text"))
 
 

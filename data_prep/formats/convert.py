@@ -45,7 +45,7 @@ _DTYPES: dict[str, torch.dtype] = {
     **dict.fromkeys(_IN_HALF, LATENT_DTYPE),
     **dict.fromkeys(_TEXTS, torch.bfloat16),
 }
-"""Types of tensors in our shards, where their latents are no distributions."""
+"""Our name of a tensor -> its dtype in shards, unless latents are distributions."""
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
@@ -73,7 +73,7 @@ def _is_parquet(folder: Path) -> bool:
 
 
 def _latents(args: Namespace, codec: Codec | None) -> str:
-    """`raw` if the cache's latents are still to be normalised, else `normalised`.
+    """`raw` if the cache's latents still have to be normalised, else `normalised`.
 
     Raises:
         PrepError: they are raw and no --processor says how to normalise them, or the cache and
@@ -140,7 +140,9 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     shards, refusals = (_linked if args.link else _written)(records, checked, args, codec, split)
     refusals.write(args.output_dir / REFUSED_NAME)
     if not checked.total:
-        raise PrepError(f"{args.folder} holds no samples")
+        raise PrepError(
+            f"{args.folder} holds no samples; give the folder that the other tool wrote"
+        )
     refusals.check(total=checked.total, max_fraction=args.max_bad_fraction, kept=False)
     if uneven := uneven_levels(checked.levels.elements()):
         raise PrepError(f"{uneven}; convert the whole validation set")
@@ -203,7 +205,7 @@ def _written(
     codec: Codec | None,
     split: SplitFractions,
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
-    """Writes records to the shards of their split: samples by shard, and what was refused."""
+    """Writes records to the shards of their split; returns samples by shard, and refusals."""
     refusals = Refusals()
     with ExitStack() as stack:
         series = {
@@ -229,7 +231,7 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """`encoder` with its padding kept or trimmed, whichever gave `rows` rows in the cache."""
+    """`encoder` with padding kept or trimmed, whichever gives the cache's `rows`."""
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
     kept = rows == {encoder.most_rows}
@@ -237,7 +239,7 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """Warns that an AutoModel cache of Wan trains text-to-video alone; empty for other caches."""
+    """A line that an AutoModel cache of Wan only trains text-to-video; else empty."""
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):
@@ -258,7 +260,7 @@ def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[s
 
 
 class _CheckedRows:
-    """Makes samples fit into one dataset: unique keys, and all tensors as wide as in the first."""
+    """Checks samples of one dataset: unique keys, and tensors as wide as in the first sample."""
 
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
@@ -285,14 +287,14 @@ class _CheckedRows:
 
     @property
     def null_text(self) -> dict[str, torch.Tensor]:
-        """The stand-in for a dropped caption if no encoder is known: zeros, and no second text."""
+        """Replacement of a dropped caption if no encoder is known: zeros, and no second text."""
         sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
         for name, width in self._widths_of_null.items():
             sizes[name] = (0, width) if name == "text_2" else (width,)
         return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
 
     def _unique(self, key: str) -> str:
-        """A key that no earlier sample has; each rank of another tool may count its keys from 0."""
+        """A key that no earlier sample has, as ranks of other tools may each count keys from 0."""
         unique = key
         while unique in self._keys:
             self._seen[key] += 1
@@ -302,7 +304,7 @@ class _CheckedRows:
 
 
 def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:
-    """The sample in the types of our shards; refused if a number is out of their range."""
+    """The sample with the dtypes of our shards; refused if a number exceeds their range."""
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
         channels = whitened_by.channels
@@ -332,7 +334,7 @@ def _card(
     shards: dict[Split, dict[str, int]],
     refusals: Refusals,
 ) -> dict[str, Any]:
-    """The dataset card; without --processor the codec is unknown, and latents cannot be decoded."""
+    """The dataset card; without --processor it has no codec, so latents cannot be decoded."""
     about_codec = {"name": codec.name, **codec.settings} if codec else {"name": "unknown"}
     whitening, widths, dtype = codec.whitening if codec else None, checked.widths, LATENT_DTYPE
     text_encoder: dict[str, Any] = {"name": "unknown", "width": widths["text"]}

@@ -47,7 +47,7 @@ FOLDER = "dfm_shards"
 
 
 class Form(StrEnum):
-    """The networks of DFM, which each write and read their own format."""
+    """DFM's networks, each of which has a format of its own."""
 
     DIT = "dit"
     FLUX = "flux"
@@ -59,16 +59,16 @@ HELD = {
     Form.FLUX: {"latent", "text", "pooled_text"},
     Form.WAN: {"latent", "text"},
 }
-"""Tensors of a sample that the files of each have a place for."""
+"""Network -> tensors of a sample that its files can hold."""
 _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
-"""Rows of a text, the caption's and zeros, as DFM's writers store them."""
+"""Rows of a text in DFM's files: the caption's, then zeros."""
 _RAW_CODECS = ("cosmos",)
 
 
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
     """The network of DFM that reads samples of `codec` with tensors `names`.
 
-    For networks that DFM does not have, it is the one that reads the same tensors.
+    If DFM lacks the network, the one that reads the same tensors.
     """
     if codec.name == "wan":
         return Form.WAN
@@ -77,14 +77,14 @@ def form_of(codec: type[Codec], names: Container[str]) -> Form:
 
 
 def holds_raw_latents(folder: Path, codec: Codec | type[Codec] | None) -> bool:
-    """Whether the latents below `folder` are as they come out of the autoencoder `codec`."""
+    """Whether the latents below `folder` are not normalised for the autoencoder `codec`."""
     first = next((one for one in read_dfm(folder) if isinstance(one, CachedSample)), None)
     is_flux = first is not None and "pooled_text" in first.tensors
     return is_raw(Form.FLUX if is_flux else Form.DIT, codec)
 
 
 def is_raw(form: Form, codec: Codec | type[Codec] | None) -> bool:
-    """Whether DFM trains on latents that are not normalised."""
+    """Whether DFM trains this network on latents that are not normalised."""
     return form is Form.FLUX or (codec is not None and codec.name in _RAW_CODECS)
 
 
@@ -122,7 +122,7 @@ def write_dfm(
 def _as_theirs(
     tensors: dict[str, Tensor], form: Form, whitening: Whitening | None
 ) -> tuple[Tensor, Any]:
-    """Latent and text with the axes and types that DFM writes for this network."""
+    """Latent and text with the axes and dtypes that DFM writes for this network."""
     latent = tensors["latent"] if whitening is None else whitening.undo(tensors["latent"])
     # In float32, as DFM's writers make it on a CPU: bfloat16 does not fit into float16.
     text = padded(tensors["text"].float(), _ROWS[form])

@@ -51,7 +51,7 @@ def holds_mlperf(folder: Path) -> bool:
 
 
 def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample of every tar below `folder`, latents normalised as the benchmark has them."""
+    """All samples of all tars below `folder`, with latents normalised as in the benchmark."""
     return read_tars(folder, _record)
 
 
@@ -78,10 +78,10 @@ def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
 
 
 def null_texts(folder: Path) -> dict[str, Tensor]:
-    """The embeddings of an empty caption, float32, from their files anywhere below `folder`.
+    """Embeddings of the empty caption, float32, from their files anywhere below `folder`.
 
     Raises:
-        PrepError: one is missing or damaged.
+        PrepError: a file is missing or damaged.
     """
     try:
         return mlperf_nulls(lambda name: next(iter(sorted(folder.rglob(name))), folder / name))
@@ -92,7 +92,7 @@ def null_texts(folder: Path) -> dict[str, Tensor]:
 def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split, dict[str, int]]:
     """Links every tar below `folder` into `target`, with its index; returns samples by shard.
 
-    Tars whose samples have noise levels are of split val. `levels` counts the levels.
+    Tars whose samples have noise levels go to the split val. `levels` counts the levels.
 
     Raises:
         PrepError: a tar or the level of a sample cannot be read.
@@ -150,7 +150,7 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
 
 
 def _level_of(key: str, content: bytes) -> list[int]:
-    """The level of a sample in its `.json`; none where it has none."""
+    """The fixed noise level in a sample's `.json`, as a list; empty without one."""
     try:
         index = level_index(parse_json(content))
     except ValueError as error:

@@ -44,7 +44,7 @@ _NAMES = {
     "text_2": "text_embedding_2",
 }
 HELD = {*_NAMES, "condition_latent"}
-"""Tensors of a sample that a row has columns for."""
+"""Tensors of a sample for which a row has columns."""
 _TYPES = ("float16", "float32", "float64")
 _MOST_AXES = 8
 
@@ -144,7 +144,9 @@ def _record(row: dict[str, Any]) -> CachedSample:
     if "first_frame_latent" in tensors:
         tensors |= _condition(tensors["first_frame_latent"], frames=tensors["latent"].shape[1])
     if not isinstance(row.get("id"), str | int):
-        raise RefusedError(Reason.UNREADABLE, f"id={row.get('id')!r:.100} is no key")
+        raise RefusedError(
+            Reason.UNREADABLE, f"id={row.get('id')!r:.100}; give a text or a whole number"
+        )
     about = _about(row, latent_frames=tensors["latent"].shape[1])
     return CachedSample(
         key=key_of(str(row["id"])), tensors=tensors, about=checked_description(about)
@@ -181,14 +183,23 @@ def _tensor(row: dict[str, Any], name: str) -> Tensor:
     dtype, content = row.get(f"{name}_dtype") or "float32", row[f"{name}_bytes"]
     shape = row.get(f"{name}_shape")
     if not isinstance(content, bytes) or not isinstance(shape, list):
-        raise RefusedError(Reason.UNREADABLE, f"{name} has no bytes and shape")
+        kinds = f"{type(content).__name__} and {type(shape).__name__}"
+        raise RefusedError(
+            Reason.UNREADABLE,
+            f"{name}_bytes and {name}_shape hold {kinds}, not bytes and a list; write the row anew",
+        )
     if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > _MOST_AXES:
-        raise RefusedError(Reason.UNREADABLE, f"{name}_shape={shape!r:.100} is no shape")
+        raise RefusedError(
+            Reason.UNREADABLE,
+            f"{name}_shape={shape!r:.100}; give at most {_MOST_AXES} whole numbers, none below 0",
+        )
     # Where size and type disagree, FastVideo's reader decides, which takes all for float32.
     if math.prod(shape) * 4 == len(content):
         dtype = "float32"
     if dtype not in _TYPES or math.prod(shape) * np.dtype(dtype).itemsize != len(content):
         raise RefusedError(
-            Reason.UNREADABLE, f"{name} is {dtype!r:.100} {shape} and has {len(content)} bytes"
+            Reason.UNREADABLE,
+            f"{name}_dtype={dtype!r:.100} and {name}_shape={shape} do not fit the {len(content)}"
+            f" bytes of {name}_bytes; write the row again",
         )
     return torch.from_numpy(np.frombuffer(content, dtype).reshape(shape).copy())

@@ -1,4 +1,4 @@
-"""Reads a finished dataset back.
+"""Reads a finished dataset, and writes its page.
 
 read_shards   counts, shapes, statistics and checksums of every shard
 duplicates    pictures that look alike, and captions that repeat

@@ -46,14 +46,14 @@ _LIST = 6  # longer lists of numbers are shown by their range
 
 
 class ShownCodecs(NamedTuple):
-    """The codecs that decode what a page shows of a dataset."""
+    """Codecs that decode pictures and sound for a dataset's page."""
 
     video: Codec
     sound: SoundCodec | None
 
 
 def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
-    """Samples that occur more than once in the shards of `reports`, found as `by` says."""
+    """Samples that occur more than once in the shards of `reports`, compared as `by` says."""
     found = Duplicates(by=by)
     for report in reports:
         for one in report.seen:
@@ -133,7 +133,7 @@ def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Dup
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Names and values of a card; of a long list of numbers only the range."""
+    """(name, value) pairs of a card; for a long list of numbers only the range."""
     for name, value in card.items():
         if isinstance(value, dict):
             yield from _facts(value, f"{above}{name}, ")

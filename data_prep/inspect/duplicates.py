@@ -24,7 +24,7 @@ from data_prep.inspect.html_pages import html_table
 from dit.progress import counted
 
 NEAR = 3
-"""Bits of 64 in which pictures that look alike may differ."""
+"""Most of 64 bits in which the hashes of similar pictures may differ."""
 _SIDE, _LOWEST = 32, 8
 _FLAT = 1e-3  # part of the largest possible value that a coefficient needs to be more than noise
 _BANDS = NEAR + 1  # of 16 bits: in one of them, hashes that differ in NEAR bits must be equal
@@ -34,7 +34,7 @@ _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 
 class ComparedBy(StrEnum):
-    """How duplicates are recognised: by pixels or by latents."""
+    """Basis for recognising duplicates: pixels or latents."""
 
     PIXELS = "pixels"
     LATENTS = "latents; --plan compares pixels, and may find others"
@@ -42,7 +42,7 @@ class ComparedBy(StrEnum):
 
 
 Looks = tuple[int, int]
-"""Hashes of the first and the last frame, 64 bits each."""
+"""(first frame, last frame): perceptual hashes of 64 bits."""
 
 
 def looks_of(grey_FHW: Tensor) -> Looks | None:
@@ -63,11 +63,11 @@ def _cosines() -> Tensor:
 
 
 def _hash(grey_HW: Tensor) -> int | None:
-    """A perceptual hash of a picture; None if it has no structure.
+    """Perceptual hash of a picture; None if it has no structure.
 
-    It is that of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions":
-    the 64 lowest frequencies but the constant of the discrete cosine transform at 32 x 32. A bit
-    says whether a coefficient is above their median.
+    The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions": the
+    64 lowest frequencies but the constant of the discrete cosine transform at 32 x 32. A bit says
+    whether a coefficient is above their median.
     """
     grey_HW = grey_HW.float()
     small_HW = interpolate(grey_HW[None, None], (_SIDE, _SIDE), mode="area")[0, 0]
@@ -155,7 +155,7 @@ class Duplicates:
 
     @property
     def repeated(self) -> list[tuple[str, int]]:
-        """Captions that several files have, with the number of samples."""
+        """Captions of several files, with the number of samples of each."""
         return [found for found in self.captions.most_common() if found[0] in self._shared]
 
     def repeats_of(self, caption: str) -> int:

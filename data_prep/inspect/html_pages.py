@@ -25,14 +25,14 @@ from dit.codecs.sound.files import page_sound, waveform_picture
 from dit.safe_writing import write_atomically
 
 MOST_ROWS = 100_000
-"""Samples that a page lists; a browser takes a second for so many."""
+"""Most samples on a page, for which a browser takes a second."""
 Row = dict[str, Any]
-"""A listed sample: name, caption; and where they are known bucket (its size), facts, refused,
-detail, group (of near duplicates), repeats (of its caption), picture, clip, waveform and sound
-(data URIs), file (a path relative to the page)."""
+"""Facts of a listed sample: name, caption; and if known bucket (its size), facts, refused, detail,
+group (of near duplicates), repeats (of its caption), picture, clip, waveform and sound (data
+URIs), file (a path relative to the page)."""
 PAGE_BYTES = 36_000_000
-"""Bytes of all pictures of a page, and as many of all clips, and of all sounds; as text they take a
-third more."""
+"""Most bytes of all pictures of a page; as many again for clips, and for sounds. Encoded as text
+they take a third more."""
 # Pixels -> bytes of a photograph of foliage; drawings take a third.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
 _LOOKS = ("picture", "clip", "waveform")
@@ -42,7 +42,7 @@ _FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that d
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
-    """Writes a page with `parts`, which are HTML already, and with the list of samples."""
+    """Writes a page with `parts` (HTML) and the list of samples."""
     shown, cut = listed(rows), ""
     if len(shown) < len(rows):
         cut = f"<p>{len(shown):,} of {len(rows):,} samples are listed: all refused ones and near"
@@ -84,11 +84,11 @@ class Thumbnail:
 
     picture: bytes
     clip: bytes = b""
-    """A clip of some frames, for a sample with several."""
+    """Clip of some frames, as WebP, for a sample with several frames."""
     waveform: bytes = b""
-    """A picture of its sound, for a sample that has sound."""
+    """Picture of the sound's waveform, for a sample with sound."""
     sound: bytes = b""
-    """Its sound, as MP4."""
+    """Sound as MP4."""
 
     @property
     def row(self) -> Row:
@@ -102,7 +102,7 @@ class Thumbnail:
         }
 
     def with_sound(self, samples_CS: np.ndarray | None, rate: int) -> Thumbnail:
-        """A copy of this one with a waveform; this one without any."""
+        """A copy with a waveform of the sound; the thumbnail itself without sound."""
         if samples_CS is None:
             return self
         sound = page_sound(samples_CS, rate)
@@ -124,7 +124,7 @@ def frames_shown(count: int) -> np.ndarray:
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames [F, H, W, 3] of a sample, to the right of its control pictures and videos.
+    """Frames [F, H, W, 3] of a sample to the right of its control pictures and videos.
 
     Controls of another height are left out.
     """
@@ -135,9 +135,9 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames of `with_controls`, to the left of the rejected partner.
+    """Frames of `with_controls`, to the left of the rejected sample.
 
-    A partner of another size is left out.
+    A rejected sample of another size is left out.
     """
     other_FHW3 = rejected_FHW3[frames_shown(len(rejected_FHW3))][: len(shown_FHW3)]
     if other_FHW3.shape[:2] != shown_FHW3.shape[:2]:
@@ -165,7 +165,7 @@ def seconds_of(frames: int, fps: float | None) -> float:
 
 
 def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
-    """WebP file of frames, scaled down to `side`; several are a moving picture, without FFmpeg."""
+    """WebP file of frames, scaled down to `side`; several frames are an animation."""
     images = [Image.fromarray(frame_HW3) for frame_HW3 in frames_FHW3]
     for image in images:
         image.thumbnail((side, side))
@@ -178,7 +178,7 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """How many bytes of pictures and clips a page still has room for."""
+    """How many more bytes of pictures, clips and sounds fit into a page."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
@@ -186,7 +186,7 @@ class PageRoom:
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """The thumbnail `one` as far as there is room: whole, without clip or sound, or None."""
+        """The thumbnail `one` as far as it fits: whole, without clip or sound, or None."""
         if one is None or len(one.picture) > self.pictures:
             return None
         if len(one.clip) > self.clips:

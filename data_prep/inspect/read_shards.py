@@ -1,4 +1,4 @@
-"""Reads a finished dataset folder back: counts, shapes, statistics and checksums."""
+"""Reads a finished dataset folder: counts, shapes, statistics and checksums."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -37,7 +37,7 @@ _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectedSample:
-    """What `inspect` shows of a sample: source, caption, size, looks."""
+    """Facts that `inspect` shows of a sample: source, caption, size, perceptual hashes."""
 
     key: str
     source: str
@@ -49,7 +49,7 @@ class InspectedSample:
 
 @dataclass
 class ShardReport:
-    """What a shard holds: its samples, sizes and defects."""
+    """Content of a shard: its samples, sizes and defects."""
 
     name: str  # relative to the dataset folder
     samples: int = 0
@@ -105,7 +105,7 @@ def _is_inside(name: str) -> bool:
 
 
 def check_encoders(folder: Path) -> list[str]:
-    """Errors in a dataset's card that keep generation from making its codec or text encoder."""
+    """Errors in a dataset's card because of which generation cannot build codec or encoder."""
     path = folder / NULL_TEXT_NAME
     try:
         card = read_card(folder)
@@ -139,7 +139,7 @@ def exact_codec(folder: Path) -> Codec | None:
 
 
 def words_of(folder: Path) -> dict[str, Any]:
-    """How often words occur in the captions, by the dataset's card; empty if it does not say."""
+    """Word frequencies of the captions, from the dataset's card; empty if it has none."""
     try:
         return read_card(folder).get(WORDS) or {}
     except CodecError:  # which `check_encoders` reports
@@ -199,7 +199,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
 
 
 def key_and_part(name: str) -> tuple[str, str]:
-    """`a.b/c.d.e` -> `a.b/c` and `d.e`, as webdataset splits it."""
+    """(key, part) of a file name as webdataset splits it: `a.b/c.d.e` -> `a.b/c`, `d.e`."""
     folder, slash, file = name.rpartition("/")
     stem, _, part = file.partition(".")
     return f"{folder}{slash}{stem}", part
@@ -207,7 +207,7 @@ def key_and_part(name: str) -> tuple[str, str]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """Turns errors of `tarfile` about damaged header fields into `tarfile.ReadError`."""
+    """A context in which `tarfile` errors about header fields become `tarfile.ReadError`."""
     try:
         yield
     except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
@@ -281,7 +281,7 @@ def _check_sample(
 
 
 def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str:
-    """What is wrong with the checksum of a file `part` of tensors; empty if nothing is."""
+    """Fault of the checksum of `part`, a file of tensors; empty if it is right."""
     found, wanted = f"{zlib.crc32(parts[part]):08x}", about["crc32"][part]
     return "" if found == wanted else f"checksum of .{part} is {found}, .json says {wanted}"
 

@@ -1,4 +1,4 @@
-"""Files of pictures and videos -> pixels, and their captions.
+"""Readers of picture and video files, and of their captions.
 
 clips            a planned sample, the clip that is read for it, and the interface of sources
 captions         captions from files beside a medium, from tables, or from its file name

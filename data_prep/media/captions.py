@@ -21,7 +21,7 @@ _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 _TWICE = "caption file with a field twice: the last counts"
 NULL_REMEDY = ", or give --missing_caption empty"
-"""Ends the refusal of a caption that is null."""
+"""Last sentence of refusals of null captions."""
 
 SIDECAR_ENDINGS = (".json", ".txt")
 
@@ -70,7 +70,7 @@ class JsonObject(dict[str, Any]):
 
 
 class SeveralCaptions(StrEnum):
-    """Which captions of a medium become samples, if it has several."""
+    """Which captions become samples, for a medium that has several."""
 
     ALL = "all"
     FIRST = "first"
@@ -78,7 +78,7 @@ class SeveralCaptions(StrEnum):
 
 
 class ControlPicture(NamedTuple):
-    """The path of a control or rejected picture or video, which is not opened yet."""
+    """Path of a control or rejected picture or video that has not been opened yet."""
 
     name: str  # relative path, for people
     where: str  # in its folder, or argument of `Collection.open`
@@ -87,28 +87,28 @@ class ControlPicture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption, the file, column or rule that it comes from, and what else that place holds."""
+    """A caption, where it comes from (file, column or rule), and further fields found there."""
 
     text: str
     origin: str
     loss_weight: float | None = None
-    """What multiplies the loss in training, where the file or row of the caption says it."""
+    """Loss weight of the sample, if the caption's file or row has one."""
     controls: tuple[ControlPicture, ...] = ()
     rejected: ControlPicture | None = None
-    """Pictures that the row of a table names beside it, in the folder of the media."""
+    """The rejected picture that the table's row names, in the folder of the media."""
     notes: tuple[str, ...] = ()
-    """On its file; the summary counts them."""
+    """Notes about the caption file, which the summary counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagShuffle:
-    """Makes several captions from one that is a list of tags, by changing their order."""
+    """Shuffles captions that are lists of tags, to make several captions of one."""
 
     count: int  # captions for each one
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """`captions` with their tags in other orders; `key` decides which, equally in every run."""
+        """`captions` with their tags in other orders, determined by `key` alone."""
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
             for number, caption in enumerate(captions)
@@ -129,14 +129,14 @@ class Captions:
 
     root: Path
     sidecars: Mapping[str, str]
-    """Relative path with a lower-case ending -> relative path as it is."""
+    """Relative path with its ending in lower case -> actual relative path."""
     field: str
-    """Field of a `.json` file; empty looks at no `.json` file."""
+    """Field of the caption in `.json` files; empty: `.json` files are ignored."""
     missing: MissingCaption
     tables: Any = None
-    """`CaptionTables`, or nothing."""
+    """The folder's `CaptionTables`, or None."""
     read: Callable[[str], bytes] | None = None
-    """Reads a caption file, which may lie in an archive; None reads files below `root`."""
+    """Reader of a caption file, for archives; None: files below `root`."""
 
     def all_of(self, source: str) -> list[Caption]:
         """All captions of the medium at the relative path `source`, at least one.
@@ -190,7 +190,7 @@ class Captions:
 
 
 def substitute(source: str, missing: MissingCaption) -> Caption:
-    """The caption that a medium without one gets: its file name, or the empty caption.
+    """Caption of a medium without one: its file name, or the empty caption.
 
     Raises:
         RefusedError: `missing` is refuse.
@@ -204,7 +204,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
 
 
 def texts_of(value: Any) -> tuple[str, ...] | None:
-    """The captions that a value holds: one text or a list of texts; None for other values."""
+    """The captions in a value: one text or a list of texts; None for other values."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
@@ -213,7 +213,7 @@ def texts_of(value: Any) -> tuple[str, ...] | None:
 
 
 def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
-    """The `loss_weight` of a file or row; None where it has none, or an empty cell.
+    """Value of `loss_weight` in a file or row; None without one, or for an empty cell.
 
     Raises:
         RefusedError: it is no number from 0 to 1,000,000.
@@ -234,10 +234,10 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
 def texts_in(
     place: str, names: Sequence[str], fields: Mapping[str, Any], missing: MissingCaption
 ) -> tuple[str, ...]:
-    """The captions of a file or row, from the first of the fields `names` that holds any.
+    """Captions of a file or row, from the first of the fields `names` that has any.
 
     Raises:
-        RefusedError: no field holds one.
+        RefusedError: no field has one.
     """
     held = [name for name in names if name in fields]
     found = (texts_of(fields[name]) for name in held)

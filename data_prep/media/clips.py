@@ -14,12 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 REJECTED_LATENT = "rejected_latent"
-"""In a shard, as in dit/batch.py, which this folder must not import; a test compares them."""
+"""Name in a shard, as in dit/batch, which this folder must not import; a test compares both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedMask:
-    """The file of a sample's loss mask, and which of its frames are read."""
+    """File of a sample's loss mask, and the frames to read from it."""
 
     path: str  # in the folder of masks
     stamp: str  # changes when the file changes
@@ -30,7 +30,7 @@ class PlannedMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedReference:
-    """A control or rejected picture or video of a sample, as it is encoded."""
+    """A control or rejected picture or video of a sample, as planned to be encoded."""
 
     name: str  # relative path, for people
     folder: int  # number of the folder of controls; -1: that of the media; 0 of a rejected one
@@ -72,7 +72,7 @@ class PlannedSound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A sample as planned before anything is decoded, or the reason why it is refused.
+    """One planned sample, before decoding, or the reason why it is refused.
 
     It is a line of `plan.jsonl`. A file with several windows, captions or resolutions has several.
     """
@@ -110,7 +110,7 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """The key that decides the order and the split: samples of one file stay together."""
+        """Key that determines order and split, so that samples of one file stay together."""
         return self.file_key or self.key
 
     def to_line(self) -> str:
@@ -150,7 +150,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Clip:
-    """One picture or video in the form that a codec encodes, with its caption."""
+    """A decoded picture or video, as input of a codec, with its caption."""
 
     video_CFHW: Tensor  # float32 in [-1, 1]; a picture has one frame
     caption: str
@@ -179,7 +179,7 @@ class Source(Protocol):
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """Every planned sample, including refused ones; each iteration looks at all files again."""
+        """All planned samples, refused ones included; each iteration reads the folder again."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Presentation times of the frames of a video -> the frames that are kept."""
+"""Presentation times of a video's frames -> the frames of its samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Which part of a clip is kept if it is longer than the sample."""
+    """Part of a clip that becomes the sample, if the clip is longer."""
 
     FIRST = "first"
     MIDDLE = "middle"
@@ -28,7 +28,7 @@ class Window(StrEnum):
 
 
 class KeptFrames(NamedTuple):
-    """The frames of a clip that become a sample, in the order of their times."""
+    """Frames of a clip that become one sample, by presentation time."""
 
     shown: tuple[int, ...]
     fps: float | None  # None for a single picture
@@ -38,21 +38,21 @@ class KeptFrames(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameRule:
-    """How many frames a sample has, how far apart, and from which part of the clip."""
+    """Rule for the number of frames of a sample, their rate, and the part of the clip."""
 
     stride: int = 1
-    """A sample has 1 + n * stride frames, as its codec demands."""
+    """A codec's temporal stride: a sample has 1 + n * stride frames."""
     count: int | None = None
-    """Frames in a sample, at most; None takes the whole clip."""
+    """Most frames in a sample; None: the whole clip."""
     fps: float | None = None
-    """Frames a second that are kept; None keeps those of the file."""
+    """Frame rate of samples in frames per second; None: that of the file."""
     buckets: tuple[int, ...] = ()
-    """Numbers of frames that clips may have; each gets the largest that it can fill."""
+    """Numbers of frames that are allowed; a clip gets the largest that it can fill."""
     window: Window = Window.FIRST
     drop_short: bool = False
-    """Whether clips with fewer than `count` frames are refused; otherwise they stay shorter."""
+    """Whether clips with fewer than `count` frames are refused; else they stay shorter."""
     stills: int = 0
-    """If not 0: that many single frames, evenly spaced, each a sample of its own."""
+    """Number of single frames, evenly spaced, each a sample of its own; 0: clips."""
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
@@ -62,14 +62,17 @@ class FrameRule:
                 low = count - (count - 1) % self.stride
                 raise PrepError(
                     f"{count} frames do not fit this processor, which takes {self.stride}n + 1;"
-                    f" ask for {low} or {low + self.stride}"
+                    f" give {low} or {low + self.stride} (--target_frames, --frame_buckets)"
                 )
         if self.fps is not None and not _RATES[0] <= self.fps <= _RATES[1]:
             raise PrepError(
                 f"--train_fps {self.fps} must lie in {_RATES[0]} to {_RATES[1]} frames a second"
             )
         if self.buckets and min(self.buckets) < 1:
-            raise PrepError(f"frame buckets {self.buckets} must be at least 1 frame each")
+            least = min(self.buckets)
+            raise PrepError(
+                f"--frame_buckets: {least} must be at least 1 frame, as must all others"
+            )
 
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
         """The frames of each sample of a clip; `seed` decides a random window.
@@ -90,7 +93,7 @@ class FrameRule:
         ]
 
     def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> KeptFrames:
-        """The frames number `start` to `stop` - 1, with one mean rate, as training needs it."""
+        """Frames number `start` to `stop` - 1, with one mean rate, as training needs it."""
         kept, tick = shown[start:stop], float(line.tick)
         if self.fps is not None:
             # The frame that is shown then may have begun earlier.
@@ -100,16 +103,16 @@ class FrameRule:
         return KeptFrames(kept, fps, begin=kept[0] * tick)
 
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
-        """The frame that is shown at each tick of a constant rate.
+        """The frame shown at each tick of a constant rate.
 
-        A clip with a lower rate repeats frames, so that it keeps its pace.
+        A clip with a lower rate repeats frames, so that its speed is unchanged.
         """
         count = max(1, math.floor(min(line.duration * fps, _MOST_FRAMES + 1) + 1e-6))
         if count > _MOST_FRAMES:
             raise RefusedError(
                 Reason.VIDEO_DAMAGED,
                 f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
-                " frames",
+                " frames; cut the video, or lower --train_fps",
             )
         begin, tick = line.shown[0] + line.rounding, float(line.tick)
         times = [begin + (k / fps + 1e-9) / tick for k in range(count)]
@@ -120,12 +123,16 @@ class FrameRule:
             fitting = [count for count in self.buckets if count <= available]
             if not fitting:
                 raise RefusedError(
-                    Reason.TOO_SHORT, f"{available} frames{until}, fewer than {min(self.buckets)}"
+                    Reason.TOO_SHORT,
+                    f"{available} frames{until}, fewer than {min(self.buckets)}, the least of"
+                    " --frame_buckets; add a smaller one",
                 )
             return max(fitting)
         if self.drop_short and self.count is not None and available < self.count:
             why = f"{available} frames{until}, fewer than {self.count}"
-            raise RefusedError(Reason.TOO_SHORT, why)
+            raise RefusedError(
+                Reason.TOO_SHORT, f"{why}; leave --drop_short out to pack what there is"
+            )
         most = min(available, self.count or available)
         return most - (most - 1) % self.stride
 

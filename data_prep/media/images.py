@@ -34,10 +34,10 @@ _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
 _WIDTH, _HEIGHT = 0x0100, 0x0101  # TIFF 6.0
 _TAIL = 1 << 17  # bytes
 _BEHIND = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
-"""What a PNG file holds where EXIF or XMP, which may turn it, stands behind its pixels."""
+"""Key of a PNG whose EXIF or XMP, which may rotate it, comes after its pixels."""
 
 HEAD = 512
-"""Bytes of a file that tell."""
+"""Bytes at the start of a file that determine its kind."""
 _HTML = "it is an HTML page, as where a download failed: fetch it again"
 VIDEO = "it is a video: pack it with `data_prep video`"
 _CONVERT = "convert it to JPEG or PNG"
@@ -125,7 +125,7 @@ def _upright_size(image: Image.Image, stream: BinaryIO) -> tuple[int, int]:
 
 
 def _may_be_turned(stream: BinaryIO) -> bool:
-    """Whether the end of a PNG file may hold EXIF or XMP."""
+    """Whether the end of a PNG file may hold EXIF or XMP, which may rotate the picture."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - _TAIL))
     end = stream.read()
@@ -186,7 +186,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
-    """`convert` of `dit.codecs.rgb`, whose ValueError (unknown range or mode) refuses the file."""
+    """`convert` of `dit.codecs.rgb`; its ValueError (unknown range or mode) refuses the file."""
 
     def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:
         try:
@@ -221,10 +221,7 @@ def to_levels(video_CFHW: Tensor) -> np.ndarray:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """The kind of a file that begins with `head`, and what to do with it, in words.
-
-    None if unknown.
-    """
+    """Kind of a file that begins with `head`, and advice, in words; None if unknown."""
     for pattern, words in _KINDS:
         if re.match(pattern, head, re.DOTALL):
             return words

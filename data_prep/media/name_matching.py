@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 UNCLEAR = "whose name stands for several, if é is one character or two"
-"""Ends what is counted of names that are left alone."""
+"""Last words of counts of ambiguous names."""
 
 
 def composed(name: str) -> str:
@@ -26,7 +26,7 @@ def composed(name: str) -> str:
 def respelled(
     spare: Iterable[str], left: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], set[str]]:
-    """Spare names -> names of `left` that differ only in spelling; and the set of ambiguous names.
+    """Spare names -> names of `left` that differ only in Unicode spelling; and ambiguous names.
 
     `left` has the names without a partner, by their composed form.
     """
@@ -45,16 +45,16 @@ def respelled(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matched(Generic[T]):
-    """Files matched to media by name, and the files and names that were left over."""
+    """Files matched to media by name, and the unmatched files and names."""
 
     by_name: Mapping[str, T]
     spare: Collection[T]
-    """The offered files whose name no medium has."""
+    """Files whose name belongs to no medium."""
     unclear: Collection[T]
 
 
 def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:
-    """Assigns the files `offered` to media.
+    """Matches the files `offered` to media by name.
 
     `wanted` yields the acceptable names of each medium, the best first.
     """

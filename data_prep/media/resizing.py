@@ -1,4 +1,4 @@
-"""Size of a picture -> size that is encoded, in integer arithmetic.
+"""Rules for sizes: size of a picture -> encoded size, in integer arithmetic.
 
 Pictures are scaled, both sides alike, then cropped around the centre. The scaled picture always
 covers the crop, never one pixel less.
@@ -24,7 +24,7 @@ _ALIKE = 0.01  # crops that differ by less of the area count as equal
 
 
 class ResizeMode(StrEnum):
-    """How pixels are interpolated; all modes but `nearest` antialias when they scale down."""
+    """Interpolation of pixels; all modes but `nearest` antialias when they scale down."""
 
     LANCZOS = "lanczos"
     BICUBIC = "bicubic"
@@ -39,15 +39,15 @@ class ResizeMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """The rule that keeps each picture's size, cropped to whole patches, up to a budget of pixels.
+    """Rule that keeps each picture's size, cropped to whole patches, within a pixel budget.
 
     Larger pictures are scaled to the size near the budget whose whole patches lose the least area.
     """
 
     size_multiple: int
-    """Pixels; each side is cropped to a multiple of this."""
+    """Multiple, in pixels, to which each side is cropped."""
     max_pixels: int | None
-    """Larger pictures are scaled down to at most this many pixels; None keeps all."""
+    """Pixel budget to which larger pictures are scaled down; None: no limit."""
 
     def __post_init__(self) -> None:
         if self.size_multiple < 1:
@@ -87,7 +87,7 @@ class Fit:
         return at_budget if size == (width, height) else self._better(width, height, at_budget)
 
     def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
-        """The largest size near the budget whose crop loses least, within 1%."""
+        """The placement near the budget whose crop loses least, within 1% of the budget."""
         places = [at_budget]
         for size in self._near(width, height, at_budget.size):
             if 0 < math.prod(size) <= (self.max_pixels or 0):
@@ -100,7 +100,7 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """`below`, and sizes of nearly the same aspect with one side equal or one patch longer."""
+        """`below`, and sizes of nearly the same aspect with one side equal or a patch longer."""
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):
             other = side * height // width // step * step
@@ -113,11 +113,11 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """The rule that scales a picture to the allowed size of the nearest aspect, by logarithm."""
+    """Rule that scales a picture to the allowed size of the nearest aspect (log ratio)."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True
-    """True scales the picture to cover its bucket, and crops; False stretches it to the bucket."""
+    """True: scale to cover the bucket, and crop. False: stretch to the bucket."""
 
     def place(self, width: int, height: int) -> Placement:
         def distance(size: tuple[int, int]) -> float:
@@ -128,7 +128,7 @@ class Buckets:
 
 
 Sizing = Fit | Buckets
-"""A rule that gives every picture its size, by `place`."""
+"""A rule that assigns every picture a size, by its method `place`."""
 
 
 def _unlike(size: tuple[int, int], width: int, height: int) -> float:
@@ -149,7 +149,8 @@ def aspect_buckets(
     """
     if budget < multiple**2:
         raise PrepError(
-            f"--max_pixels {budget} is less than one patch of {multiple} x {multiple} pixels"
+            f"--max_pixels {budget} is less than one patch of {multiple} x {multiple} pixels;"
+            " raise it"
         )
     if ratios is not None:
         found = {_bucket(ratio, budget, multiple) for ratio in ratios}

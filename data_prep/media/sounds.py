@@ -1,7 +1,7 @@
-"""The sound of a video -> what is planned of it for a sample; the plan -> its waveform.
+"""Sound of videos: planned for each sample, then decoded to a waveform.
 
-A sample whose sound cannot be used is packed without it, and counted; so the plan says, or a note
-of its clip where only decoding tells.
+A sample whose sound cannot be used is packed without sound, and counted: by a note in the plan, or
+on its clip if only decoding shows it.
 """
 
 # C channels of sound, S samples
@@ -30,7 +30,7 @@ _NOTICED = 0.1  # seconds of missing sound that are said
 
 
 class MissingAudio(StrEnum):
-    """What becomes of a clip whose sound is missing or cannot be used."""
+    """Treatment of a clip whose sound is missing or cannot be used."""
 
     NONE = "none"  # it is packed without sound
     SILENCE = "silence"  # its sound is silence, which is learnt
@@ -38,7 +38,7 @@ class MissingAudio(StrEnum):
 
 
 class SilentAudio(StrEnum):
-    """What becomes of sound that is silent from beginning to end."""
+    """Treatment of sound that is silent from beginning to end."""
 
     KEEP = "keep"
     DROP = "drop"  # the clip is packed without sound
@@ -46,13 +46,13 @@ class SilentAudio(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSound:
-    """The sound track of a file, or why there is none, by its header."""
+    """Sound track in a file's header, or the reason why there is none."""
 
     track: int | None
     notes: tuple[str, ...]
 
     def planned(self, kept: KeptFrames) -> PlannedSound | None:
-        """The sound of a sample with these frames; None of one without."""
+        """The planned sound of a sample with these frames; None without sound."""
         if kept.fps is None or (self.track is None and SILENCE not in self.notes):
             return None
         from data_prep.media.clips import PlannedSound
@@ -70,10 +70,10 @@ class SoundRule:
     missing: MissingAudio = MissingAudio.NONE
     silent: SilentAudio = SilentAudio.KEEP
     track: int | None = None
-    """Number of the track that is read; None reads the default one of each file."""
+    """Number of the sound track to read; None: each file's default track."""
 
     def find(self, file: Path | BinaryIO) -> FoundSound:
-        """The sound track of a video, by its header.
+        """The sound track of a video, from its header.
 
         Raises:
             RefusedError: there is none that can be used, and such videos are refused.
@@ -93,7 +93,7 @@ class SoundRule:
     def read(
         self, file: Path | BinaryIO, planned: PlannedSound
     ) -> tuple[Tensor | None, tuple[str, ...]]:
-        """The waveform [C, S] of a sample, and notes on it; None where it is packed without.
+        """The waveform [C, S] of a sample, and notes; None if it is packed without sound.
 
         Raises:
             RefusedError: it cannot be used, and such videos are refused.
@@ -140,7 +140,7 @@ def is_about_sound(note: str) -> bool:
 
 
 def _notes_of(span: SoundSpan) -> Iterator[str]:
-    """Notes on what a track lacks within a clip."""
+    """Notes on parts of a clip without sound."""
     if span.late > _NOTICED:
         yield "sound that begins after the clip does: silent before"
     if span.short > _NOTICED:

@@ -1,4 +1,4 @@
-"""Whether a video file is as long as its container says.
+"""Check whether a video file is as long as its container says.
 
 FFmpeg plays the rest of a truncated file without an error.
 """
@@ -16,9 +16,9 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """The least number of bytes that are missing at the end of a video file.
+    """Least number of bytes missing at the end of a video file; None if unknown.
 
-    None if the format does not say. It rewinds the stream.
+    The stream is rewound.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
@@ -43,7 +43,7 @@ def missing_bytes(stream: BinaryIO) -> int | None:
 
 
 def _boxes_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of the file by its boxes, MP4 or QuickTime (ISO/IEC 14496-12, 4.2)."""
+    """End of the file by its boxes, for MP4 or QuickTime (ISO/IEC 14496-12, 4.2)."""
     end = 0
     while end < size:
         stream.seek(end)
@@ -60,7 +60,7 @@ def _boxes_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _riff_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of an AVI file by its chunks, which are at most 4 GB each."""
+    """End of an AVI file by its chunks, which are at most 4 GB each."""
     end = 0
     while end + 8 <= size:
         stream.seek(end)
@@ -74,7 +74,7 @@ def _riff_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _matroska_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of a Matroska or WebM file (RFC 8794), which is a header and one segment."""
+    """End of a Matroska or WebM file (RFC 8794), which is a header and one segment."""
     stream.seek(4)
     header = _number(stream)
     stream.seek(stream.tell() + (header or 0))
@@ -85,7 +85,7 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of a segment that was written to a pipe, so that its size may be unknown."""
+    """End of a segment of unknown size, as written to a pipe, by its elements."""
     end = stream.tell()
     while end < size:
         stream.seek(end)
@@ -112,7 +112,10 @@ def _number(stream: BinaryIO) -> int | None:
 
 
 def _ogg_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of an Ogg file (RFC 3533), or None; the last page of each stream is marked."""
+    """End of an Ogg file (RFC 3533) by its pages, of which each stream's last is marked.
+
+    Or None.
+    """
     end, still_open = 0, set[bytes]()
     while end < size:
         stream.seek(end)
@@ -130,7 +133,7 @@ def _ogg_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _flv_end(stream: BinaryIO, size: int) -> int | None:
-    """The end of a Flash video by its tags, each between two copies of its size.
+    """End of a Flash video by its tags, each between two copies of its size.
 
     Their number is not stored.
     """
@@ -143,7 +146,7 @@ def _flv_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _asf_end(stream: BinaryIO) -> int | None:
-    """The size of the file that an ASF (WMV) header states, in bytes; None if it states none."""
+    """Size of the file in bytes according to the header of an ASF (WMV) file; None without."""
     stream.seek(0)
     head = stream.read(1 << 16)
     at = head.find(_ASF_FILE)
@@ -151,7 +154,7 @@ def _asf_end(stream: BinaryIO) -> int | None:
 
 
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
-    """The end of an MPEG transport stream, whose packets have 188, 192 or 204 bytes.
+    """End of an MPEG transport stream, whose packets have 188, 192 or 204 bytes.
 
     Their number is not stored.
     """

@@ -1,4 +1,4 @@
-"""The look of a video's frames: shape and flaws of the first, and where the shape changes.
+"""Shape and flaws of a video's first frame, and where the shape changes.
 
 1. `first_frame`     the first frame that can be decoded
 2. `frames_decoded`  the first frame and the times of others, from decoding them
@@ -35,7 +35,7 @@ from dit.codecs.frame_pictures import (
 from dit.codecs.icc_profiles import HDR
 
 _WIDE = frozenset((9, 11, 12))
-"""Primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
+"""Colour primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
 _FULL = 2  # AVCOL_RANGE_JPEG
 _HEADERS = {  # what says size and pixel aspect in codecs whose frames are all key frames
     "mjpeg": rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf].{7}|JFIF\0.{7}",  # ITU-T T.81, B.2.2
@@ -58,7 +58,7 @@ def without_leading(container: Any, video: Any) -> Iterator[Any]:
 
 
 class VideoStart(NamedTuple):
-    """Size, colours, alpha and flaws of a video, by its first frame."""
+    """Size, colours, alpha and flaws of a video, from its first frame."""
 
     size: tuple[int, int]  # upright
     look: Look  # without its pixel aspect
@@ -67,14 +67,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame of a video that looks different from earlier ones, and how."""
+    """The first frame of a video with another shape than before, and how it differs."""
 
     at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
     words: str  # from what to what
 
 
 class Decoded(NamedTuple):
-    """Results of decoding the frames of a video."""
+    """First frame, times and change of shape of a decoded video."""
 
     first: VideoStart
     times: list[int | None]
@@ -82,7 +82,7 @@ class Decoded(NamedTuple):
 
 
 def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = None) -> Decoded:
-    """The first frame, the times of at most `most` frames, and where their look changes.
+    """Decodes at most `most` frames: the first, the times of all, and where the shape changes.
 
     Raises:
         RefusedError: a frame cannot be decoded, or there is none.
@@ -142,14 +142,14 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether players assume BT.709 and FFmpeg does not: HD frames without a colour space."""
+    """Whether players assume BT.709 but FFmpeg does not: HD frames without a colour space."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD
 
 
 class KeyFrames:
-    """Looks at the key frames of an open video, in the order of their packets."""
+    """Inspects the key frames of an open video, in the order of their packets."""
 
     def __init__(self, video: Any):
         self._video, self._first, self._headers = video, None, list[bytes]()
@@ -159,7 +159,7 @@ class KeyFrames:
         self.change: Change | None = None
 
     def see(self, packet: Any) -> None:
-        """Looks at the next packet of the video if it holds a key frame."""
+        """Inspects the next packet of the video, if it holds a key frame."""
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:
             look, told = look
@@ -182,7 +182,7 @@ class KeyFrames:
         return bool(before) and self._headers == before
 
     def _decoded(self, packet: Any) -> tuple[Look, set[str]] | None:
-        """The look of the packet's frame and flaws of its colours; None if it cannot be decoded."""
+        """Shape of the packet's frame and flaws of its colours; None if it cannot be decoded."""
         import av.error
 
         codec, is_fresh = self._video.codec_context, self._video.codec_context.name == "h264"

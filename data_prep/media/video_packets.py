@@ -1,4 +1,4 @@
-"""Packets of a video file: times and key frames before anything is decoded, and where to begin.
+"""Packets of a video file: times and key frames without decoding, and where to start decoding.
 
 1. `open_video`  file -> container and its video stream; errors become refusals
 2. `scan`        reads every packet once: times, key frames, ends
@@ -186,8 +186,8 @@ def _promised_end(container: Any, video: Any, *, is_whole: bool) -> float | None
 def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[Any]:
     """Packets of a video from its first key frame on.
 
-    Leading frames, which are decoded after it and shown before it, may need frames that the file
-    lacks; `drop_leading` leaves them out.
+    Leading frames, which are decoded after the key frame and shown before it, may need frames that
+    the file lacks; `drop_leading` leaves them out.
     """
     early, first = [], None
     for packet in stored_packets(container, video):
@@ -208,7 +208,7 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
 def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
     """Packets from the last key frame that is shown at `wanted` or before.
 
-    Yields nothing where there is no such key frame, or a packet has no time.
+    Yields nothing if there is no such key frame, or a packet has no time.
     """
     if any(name in container.format.name for name in _INDEXED):
         _seek(container, video, wanted)
@@ -235,8 +235,8 @@ def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
 def _seek(container: Any, video: Any, wanted: int) -> None:
     """Seeks to a key frame that is shown at `wanted` or before.
 
-    Tables hold decoding times, and a key frame that is decoded before `wanted` may be shown after
-    it.
+    Seek tables hold decoding times, and a key frame that is decoded before `wanted` may be shown
+    after it.
     """
     container.seek(wanted, stream=video)
     packet = next(container.demux(video))  # at the end of the file an empty one, without times

@@ -49,7 +49,7 @@ _ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """The size of a video and the presentation times of its frames."""
+    """Size of a video, and presentation times of its frames."""
 
     width: int  # in square pixels, upright
     height: int
@@ -64,10 +64,10 @@ class Timeline:
     left: int = 0  # frames of the file from that change on
 
     def steady(self) -> Self:
-        """Returns this timeline if its pictures look alike from the first to the last.
+        """This timeline, if all pictures have one shape.
 
         Raises:
-            RefusedError: the size, the pixel aspect or the turn of the pictures changes.
+            RefusedError: the size, the pixel aspect or the rotation of the pictures changes.
         """
         if self.change:
             raise RefusedError(Reason.CHANGING, f"{self.change}: cut it there")
@@ -92,7 +92,7 @@ class Timeline:
 
     @property
     def rounding(self) -> float:
-        """Ticks by which times may be rounded up; 0 where a tick is a frame, as in AVI."""
+        """Ticks by which times may be rounded up; 0 if a tick is a frame, as in AVI."""
         gap = (self.shown[-1] - self.shown[0]) / max(1, len(self.shown) - 1)
         return 0.5 if gap > 2 else 0.0
 
@@ -156,7 +156,7 @@ def packet_times(file: Path | BinaryIO) -> list[int]:
 
 
 def _has_hole(shown: list[int]) -> bool:
-    """Whether frames of a constant rate have a gap, and only near their end."""
+    """Whether frames of constant rate have a gap, and only near their end."""
     # Reordered frames are stored before frames that are shown earlier: a truncated stream lacks
     # some of the latter.
     gaps = [later - earlier for earlier, later in pairwise(shown)]
@@ -204,7 +204,7 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """Earlier of two changes, as decoded frames and as key frames show it, at a time of `shown`."""
+    """The earlier of two changes of shape, one from decoded frames, one from key frames."""
     number = len(shown) if of_keys is None else bisect.bisect_left(shown, of_keys.at)
     if of_keys is None or not 0 < number < len(shown):
         return decoded
@@ -214,7 +214,7 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """Decodes from the key frame `earlier` seconds before `wanted`.
+    """Decoder function that starts at the key frame `earlier` seconds before `wanted`.
 
     Yields nothing if the first frame is not a key frame, although its packet says so.
     """
@@ -236,15 +236,15 @@ def frames(
     numbers: tuple[int, ...] = (),
     background: str | None = WHITE,
 ) -> Iterator[Image.Image]:
-    """The frames shown at the times `keep`, which rise and may repeat, as upright RGB pictures.
+    """Frames shown at the times `keep`, which rise and may repeat, as upright RGB pictures.
 
-    Those that are transparent are put on `background`, or are RGBA where it is None.
-    `numbers` has the number of each, from 0, where decoded frames have no times. Where decoding
-    from the nearest key frame fails or misses a frame (it may need earlier frames), it is tried
-    again from an earlier key frame, and at last from the start of the file.
+    Transparent frames are put on `background`, or are RGBA if it is None. `numbers` has the index
+    of each frame, from 0, if decoded frames have no times. If decoding from the nearest key frame
+    fails or misses a frame (it may need earlier frames), it is tried again from an earlier key
+    frame, and at last from the start of the file.
 
     Raises:
-        RefusedError: one of them cannot be decoded, or is of another size or turn.
+        RefusedError: a frame cannot be decoded, or has another size or rotation.
     """
     wanted, errors = list(numbers or keep), []
     first = first_frame(file).look
@@ -346,7 +346,7 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
 def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
     """Frames by torchcodec; raises LookupError at the first one that it misses.
 
-    torchcodec seeks by tables, which MPEG transport and program streams do not have. It ignores
+    torchcodec seeks by tables, which MPEG transport and program streams lack. It ignores
     transparency and mirroring, and rotates frames only as their container says.
     """
     first = first_frame(stream)

@@ -1,4 +1,4 @@
-"""Plans of a packing: whether and how each file is packed, before anything is encoded.
+"""Plans of a packing: whether and how each file is packed, determined before encoding.
 
 splits      key of a sample -> its split
 plan        `plan.jsonl`: the planned samples of a source, in packing order

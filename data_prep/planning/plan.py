@@ -1,4 +1,4 @@
-"""`plan.jsonl`: one line for each sample, in the order in which they are packed.
+"""`plan.jsonl`: one line for each sample, in packing order.
 
 A plan in a file needs little memory: 16 bytes for each sample, while they are sorted. Samples are
 sorted by a hash of their file, so that each shard has samples from many folders.
@@ -25,7 +25,7 @@ from dit.safe_writing import TEMPORARY, AtomicFile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingPlan:
-    """A finished `plan.jsonl`: its path, digest and number of samples."""
+    """A complete `plan.jsonl`: its path, digest and number of samples."""
 
     path: Path
     digest: str
@@ -82,7 +82,7 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
-    """The plan after further refusals.
+    """A new plan with further refusals.
 
     `outcomes` has (reason, detail) for each sample, or None for accepted ones.
     """
@@ -111,7 +111,7 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
 def _checked(
     lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
 ) -> Iterator[bytes]:
-    """The lines in order; only neighbours are compared, because equal keys have equal positions.
+    """The lines in order; only neighbours are compared, as equal keys have equal positions.
 
     Raises:
         PrepError: two files have the same key.

@@ -44,8 +44,8 @@ def write_plan_page(
 ) -> PlanStatistics:
     """Writes the page and returns its statistics.
 
-    `work` has the source and the codecs. `decoded` has one for each line of the plan, None of a
-    refused one; None after a quick plan.
+    `work` has the source and the codecs. `decoded` has an entry for each line of the plan, None for
+    refused ones; it is None after a quick plan.
     """
     codec, text, source = work.codec, work.text, work.source
     facts = PlanStatistics(
@@ -96,7 +96,7 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 def _thumbnails(
     plan: PackingPlan, work: BlockWorker, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
-    """Indices and thumbnails of samples; after a quick plan it decodes some of them itself."""
+    """(index, thumbnail) of samples; after a quick plan, some samples are decoded for it."""
     if decoded is not None:
         for number, one in enumerate(decoded):
             if one is not None and one.thumbnail is not None:

@@ -1,4 +1,4 @@
-"""The key of a sample, and its split, which depends on the key alone."""
+"""The key of a sample, and its split, which depends only on the key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_SPLIT = "0.9,0.1,0"
 
 
 class Split(StrEnum):
-    """The parts of a dataset; each has a folder of its own for its shards."""
+    """Parts of a dataset; each has its own folder of shards."""
 
     TRAIN = "train"
     VAL = "val"
@@ -26,7 +26,7 @@ class Split(StrEnum):
 
 
 def key_of(source: str) -> str:
-    """Key of a sample from `source`: the readable end of its path, and a hash of the whole path."""
+    """Key of a sample: the readable end of the path `source`, and a hash of the whole path."""
     readable = re.sub(r"[^A-Za-z0-9-]+", "_", source)[-_READABLE_CHARACTERS:].strip("_")
     # File names need not be valid Unicode.
     name = source.encode("utf-8", "surrogateescape")
@@ -34,7 +34,7 @@ def key_of(source: str) -> str:
 
 
 def position_of(key: str) -> float:
-    """The position of `key` in [0, 1), by a hash: equal on every machine, and evenly spread."""
+    """Position of `key` in [0, 1) by a hash: equal on every machine, and evenly spread."""
     digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"split").digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
 
@@ -88,11 +88,11 @@ class SplitFractions:
         return self.wanted[-1]  # the fractions may sum to a little less than 1
 
     def empty(self, found: Counter[Split]) -> tuple[Split, ...]:
-        """The wanted splits without a sample; `found` counts the samples of each."""
+        """Splits with a wanted fraction but no sample; `found` counts the samples of each split."""
         return tuple(split for split in self.wanted if not found[split])
 
     def check_found(self, found: Counter[Split]) -> None:
-        """Makes sure that each wanted split has a sample.
+        """Checks that each wanted split has a sample.
 
         Raises:
             PrepError: one of them has none.
@@ -110,7 +110,7 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """The notice that the default split would leave a part of a small dataset empty, or ""."""
+    """Notice that a small dataset's default split would leave a part empty; else ""."""
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"

@@ -28,7 +28,7 @@ _BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
-    """How the files of a plan were checked: by their headers, or by decoding."""
+    """How the files of a plan were checked: by headers, or by decoding."""
 
     DECODING = "decoding"
     HEADERS = "headers alone; damage further inside shows when they are packed"
@@ -36,7 +36,7 @@ class Judged(StrEnum):
 
 @dataclass
 class PlanStatistics:
-    """Sums over a plan, in memory that does not grow with its length."""
+    """Sums over a plan, in constant memory."""
 
     text_tokens: Callable[[str], int]
     latent_bytes: float  # of one token
@@ -111,12 +111,12 @@ class PlanStatistics:
 
     @property
     def token(self) -> str:
-        """The size of a token in pixels, in words."""
+        """Size of a token in pixels, in words."""
         side = self.patch * self.stride
         return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
     def fill(self, capacity: int) -> float:
-        """Mean fraction of a pack that is filled with samples, as the loader packs them."""
+        """Mean fraction of a pack that samples fill, as the loader packs them."""
         fitting = {n: count for n, count in self.lengths.items() if 0 < n <= capacity}
         return mean_fill(fitting, capacity=capacity, buffer=_BUFFER) if fitting else 0.0
 
@@ -130,7 +130,7 @@ class CropStatistics:
     """The area that cropping cuts from samples and their control pictures."""
 
     others: Mapping[str, Sizing] = field(default_factory=dict)
-    """Options that may lose less, and the rule for sizes that each of them makes."""
+    """Option -> rule for sizes that may lose less."""
     total: int = 0
     cropped: int = 0
     lost: float = 0.0  # sum of the parts of the areas
@@ -164,7 +164,7 @@ class CropStatistics:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The crops for the dataset's card; empty where nothing is cropped."""
+        """Facts on cropping for the dataset's card; empty if nothing is cropped."""
         if not self.cropped:
             return {}
         mean = self.lost / self.total
@@ -181,7 +181,7 @@ class CropStatistics:
 
 
 def crop_line(summary: Mapping[str, Any]) -> str:
-    """`summary` of `CropStatistics` as a sentence; empty where nothing is cropped."""
+    """A sentence on the `summary` of `CropStatistics`; empty if nothing is cropped."""
     if not summary:
         return ""
     less = (f"{name} would take {lost:.1%}" for name, lost in summary["less_with"].items())
@@ -194,7 +194,7 @@ def crop_line(summary: Mapping[str, Any]) -> str:
 
 
 def crop_line_of(folder: Path) -> str:
-    """`crop_line` of the packed dataset in `folder`; empty if its card does not say it."""
+    """`crop_line` for the packed dataset in `folder`; empty if its card lacks it."""
     with suppress(CodecError, LookupError, TypeError, ValueError):  # others name a damaged card
         return crop_line(read_card(folder)["cropped"])
     return ""

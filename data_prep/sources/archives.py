@@ -28,28 +28,28 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """Archive, first byte and size of a member as one text, which cannot be a file's name."""
+    """Archive, first byte and size of a member in one text, which is no valid file name."""
     return f"{archive}\n{start}+{size}"
 
 
 def parse_location(where: str) -> tuple[str, int, int] | None:
-    """Archive, first byte and size of a member; None if `where` is the path of a plain file."""
+    """(archive, first byte, size) of a member; None if `where` is the path of a plain file."""
     found = _PLACE.fullmatch(where)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """The files of a tar archive, by paths in which the archive acts as a folder."""
+    """Files of a tar archive, by paths in which the archive counts as a folder."""
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be read, and why."""
+    """Path of a file that cannot be read -> the reason."""
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Adds a member; it replaces an earlier one of its name, as when `tar` unpacks."""
+        """Adds a member; it replaces an earlier one of its name, as in unpacking by `tar`."""
         if member.isdir():
             return
         name = _normal(member.name)
@@ -116,7 +116,7 @@ def read_archive(root: Path, archive: str) -> Contents:
 
 
 class _Headers:
-    """The file object that tarfile reads; it refuses positions outside the file."""
+    """File object for tarfile that refuses positions outside the file."""
 
     def __init__(self, stream: BinaryIO):
         self._stream = stream

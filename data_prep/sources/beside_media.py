@@ -33,20 +33,20 @@ from data_prep.sources.listing import BOTH, media_kind_of, name_of, stamp_of
 from dit.codecs.rgb import ReferenceFit, is_transparent
 
 FOLDER = -1
-"""`PlannedReference.folder` of a picture in the folder of the media, which a table names."""
+"""Value of `PlannedReference.folder` for a picture named by a table, in the folder of the media."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
-    """How the size is chosen at which control pictures are encoded."""
+    """Rule for the size at which control pictures are encoded."""
 
     kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
-    """Whole patches, and the pixel budget of the media, if there is one."""
+    """Rule of size `own`: whole patches, within the pixel budget of the media."""
     published: Callable[[int, int], tuple[int, int]] | None = None
-    """(width, height) -> those of the pipeline, which stretches pictures to them."""
+    """(width, height) -> size in the processor's pipeline, to which it stretches pictures."""
     crops: bool = False
-    """Whether the pipeline then crops them to whole patches."""
+    """Whether the pipeline then crops to whole patches."""
     center_crop: bool = True
 
     def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
@@ -70,7 +70,7 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """A folder of control pictures or videos, which have the relative paths of their media.
+    """Folder of control pictures or videos, at the relative paths of their media.
 
     Endings may differ. The control of a picture is a picture; that of a video may be either.
     """
@@ -82,7 +82,7 @@ class ControlFolder:
     missing: ClassVar[Reason] = Reason.NO_REFERENCE
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
-        """The control at `path`, which belongs to the medium `source`.
+        """The control at `path`, for the medium `source`.
 
         Raises:
             RefusedError: there is none.
@@ -90,13 +90,13 @@ class ControlFolder:
         if path is None:
             kind = "picture or video" if media_kind_of(source) == "video" else "picture"
             named = f"{self.root.name}/{name_of(source)} with the ending of a {kind}"
-            raise RefusedError(self.missing, f"there is no {named} ({self.option})")
+            raise RefusedError(self.missing, f"there is no {named} ({self.option}); add the file")
         return ControlPicture(path, path, stamp_of(self.root / path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedFolder(ControlFolder):
-    """A folder of rejected samples, at the relative paths of the preferred ones."""
+    """Folder of rejected samples, at the relative paths of the preferred ones."""
 
     option: str = "--rejected_dir"
     what: ClassVar[str] = "rejected picture or video"
@@ -105,7 +105,7 @@ class RejectedFolder(ControlFolder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundReference:
-    """A control picture or video that was opened, with its size."""
+    """An opened control picture or video, with its size."""
 
     folder: int
     picture: ControlPicture
@@ -117,7 +117,7 @@ class FoundReference:
     def planned(
         self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode the reference beside its target, with the frames `kept` of `clip`.
+        """Plan for encoding the reference beside its target, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not fit the target.
@@ -128,7 +128,7 @@ class FoundReference:
             raise refused_beside(Reason.BAD_REFERENCE, self.picture.name, error) from error
 
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
-        """The plan to encode the reference as `place` scales and crops it, with the frames `kept`.
+        """Plan for encoding the reference at `place` (scaling and crop), with the frames `kept`.
 
         Raises:
             RefusedError: it is a video that does not fit the clip.
@@ -155,7 +155,7 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """Frames of this reference: at the times that the clip keeps, or with the same indices.
+        """This reference's frames at the clip's times, or with the same indices.
 
         Indices count if both files have equally many frames.
 
@@ -179,7 +179,7 @@ class FoundReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPartner:
-    """The rejected partner of a medium, which must have the same size and kind."""
+    """The rejected sample of a medium, which must have the same size and kind."""
 
     found: FoundReference
 
@@ -198,7 +198,7 @@ class FoundPartner:
             RefusedError: it is not there, cannot be read, or is of another size or kind.
         """
         if not picture.stamp:
-            raise RefusedError(Reason.NO_REJECTED, f"there is no {picture.name}")
+            raise RefusedError(Reason.NO_REJECTED, _not_there(picture))
         try:
             found = find_reference(folder, picture, open_file)
         except RefusedError as error:
@@ -217,7 +217,7 @@ class FoundPartner:
     def planned(
         self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """The plan to encode the partner like its medium, with the frames `kept` of `clip`.
+        """Plan for encoding the rejected sample like its medium, with the frames `kept` of `clip`.
 
         Raises:
             RefusedError: it ends before the clip does.
@@ -228,16 +228,23 @@ class FoundPartner:
             raise refused_beside(Reason.BAD_REJECTED, self.found.picture.name, error) from error
 
 
+def _not_there(picture: ControlPicture) -> str:
+    return (
+        f"there is no {picture.name} below the folder of the media, and a table names it; restore"
+        " the file, or correct the table"
+    )
+
+
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
-    """`picture` with its size, from its header, or a video with the times of its frames.
+    """`picture` with its size, from its header; for a video also the times of its frames.
 
     Raises:
         RefusedError: the file does not exist, or is neither a picture nor a video.
     """
     if not picture.stamp:
-        raise RefusedError(Reason.NO_REFERENCE, f"there is no {picture.name}")
+        raise RefusedError(Reason.NO_REFERENCE, _not_there(picture))
     found: dict[str, Any] = {"folder": folder, "picture": picture}
     try:
         file = open_file(picture.where)
@@ -268,7 +275,7 @@ def read_reference(
     background: str | None,
     decoder: VideoDecoder,
 ) -> ReadReference:
-    """The decoded control, on `background` where transparent, or RGBA if that is None.
+    """The decoded control, on `background` if transparent, or RGBA if that is None.
 
     Raises:
         RefusedError: it cannot be decoded.

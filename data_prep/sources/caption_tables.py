@@ -30,7 +30,8 @@ from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 from dit.system_errors import reason
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
-"""Tables of sd-scripts: files without their endings, unless --full_path was given to it."""
+"""Names of sd-scripts' tables, which name files without endings, unless written with --full_path.
+"""
 _JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.json", *_OF_KOHYA)
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")
@@ -59,15 +60,15 @@ class CaptionTables:
 
     paths: tuple[str, ...]
     media: Iterable[str]
-    """Relative paths of the media, for bare names."""
+    """Relative paths of the media, to resolve bare names."""
     caption_field: str
-    """The field that holds the caption; `caption` stands for all of `CAPTION_FIELDS`."""
+    """Field of the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
     missing: MissingCaption = MissingCaption.FILENAME
     root: Path | None = None
-    """The input folder, for rows with absolute paths; None: they match nothing."""
+    """Input folder, for rows with absolute paths; None: such rows match nothing."""
     control: Callable[[str], ControlPicture] | None = None
-    """The control or rejected picture at a path; None: tables name none."""
+    """Path -> control or rejected picture; None: tables name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
@@ -86,7 +87,7 @@ class CaptionTables:
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
-        """Counts of rows that name no file, are replaced by a later row, or give a field twice."""
+        """Counts of rows that match no file, are replaced by a later row, or repeat a field."""
         lost, unclear, counts = list[str](), list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
@@ -108,7 +109,7 @@ class CaptionTables:
         return counts
 
     def only_beside(self) -> frozenset[str]:
-        """Paths that tables name as controls or rejected samples, and never as media."""
+        """Paths that tables name only as controls or rejected samples, not as media."""
         named, media = set[str](), set[str]()
         for path in self.paths:
             folder = str(PurePosixPath(path).parent)
@@ -128,7 +129,7 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """(folder with a table, name or beginning of a name) -> number of media below it."""
+        """(folder with a table, name or prefix of a name) -> number of media below it."""
         counts = Counter[tuple[str, str]]()
         for source in self.media:
             name = PurePosixPath(source).name
@@ -140,7 +141,7 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """(folder, composed name) -> spellings of this name below it, for names outside ASCII."""
+        """(folder, composed name) -> spellings of the name below it, for names beyond ASCII."""
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -206,7 +207,7 @@ class CaptionTables:
     def _beside(
         self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False
     ) -> list[str]:
-        """The names of `_paths`, spelled as the files are."""
+        """The names of `_paths`, in the spelling of the files."""
         return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
@@ -215,7 +216,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        r"""Path `name` with / for \, unless a medium in `folder` has this very name."""
+        r"""Path `name` with / for \, unless a medium in `folder` has exactly this name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))
@@ -241,7 +242,7 @@ class CaptionTables:
         return self._parsed[path]
 
     def _respell(self, rows: Rows) -> None:
-        """Corrects the spelling of rows to that of the only media they can mean."""
+        """Corrects the spelling of rows to that of the only medium they can stand for."""
         folder = str(PurePosixPath(rows.path).parent)
 
         def media(name: str) -> set[str]:
@@ -287,7 +288,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """The short form of a file name that the table at `path` may use; empty if that has none."""
+    """Short form of a file name for the table at `path`; empty if that kind has none."""
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem

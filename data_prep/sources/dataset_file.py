@@ -50,7 +50,7 @@ _NOT_READ = {
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
-    """Whether a dataset file is one of diffusion-pipe, whose defaults then apply."""
+    """Whether a dataset file is diffusion-pipe's, whose defaults then apply."""
     return path.suffix.lower() == ".toml"
 
 
@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
     except YamlError as error:
         raise PrepError(f"--dataset_config {path}: {error}") from None
     if not isinstance(content, dict):
-        raise PrepError(f"--dataset_config {path} holds no keys and values")
+        raise PrepError(f"--dataset_config {path} holds no keys; list the folders as `directory`")
     return content
 
 
@@ -138,7 +138,7 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 
 
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
-    """Options for captions: --missing_caption, else the file, else its tool's default."""
+    """Caption options: from --missing_caption, else the file, else its tool's default."""
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
         skipped = settings["skip_empty_caption"]
@@ -152,7 +152,7 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
 def _size_rules(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """The rules for sizes, each of which makes a sample, and the allowed numbers of frames."""
+    """Rules for sizes, each of which makes a sample, and the allowed numbers of frames."""
     multiple = args.size_multiple
     # Without 1, which allows pictures: a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)
@@ -194,7 +194,7 @@ def _in_patches(side: int, multiple: int) -> int:
 
 
 def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Aspect ratios of the buckets; None leaves them to the command line."""
+    """Aspect ratios of the buckets; None: as on the command line."""
     if "ar_buckets" in settings:
         return settings["ar_buckets"]
     if "num_ar_buckets" in settings:
@@ -204,7 +204,7 @@ def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 def checked(where: str, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """The settings in `content`, with checked types; `where` is the file and folder for messages.
+    """The settings in `content`, type-checked; `where` is the file and folder for messages.
 
     Raises:
         PrepError: a key is unknown, or its value is not allowed.

@@ -21,7 +21,7 @@ LEVELS = 16  # largest pixel value; the smallest is 0
 SIDE = 8  # pixels
 
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-"""Row and column that a digit goes on by in one move."""
+"""Direction -> (rows, columns) of one move of a digit."""
 CANVAS = 16  # pixels along a side
 FRAMES = 9
 FRAMES_A_MOVE = 2  # it moves by one pixel in every second frame: 4 in all, from centre to edge
@@ -93,7 +93,7 @@ EDITS = ("with a frame", "mirrored")
 
 
 def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
-    """`picture_HW` after an edit: its border filled with ink, or mirrored."""
+    """`picture_HW` after an edit: with a border of ink, or mirrored."""
     if edit == "mirrored":
         return picture_HW.flip(1)
     framed_HW = torch.full_like(picture_HW, ink)
@@ -102,7 +102,7 @@ def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
 
 
 def _reference(source: str, side: int) -> PlannedReference:
-    """The digit or clip as its own reference, `side` pixels high and wide."""
+    """The digit or clip as a reference of itself, `side` pixels high and wide."""
     size = (side, side)
     return PlannedReference(name=source, folder=0, where=source, stamp="", resized=size, size=size)
 

@@ -48,14 +48,14 @@ _LINES_REMEDY = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Medium:
-    """A picture or video that was found and is not opened yet."""
+    """A picture or video that has been found but not opened."""
 
     source: str  # relative path
     where: str  # argument of `Collection.open`
     stamp: str  # changes when the file changes
     kind: str  # image or video
     captions: Callable[[], list[Caption]]
-    """Returns its captions; raises RefusedError if none can be used."""
+    """Function that returns the captions; raises RefusedError if none can be used."""
     mask: str | None = None  # in the folder of masks
     controls: tuple[str | None, ...] = ()  # in each folder of control pictures
     rejected: str | None = None  # in the folder of rejected media
@@ -119,7 +119,7 @@ class CaptionOptions:
 def _beside(
     folder: MaskFolder | ControlFolder | RejectedFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
-    """Path of each medium's file in `folder`, by `name_of` the medium.
+    """`name_of` a medium -> path of its file in `folder`.
 
     Raises:
         PrepError: the folder or a file in it is missing, or two files have one name.
@@ -153,17 +153,17 @@ class FolderCollection:
     kinds: frozenset[str] = IMAGES
     option: str = "--image_dir"
     masks: MaskFolder | None = None
-    """Masks of the loss; their folder holds no media, wherever it lies."""
+    """Folder of loss masks, whose files are no media."""
     controls: tuple[ControlFolder, ...] = ()
-    """Control pictures of edits; nor do these folders."""
+    """Folders of control pictures, whose files are no media."""
     rejected: RejectedFolder | None = None
-    """What people like less; nor does this one."""
+    """Folder of rejected samples, whose files are no media."""
     output: Path | None = None
-    """Folder that is written to; its sample pictures are no media."""
+    """Output folder, whose sample pictures are no media."""
     elsewhere: Elsewhere = ()
-    """What other inputs pack from this folder."""
+    """Parts of this folder that other inputs pack."""
     is_counted: bool = False
-    """Whether another input counts the files of this folder that no sample is made of."""
+    """Whether another input counts this folder's files that become no sample."""
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ class FolderCollection:
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
         """This folder as an input beside the input `other`.
 
-        If both are the same folder, the later one is not counted.
+        If both are the same folder, only the first counts its files.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
@@ -199,7 +199,9 @@ class FolderCollection:
         members, refused = self._unpacked(listing)
         sources = sorted({*listing.media, *(path for path in refused if self._stands_alone(path))})
         if not sources:
-            raise PrepError(f"{self.option} {self.root}: its archives hold no media")
+            raise PrepError(
+                f"{self.option} {self.root}: its archives hold no media; give another folder"
+            )
         counted = Ignored() if self.is_counted else ignored
         captions = self._captions(listing, members, refused, counted)
         if named := captions.tables.only_beside().intersection(sources):
@@ -263,7 +265,7 @@ class FolderCollection:
         return self._bytes(*place) if place else read_regular_file(self.root / where)
 
     def _stands_alone(self, path: str) -> bool:
-        """Whether an unreadable file is a sample by itself, as a medium or an archive is."""
+        """Whether an unreadable file counts as a refused sample, as a medium or archive does."""
         return media_kind_of(path) in self.kinds or path.lower().endswith(".tar")
 
     def _bytes(self, archive: str, start: int, size: int) -> bytes:
@@ -285,7 +287,7 @@ class FolderCollection:
             return ""  # reading the file will report why
 
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
-        """A function that says whether a relative path exists as a file of any kind."""
+        """Predicate: whether a relative path is an existing file of any kind."""
         root = str(self.root)
         others = {composed(path) for path in listing.others if not path.isascii()}
         return lambda path: (
@@ -333,7 +335,7 @@ class FolderCollection:
 
 
 def _is_visible(folder: Path, *, below: Path) -> bool:
-    """Whether a listing of `below` reaches `folder`."""
+    """Whether a listing of `below` includes `folder`."""
     if not folder.is_relative_to(below):
         return False
     parts = folder.relative_to(below).parts
@@ -341,7 +343,7 @@ def _is_visible(folder: Path, *, below: Path) -> bool:
 
 
 def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:
-    """Caption files to read, by medium, as `Captions.sidecars` needs them; counts the others."""
+    """Caption files by medium, as `Captions.sidecars` needs them; counts all others."""
     found, left = dict[str, str](), listing.sidecars
     if options.format not in (CaptionFormat.AUTO, CaptionFormat.SIDECAR):
         why = f"--caption_format {options.format}"
@@ -370,7 +372,7 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
-    """`act(path)`, or raises the refusal of `path` if there is one."""
+    """`act(path)`; raises the refusal of `path` instead if there is one."""
     if path in refused:
         raise refused[path]
     return act(path)

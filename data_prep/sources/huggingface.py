@@ -67,7 +67,10 @@ def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollectio
 
 def _column(asked: str | None, usual: Sequence[str], columns: Sequence[str]) -> str | None:
     if asked is not None and asked not in columns:
-        raise PrepError(f"the dataset has no column {asked!r}, but {', '.join(columns)}")
+        raise PrepError(
+            f"--hf_dataset has no column {asked!r}; name one of {', '.join(columns)} with"
+            " --image_column, --video_column or --caption_column"
+        )
     return asked or next((name for name in usual if name in columns), None)
 
 
@@ -111,7 +114,7 @@ class RowsCollection:
     caption_column: str | None
     captions: CaptionOptions
     fetched: Path
-    """Folder for fetched files, so that none is fetched twice."""
+    """Folder for downloaded files, so that each is fetched once."""
     controls: tuple[()] = ()
     masks: None = None
     rejected: None = None
@@ -174,7 +177,7 @@ class RowsCollection:
 
 
 def _content(address: str) -> bytes:
-    """The content at a URL, with further tries after errors of the network or server.
+    """The content at a URL; tries again after errors of the network or server.
 
     Raises:
         RefusedError: the last try failed, too.

@@ -15,8 +15,7 @@ from data_prep.sources.caption_tables import is_table
 from dit.codecs.frame_pictures import ENDINGS as VIDEO_ENDINGS
 
 Elsewhere = Sequence[tuple[str, frozenset[str]]]
-"""Folders below this one, with a slash at the end, and the kinds of media that other inputs pack
-from them."""
+"""Subfolders, with a slash at the end, and the kinds of media that other inputs pack from them."""
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
 _REMEDIES = {
     "convert them to JPEG or PNG": (
@@ -35,9 +34,9 @@ _REMEDIES = {
     "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
 }
 OF_SYSTEMS = frozenset(("@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "__MACOSX"))
-"""Folders that file servers and systems add: thumbnails, deleted files, attributes of files."""
+"""Names of folders that file servers and systems add: thumbnails, deleted files, attributes."""
 _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endings.split()}
-"""What to do with files that are ignored, by their ending."""
+"""File ending -> advice for ignored files with it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,7 +52,7 @@ class Ignored:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Counts `files` that this input leaves unused, unless another input uses them."""
+        """Counts `files` that this input does not use, unless another input uses them."""
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
 
@@ -73,9 +72,9 @@ class Listing:
     sidecars: dict[str, str] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    """Visible files that are none of these."""
+    """Visible files of other kinds."""
     ignored: Counter[str] = field(default_factory=Counter)
-    """Counts of what is left out."""
+    """Counts of ignored files, by kind."""
 
     def add(self, path: str, kinds: frozenset[str], elsewhere: Elsewhere = ()) -> None:
         """Adds a file under the kind of its ending, unless another input packs it."""
@@ -107,7 +106,7 @@ def media_kind_of(path: str) -> str | None:
 
 
 def stamp_of(path: Path) -> str:
-    """Size and modification time of the file at `path` as text, to see whether it has changed.
+    """Size and modification time of `path` as text, to recognise changed files.
 
     Raises:
         OSError: the file does not exist.
@@ -117,7 +116,7 @@ def stamp_of(path: Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """`path` without its ending, which a medium and its mask have in common."""
+    """`path` without its ending, which a medium shares with its mask."""
     return str(PurePosixPath(path).with_suffix(""))
 
 
@@ -131,7 +130,7 @@ def list_media(
 ) -> Listing:
     """Media and caption files below `root`, at any depth, in a fixed order."""
     if not root.is_dir():
-        raise PrepError(f"{option} {root} is no folder")
+        raise PrepError(f"{option} {root} is no folder; correct the path")
     listing = Listing()
     for path in _walk(root, listing.ignored, {folder.resolve() for folder in without}):
         listing.add(str(path), kinds, elsewhere)
@@ -155,7 +154,9 @@ def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[Pur
     """
 
     def stop(error: OSError) -> None:
-        raise PrepError(f"{error.filename} cannot be listed: {error.strerror}")
+        raise PrepError(
+            f"{error.filename} cannot be listed: {error.strerror}; make it readable, or move it"
+        )
 
     for folder, folders, files in os.walk(root, onerror=stop):
         linked = {name for name in folders if os.path.islink(os.path.join(folder, name))}

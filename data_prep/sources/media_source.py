@@ -1,4 +1,4 @@
-"""Media -> planned samples; planned samples -> their pixels, when they are packed.
+"""Plans samples from media, and reads their pixels when they are packed.
 
 The plan decides everything; reading only carries it out.
 """
@@ -59,7 +59,7 @@ _SAME_PAIR = "rejected partner of the same pixels: the pair teaches nothing"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """Media of one collection, and the settings that apply to them."""
+    """One collection of media, and the settings for it."""
 
     collection: Collection
     prefix: str = ""  # for source paths, where there are several inputs
@@ -70,12 +70,12 @@ class Input:
     several: SeveralCaptions = SeveralCaptions.ALL
     shuffle: TagShuffle | None = None
     skips_uncaptioned: bool = False
-    """Whether a medium without a caption is counted as ignored, and not as refused."""
+    """Whether media without a caption count as ignored, not as refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
-    """How pixels become tokens: the latent cell's stride in space and time, and the patch."""
+    """Size of a token in pixels: the latent cell's stride in space and time, and the patch."""
 
     spatial: int  # pixels along one side of a latent cell
     temporal: int  # frames in a latent frame, after the first
@@ -96,13 +96,13 @@ class MediaSource:
     resize_mode: ResizeMode = ResizeMode.LANCZOS
     decoder: VideoDecoder = VideoDecoder.PYAV
     background: str = WHITE
-    """Colour behind what is transparent, as `dit.codecs.rgb.colour` writes it."""
+    """Colour behind transparent areas, in the form of `dit.codecs.rgb.colour`."""
     reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
-    """Size of control pictures."""
+    """Rule for the size of control pictures."""
     keeps_originals: bool = False
-    """Whether clips have control pictures as they were, too, for text encoders that see them."""
+    """Whether clips also keep control pictures at full size, for text encoders that see them."""
     sound: SoundRule | None = None
-    """How the sound of videos is read; None reads none."""
+    """Rule for the sound of videos; None: sound is not read."""
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -282,7 +282,7 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """The pixels of the reference `one`, from its control folder or the folder of the media."""
+        """Pixels of the reference `one`, from its control folder or the folder of the media."""
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
         background = None if self.keeps_alpha else self.background
@@ -294,7 +294,7 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """The frames of a sample, and its notes, including those that only pixels show."""
+        """Frames of a sample, and its notes, including those that only pixels show."""
         notes = [note for note in entry.notes if note != self.on_background]
         if entry.kind == "video":
             pictures = self.decoder.frames(file, entry)
@@ -316,7 +316,7 @@ class MediaSource:
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
-    """All control pictures of a sample: first those of control folders, then those of its table."""
+    """Control pictures of a sample: those of control folders, then those of its table's row."""
     found = [
         find_reference(number, picture, lambda where, root=folder.root: root / where)
         for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))
@@ -331,7 +331,7 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """The rejected partner of a medium, from its row in a table, else from the folder.
+    """The rejected sample of a medium, from its row in a table, else from the folder.
 
     None if neither has one.
     """
@@ -370,7 +370,7 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`entry` with its number of copies; its key decides about a fractional part of `repeats`."""
+    """`entry` with its number of copies; its key decides on a fractional part of `repeats`."""
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
     return replace(entry, repeats=int(whole) + extra)

@@ -1,4 +1,4 @@
-"""Bytes of a caption table -> its rows by file name; a bad row does not affect the others."""
+"""Rows of a caption table, parsed from its bytes, by file name; a bad row affects no others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
 OUTSIDE = ("/", "../")
-"""How a normalised path begins that does not lead into the folder of the table."""
+"""Prefix of normalised paths that leave the folder of the table."""
 _SEPARATORS = (",", ";", "\t", "|")
 _SAID = re.compile(r'"?sep=(.)"?')
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
 
 
 class TableRow(NamedTuple):
-    """A row of a table, or the RefusedError that says why it cannot be used."""
+    """A row of a table, or the RefusedError why it cannot be used."""
 
     content: Any
     number: int  # of the row, from 1; in CSV of the line
@@ -37,21 +37,21 @@ class TableRow(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Rows:
-    """The rows of a caption table, by the names of media."""
+    """Rows of a caption table, by the names of media."""
 
     path: str
     folders: tuple[str, ...] = ()
-    """Absolute paths of the folder of the table."""
+    """Absolute paths of the table's folder."""
     by_name: dict[str, TableRow] = field(default_factory=dict)
-    """By their paths relative to that folder."""
+    """Path relative to that folder -> row."""
     unclear: set[str] = field(default_factory=set)
-    """Names that are several media in composed form."""
+    """Names that match several media in composed Unicode form."""
     repeated: int = 0
-    """Rows that a later row of the same name replaces."""
+    """Number of rows that a later row of the same name replaces."""
     repeating: int = 0
-    """Rows that give a field twice."""
+    """Number of rows that repeat a field."""
     problem: RefusedError | None = None
-    """The first error without a file name; it may concern any medium that has no row."""
+    """First error without a file name; it may concern any medium without a row."""
 
     def add(self, name: Any, content: Any, number: int) -> None:
         if not isinstance(name, str) or not name:
@@ -65,13 +65,13 @@ class Rows:
         self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
 
     def _put(self, name: str, row: TableRow) -> None:
-        """Adds `row` under `name`; of two rows with one name the later is kept."""
+        """Adds `row` under `name`; a later row of the same name replaces an earlier one."""
         former = self.by_name.pop(name, row)
         self.repeated += former is not row
         self.by_name[name] = max(former, row, key=lambda one: one.number)
 
     def rename(self, name: str, new: str) -> None:
-        """Moves the row of `name` to the spelling `new`, where it may meet another row."""
+        """Renames the row of `name` to the spelling `new`, which another row may have."""
         self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:
@@ -173,7 +173,7 @@ def _add_csv(rows: Rows, text: str) -> None:
 
 
 def _separator(path: str, lines: Iterable[str]) -> str:
-    """The separator of fields: what splits the first line into named columns, or its `sep=`.
+    """Field separator: the one that splits the first line into named columns, or its `sep=`.
 
     Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
@@ -187,7 +187,7 @@ def _separator(path: str, lines: Iterable[str]) -> str:
 
 
 def _head(rows: Rows, cells: list[str]) -> list[str] | None:
-    """The names of the columns in `cells`; None for a line before them."""
+    """Column names from `cells`; None for a line before the column names."""
     if not cells or cells[0].startswith("sep="):
         return None
     head = [name.strip() for name in cells]

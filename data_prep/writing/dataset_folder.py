@@ -39,7 +39,7 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """Matches files of the given names, also while they are being written."""
+    """Pattern of the given file names, also with the suffix of unfinished files."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 
@@ -82,7 +82,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def check_source_outside(folder: Path, *, source: Path, option: str) -> None:
-    """Makes sure that --overwrite cannot remove the source.
+    """Checks that --overwrite cannot remove the source.
 
     Raises:
         PrepError: `source`, the value of `option`, is the output folder or lies in it.
@@ -148,7 +148,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or folder; no other process sees a part of the folder under its name."""
+    """Removes a file or folder; it is renamed first, so that no process sees half of it."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
@@ -165,7 +165,7 @@ def publish(
     null_text: dict[str, Tensor],
     made: MadeBy | None = None,
 ) -> None:
-    """Writes cards, null text and Energon's metadata, once all shards are in place.
+    """Writes cards, null text and Energon's metadata, once all shards are complete.
 
     `shards` has the number of samples of each shard, by split and file name. Without `null_text`
     each sample has its own; without `made` no README is written. `null_text` is the encoder's

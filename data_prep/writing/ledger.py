@@ -39,12 +39,12 @@ def ledger_name(rank: int, world: int) -> str:
 
 
 def digest_of(line: bytes) -> str:
-    """The digest of a line of the plan; equally planned samples have the same."""
+    """Digest of a line of the plan; samples planned alike have the same."""
     return hashlib.blake2b(line, digest_size=12).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each complete line and its end; a last line that a kill has cut off is left out."""
+    """(line, end offset) of each complete line; a truncated last line is left out."""
     end = 0
     with path.open("rb") as stream:
         for line in stream:
@@ -56,7 +56,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 @dataclass
 class LedgerProgress:
-    """Samples and valid bytes of the ledger of one rank."""
+    """Numbers of samples and valid bytes in the ledger of one rank."""
 
     samples: int = 0  # lines of the plan that are done
     size: int = 0  # valid bytes of the ledger
@@ -74,7 +74,7 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """The complete blocks that a rank has packed; all its blocks have `total` samples."""
+    """Progress over the complete blocks that a rank has packed; its blocks have `total` samples."""
     if not path.exists():
         return LedgerProgress()
     size, folder = cache(_size), path.parent.parent
@@ -95,7 +95,7 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
 
 
 def _size(shard: Path) -> int:
-    """Bytes that a shard really has: a power cut can lose bytes that a kill cannot."""
+    """Bytes that a shard really has: after a power cut it may be shorter than recorded."""
     paths = (shard, shard.with_name(shard.name + TEMPORARY))
     return max((path.stat().st_size for path in paths if path.exists()), default=0)
 
@@ -110,7 +110,7 @@ class Ledger:
         self._stream.seek(keep)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Adds a block of samples whose bytes are written."""
+        """Appends a block of samples whose bytes are written."""
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         with writing(Path(self._stream.name)):
             self._stream.write(text.encode())
@@ -163,7 +163,7 @@ def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What a packing wrote, refused and ignored."""
+    """Counts and facts of a packing: written, refused and ignored samples."""
 
     shards: Mapping[Split, Mapping[str, int]]  # samples of each shard by file name
     bytes_written: int

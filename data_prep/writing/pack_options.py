@@ -45,9 +45,9 @@ class PackOptions(WorkOptions, ShardOptions):
 
     split: SplitFractions
     split_is_given: bool = True
-    """Whether the user gave the split; the default may change for a small dataset."""
+    """Whether the user set the split; the default may change for a small dataset."""
     block_size: int = 32
-    """Samples that a worker gets at once."""
+    """Samples in a block for a worker."""
     decode_threads: int = 0
     verify: bool = False
     """Whether each latent is decoded again and compared with its source."""

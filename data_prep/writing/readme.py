@@ -1,4 +1,4 @@
-"""The card of a dataset for people: `README.md` in its folder, with sample pictures beside it.
+"""README.md of a dataset, for people, with sample pictures beside it.
 
 The section about permitted use is the user's: it is never overwritten.
 """
@@ -36,10 +36,10 @@ _PACKAGES = ("megatron-dit", "torch", "diffusers", "transformers", "av", "pillow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeBy:
-    """Facts about how a dataset was made that its card does not have."""
+    """Facts about the making of a dataset that its card does not have."""
 
     command: str = ""
-    """Command line, but for paths and options that do not change the samples."""
+    """Command line without paths and options that do not change the samples."""
     pictures: tuple[tuple[str, bytes], ...] = ()
     """Captions and PNG files of some samples."""
 
@@ -54,7 +54,7 @@ def sample_picture(clip: Clip) -> bytes:
 
 
 def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
-    """Writes the page and `samples/`, and keeps what the user wrote about permitted use."""
+    """Writes README.md and `samples/`, and keeps the user's section on permitted use."""
     path = folder / README_NAME
     found = path.read_text(errors="replace") if path.exists() else ""
     said = re.search(re.escape(_USE) + r"(.*?)(?=^## |\Z)", found, re.DOTALL | re.MULTILINE)

@@ -61,12 +61,12 @@ class Writer:
         return self.folder / LEDGER / ledger_name(self.ranks.rank, self.ranks.world)
 
     def progress(self, share: RankBlocks) -> LedgerProgress:
-        """The samples that an earlier run has written."""
+        """Number of samples that an earlier run has written."""
         return read_progress(self._path, block=share.size, total=share.total)
 
     @contextmanager
     def resumed(self, progress: LedgerProgress) -> Iterator[None]:
-        """Opens shards and ledger to continue after `progress`, and cuts off anything later."""
+        """Context with shards and ledger open to continue after `progress`; later bytes are cut."""
         self._earlier = EarlierSamples(self.folder)
         prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
         with ExitStack() as stack:
@@ -86,7 +86,7 @@ class Writer:
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:
-        """The block, with None in place of samples that an earlier packing has."""
+        """The block, with None for samples that an earlier packing has written."""
         assert self._earlier is not None
         has = self._earlier.has
         return tuple(None if has(line) else line for line in block)

@@ -29,7 +29,7 @@ _END = bytes(2 * _BLOCK)
 def sample_parts(
     tensors: dict[str, Tensor], description: dict[str, Any], sound_KA: Tensor | None = None
 ) -> dict[str, bytes]:
-    """The files of a sample: two, or three of one whose sound has the latent `sound_KA`.
+    """Files of a sample: two, or three with a sound latent `sound_KA`.
 
     The description gets a checksum of each file of tensors.
     """
@@ -45,7 +45,7 @@ def sample_parts(
 
 
 def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
-    """The bytes of a sample in a tar: a header and the padded content of each file."""
+    """Bytes of a sample in a tar: a header and the padded content of each file."""
     pieces = []
     for part in sorted(parts):
         content = parts[part]
@@ -64,7 +64,7 @@ class SampleEnd(NamedTuple):
 
 
 class _Shard:
-    """A tar that is being written, and the end of each of its samples."""
+    """A tar that is being written, and the end offset of each sample."""
 
     def __init__(self, path: Path, ends: list[int] | None = None):
         self.path, self.ends = path, ends or [0]
@@ -141,7 +141,7 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         return SampleEnd(self._shard.path.name, self._shard.ends[-1])
 
     def flush(self) -> None:
-        """Hands all bytes to the operating system, so that they outlive this process."""
+        """Flushes all bytes to the operating system, so that they outlive this process."""
         if self._shard is not None:
             self._shard.flush()
 

@@ -1,10 +1,10 @@
-"""The three values that cross folder borders.
+"""The data types that pass between folders, from shard to network.
 
-1. sample        `LatentSample`: what a shard holds
-2. methods       what one method of training, or one kind of input, adds to a pack: a type for each
+1. sample        `LatentSample`: one encoded sample of a shard
+2. methods       values that a training method, or a kind of input, adds to a pack, one type each
 3. token_stream  `TokenStream`: the tokens of one modality
-4. packed_batch  `PackedBatch`: what the loader hands to the step, streams of the same samples
-5. problem       `Problem`: what an objective asks of the network
+4. packed_batch  `PackedBatch`: what the loader passes to the step, streams of the same samples
+5. problem       `Problem`: the regression that an objective sets for the network
 
 All are frozen.
 """

@@ -1,4 +1,4 @@
-"""What the loader hands to the step: streams of tokens of the same samples."""
+"""`PackedBatch`: what the loader passes to the step, token streams of the same samples."""
 
 # L text tokens, N samples in a pack, E text width; T packed tokens
 
@@ -15,15 +15,15 @@ from dit.batch.sample import TEXT
 from dit.batch.token_stream import TokenStream
 
 LATENTS = "latents"
-"""The main stream of every pack, by its name in `PackedBatch.streams`."""
+"""Name of the main stream (latents) of every pack in `PackedBatch.streams`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch(TokenStream):
-    """The main stream, of the latents that shards hold, and what else there is of its samples.
+    """The main stream (latents of the shards), other streams, and conditions of the same samples.
 
-    Text, vectors and streams of other modalities have names. What all streams share stands here:
-    texts, frame rates, keys, and the draws of pairs and of guidance.
+    Texts, vectors and streams of other modalities have names. Values that all streams share are
+    fields: texts, frame rates, keys, and the draws of pairs and of guidance.
     """
 
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
@@ -45,19 +45,19 @@ class PackedBatch(TokenStream):
 
     @property
     def copies(self) -> int:
-        """Samples that share their random draws."""
+        """Number of consecutive samples that share their random draws (2 for pairs, else 1)."""
         return 2 if Pairs in self.methods else 1
 
     @property
     def is_routed(self) -> bool:
-        """Whether layers of a token route see a part of the tokens."""
+        """Whether the pack has a token route, whose layers see only some of the tokens."""
         return Route in self.methods
 
     @property
     def samples_read(self) -> tuple[int, ...]:
-        """Number in this pack of the first sample that each sample of the shards became.
+        """Index in this pack of the first sample that came from each stored sample.
 
-        A sample of a shard becomes two where it is a pair, or several where it is cut into parts.
+        A stored sample becomes two if it is a pair, or several if it is cut into parts.
         """
         parts = self.method(Parts)
         if parts is None:
@@ -66,13 +66,13 @@ class PackedBatch(TokenStream):
 
     @property
     def guidance(self) -> float | None:
-        """What a guidance embedding is told; None: the network has none."""
+        """The guidance scale for the guidance embedding; None for networks without one."""
         told = self.method(GuidanceInput)
         return None if told is None else told.scale
 
     @property
     def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
-        """The main text of the samples, laid end to end."""
+        """The main text of all samples, concatenated."""
         return self.texts[TEXT]
 
     @property
@@ -82,7 +82,7 @@ class PackedBatch(TokenStream):
 
     @property
     def text_rows(self) -> tuple[int, ...]:
-        """Rows of all text inputs of each sample together."""
+        """Rows of all text inputs together, for each sample."""
         totals = [0] * self.num_samples
         for starts in self.text_offsets.values():
             totals = [n + b - a for n, (a, b) in zip(totals, pairwise(starts), strict=True)]
@@ -91,7 +91,7 @@ class PackedBatch(TokenStream):
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """A pack of the tokens `rows_T` alone, with their positions and level rows.
+        """A pack of only the tokens `rows_T`, with their positions and level rows.
 
         `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
         come before padding. `share` stays as it is.
@@ -100,7 +100,7 @@ class PackedBatch(TokenStream):
         return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))
 
     def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:
-        """A copy of the pack with `rows_LE` and offsets `starts` for the text input `name`."""
+        """A copy of the pack whose text input `name` is `rows_LE` with sample offsets `starts`."""
         return replace(
             self,
             texts={**self.texts, name: rows_LE},

@@ -1,4 +1,4 @@
-"""What an objective asks of the network."""
+"""`Problem`: the regression that an objective sets for the network."""
 
 # C patch features, T packed tokens, N samples, M level rows
 
@@ -14,10 +14,10 @@ from torch import Tensor
 class Problem:
     """A weighted regression: weight · mean over C of an error of scale · (network output - target).
 
-    It is that of the main stream; `others` has that of each other one. The error is its square,
-    unless `objective.loss` says otherwise.
-    The network sees `input_TC` and `level_M` only. Padding tokens are zero in both tensors; clean
-    and reference tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
+    These fields are of the main stream; `others` has the problem of each other stream. The error is
+    the square, unless `objective.loss` is set. The network sees only `input_TC` and `level_M`.
+    Padding tokens are zero in both tensors; clean and reference tokens are the latents themselves
+    in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed

@@ -1,4 +1,4 @@
-"""What a shard holds: one encoded image or video with its caption."""
+"""`LatentSample`: one encoded image or video with its caption, as stored in a shard."""
 
 # C latent channels, F H W frames, rows and columns of a latent, L text tokens, E text width
 
@@ -11,20 +11,18 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 TEXT = "text"
-"""The main text input of every family, by its name in a shard."""
+"""Name of every family's main text input in a shard."""
 NULL_TEXT = "null_text"
 """A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
 SOUND = "sound"
 """The latent [K, A] of a sample's sound among its inputs, and its stream of tokens in a pack."""
 REJECTED_LATENT = "rejected_latent"
-"""The latent that people like less than `latent`, of the same shape, by its name in a shard."""
+"""Name of the rejected latent of a preference pair; it has the shape of `latent`."""
 NullInputs = Mapping[str, Tensor]
-"""Inputs by name that replace those of a sample whose caption is dropped.
-
-An input that is absent keeps the sample's own value.
-"""
+"""Inputs by name that replace a sample's inputs when its caption is dropped. An absent input keeps
+the sample's value."""
 Grid = tuple[int, int, int]
-"""Frames, rows and columns, in patches."""
+"""(frames, rows, columns) of a latent, in patches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +47,7 @@ class LatentSample:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the losses of its tokens have weights of their own."""
+        """Whether tokens of the sample have individual loss weights."""
         return self.loss_weight != 1 or self.loss_mask_1FHW is not None
 
     @property

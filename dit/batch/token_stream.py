@@ -1,4 +1,4 @@
-"""Tokens of one modality: what a pack holds of latents, or of a sound, of its samples."""
+"""`TokenStream`: the tokens of one modality (latents, or sound) of a pack's samples."""
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens
 # N samples in a pack; M level rows; A axes of positions
@@ -22,9 +22,9 @@ Method = TypeVar("Method")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """Which tokens of a pack, padding included, one context-parallel rank has.
+    """The tokens of a pack, padding included, on one context-parallel rank.
 
-    By default they are an equal part of every sample: `count` parts, of which this is `index`.
+    By default the rank has an equal shard of every sample: number `index` of `count`.
     """
 
     index: int = 0  # of this part
@@ -34,9 +34,9 @@ class SequenceShard:
     contiguous: bool = False  # one piece of the pack, whatever it has of a sample
 
     def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
-        """(first token, number of tokens) of each piece of a sample that this share has.
+        """(first token, number of tokens) of each piece of a sample on this rank.
 
-        Tokens are numbered in the whole pack, of `total` tokens; the sample is [start, stop).
+        Tokens are numbered in the whole pack of `total` tokens; the sample is [start, stop).
         """
         if self.contiguous:
             size = total // self.count
@@ -51,19 +51,19 @@ class SequenceShard:
 
 
 WHOLE = SequenceShard()
-"""The share of one rank that has all tokens."""
+"""The shard of a single rank: all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenStream:
     """N samples laid end to end in one row of T tokens (THD).
 
-    The tokens of a sample are those of its latent, which is the target of training, then those of
-    its reference latents, then padding. Tokens at the beginning of the target may be clean: frames
-    that are given. Clean and reference tokens get no noise and have no loss.
+    The tokens of a sample are those of its target latent, then those of its reference latents, then
+    padding. The first tokens of the target may be clean: given frames. Clean and reference tokens
+    have no noise and no loss.
 
-    Tensors with a T hold the tokens of `share`; everything else describes the whole pack. A sample
-    that has nothing of the stream has a grid of no frames.
+    Tensors with a T hold the tokens of `share`; all other fields describe the whole pack. A sample
+    without data for the stream has a grid of no frames.
     """
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
@@ -82,11 +82,11 @@ class TokenStream:
     methods: Mapping[type, Any]
 
     def method(self, kind: type[Method]) -> Method | None:
-        """The value of the method `kind`; None where it is not used."""
+        """The value of the method `kind`; None if the pack does not use it."""
         return self.methods.get(kind)
 
     def with_method(self, value: object) -> Self:
-        """A copy with the `value` of a method, in the place of one of its type."""
+        """A copy with the method `value`, replacing a value of the same type."""
         return replace(self, methods={**self.methods, type(value): value})
 
     def without(self, *kinds: type) -> Self:
@@ -106,22 +106,23 @@ class TokenStream:
 
     @property
     def clean_tokens(self) -> tuple[int, ...]:
-        """Number of tokens at the beginning of each target that are given."""
+        """Number of clean tokens (given frames) at the beginning of each target."""
         clean = self.method(CleanTokens)
         return (0,) * self.num_samples if clean is None else clean.counts
 
     @property
     def num_levels(self) -> int:
-        """M: a level row for each sample, another if tokens may be clean, and those of conditions.
+        """M, the number of level rows of the pack.
 
-        The clean level has N rows, which follow the N rows of the samples' own levels.
+        That is N for samples, N more for clean tokens if there may be any, and those of conditions.
+        Rows of clean tokens follow the rows of the samples' own levels.
         """
         more = self.method(ConditionLevels)
         return self.num_samples * (1 + (CleanTokens in self.methods)) + (more.rows if more else 0)
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:
-        """Number of tokens of each sample's target, also where the pack has a part of them."""
+        """Number of tokens of each whole target, even if the pack has only some of them."""
         return tuple(math.prod(grid) for grid in self.grids)
 
     @property
@@ -141,24 +142,24 @@ class TokenStream:
 
     @property
     def loss_tokens(self) -> tuple[int, ...]:
-        """Tokens of each sample that have a loss."""
+        """Number of tokens with a loss, for each sample."""
         own = zip(self._targets, self.clean_tokens, strict=True)
         return tuple(tokens - given for tokens, given in own)
 
     @property
     def _targets(self) -> tuple[int, ...]:
-        """Tokens of each target that there are; a partial pack lacks some."""
+        """Number of target tokens in the pack, for each sample; a partial pack lacks some."""
         parts = self.method(Parts)
         return self.latent_tokens if parts is None else parts.targets
 
     @property
     def has_given_tokens(self) -> bool:
-        """Whether there are real tokens without noise and loss."""
+        """Whether the pack has real tokens without noise and loss."""
         return any(self.references) or any(self.clean_tokens)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the names of their fields, as `field.name` inside of a mapping.
+        """All tensors by field name, those in a mapping as `field.name`.
 
         Those of a method are `Type.field`, those of another stream `others.stream.field`.
         """
@@ -166,12 +167,12 @@ class TokenStream:
 
     @property
     def token_tensors(self) -> dict[str, Tensor]:
-        """Tensors with a row for each token (names that end in `_T...`), as `tensors` has them."""
+        """Tensors with a row for each token (names in `_T...`), by the names of `tensors`."""
         found = ((n, x) for n, x in self.tensors.items() if n.partition(".")[0] not in _BY_NAME)
         return {n: x for n, x in found if n.rpartition("_")[2].startswith("T")}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """A copy in which `tensors` replace those of the same names."""
+        """A copy with `tensors` in place of those of the same names."""
         changes: dict[str, Any] = {}
         kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():
@@ -192,12 +193,12 @@ class TokenStream:
         return replace(self, **changes)
 
     def with_tokens(self, rows_T: Tensor) -> Self:
-        """A copy whose tensors hold the tokens at `rows_T` alone."""
+        """A copy whose tensors hold only the tokens at `rows_T`."""
         return self.with_tensors({n: tensor[rows_T] for n, tensor in self.token_tensors.items()})
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
-        """(first token, number of real tokens) of each sample, in the tensors of this share."""
+        """(first token, number of real tokens) of each sample, in this rank's tensors."""
         # Real tokens come first in a sample, and therefore in its pieces as well.
         here = self._tokens_here([(0, real) for real in self.num_tokens])
         sizes = (sum(size for _, size in pieces) for pieces in self._pieces(self.share))
@@ -205,7 +206,7 @@ class TokenStream:
 
     @property
     def shared_loss_tokens(self) -> tuple[int, ...]:
-        """Tokens with a loss of each sample, counted in this share alone."""
+        """Number of tokens with a loss on this rank, for each sample."""
         ends = zip(self._targets, self.loss_tokens, strict=True)
         return self._tokens_here([(stop - count, stop) for stop, count in ends])
 
@@ -215,7 +216,7 @@ class TokenStream:
         return self._tokens_here([(0, tokens) for tokens in self.latent_tokens])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
-        """Tokens of each sample's span [first, stop) that this share has."""
+        """Number of tokens on this rank of each sample's span [first, stop)."""
         counts = []
         samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
         for start, pieces, (first, stop) in samples:
@@ -226,18 +227,18 @@ class TokenStream:
         return tuple(counts)
 
     def _pieces(self, share: SequenceShard) -> list[tuple[tuple[int, int], ...]]:
-        """(first token, number of tokens) of the pieces of each sample that `share` has."""
+        """(first token, number of tokens) of the pieces of each sample on the rank of `share`."""
         total = self.starts[-1]
         return [share.pieces(*sample, total=total) for sample in pairwise(self.starts)]
 
     def rows(self, share: SequenceShard) -> Tensor:
-        """Indices in the whole pack of the tokens that `share` has, in the order of its tensors."""
+        """Indices in the whole pack of the tokens of `share`, in the order of its tensors."""
         pieces = (piece for sample in self._pieces(share) for piece in sample)
         return torch.cat([torch.arange(first, first + size) for first, size in pieces])
 
 
 _BY_NAME = ("texts", "vectors", "others")
-"""Mappings of a pack whose tensors are not of the tokens of the stream itself."""
+"""Fields that map names to tensors without a row for each token."""
 
 
 def _tensors_of(stream: TokenStream) -> Iterator[tuple[str, Tensor]]:

@@ -1,17 +1,17 @@
-"""One tree of dataclasses describes a run; every group checks itself in its `__post_init__`.
+"""The configuration of a run: one tree of dataclasses, each checked in its `__post_init__`.
 
     run        RunConfig, the whole tree, and the rules between its groups
     groups     checkpoints, distillation, logs; all groups side by side, and what follows from them
-    model      what the networks of all families share; a family adds fields in its own folder
+    model      fields that the networks of all families share; a family adds its own in its folder
     sparsity   methods that use a part of the tokens or keys: token routing, two noise levels,
                sparse attention
     data       sources of samples, real or synthetic, and how samples are packed
     objective  EDM and flow matching: noise levels, preconditioning, loss weights
     lora       low-rank adapters: ranks, adapted linears, storage of the frozen weights
     training   steps, AdamW, learning rate, EMA, data parallelism, seed
-    validation sets of held-out samples, and the samples that are drawn during a run
+    validation sets of held-out samples, and the samples that are generated during a run
     choices    enums of the keys of network and objective
-    resume     what a changed key does to a run that resumes from its checkpoint
+    resume     effect of a changed key on a run that resumes from its checkpoint
     checks     Problems, and rules that several groups use
 
 Precedence, weakest first: recipe function, YAML file, command line (`dit.config_loading`). Keys

@@ -15,7 +15,7 @@ Rule = tuple[bool, str]  # whether it holds, and the error message for when it d
 
 
 class Problems(ValueError):  # noqa: N818 - it is what it holds
-    """An error that lists every contradiction in a configuration, one line each."""
+    """All contradictions in a configuration, one line each."""
 
     def __init__(self, problems: list[str]):
         self.problems = problems
@@ -38,7 +38,8 @@ def numbers(group: Any, **most: float) -> list[Rule]:
     """Rules that every number of the group is finite in float32, and bounded.
 
     `most` gives the largest value of a field; the default is `MOST` for integers and the largest
-    float32 for other numbers. Put these rules after a group's other rules, whose messages say more.
+    float32 for other numbers. Put these rules after a group's other rules, whose messages are more
+    specific.
     """
     rules: list[Rule] = []
     for one in fields(group):
@@ -83,7 +84,7 @@ def within(group: Any, name: str, low: float, high: float) -> Rule:
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, and all numbers in those with several, are 1 or more."""
+    """Rules that the named fields, and all numbers in tuple fields, are 1 or more."""
     values = {name: getattr(group, name) for name in names}
     return [
         (

@@ -6,14 +6,14 @@ from enum import StrEnum
 
 
 class Precision(StrEnum):
-    """Type of the weights in matrix products; levels, positions and loss are always float32."""
+    """Dtype of weights and matrix products; levels, positions and loss are always float32."""
 
     FP32 = "fp32"
     BF16 = "bf16"
 
 
 class Recompute(StrEnum):
-    """Activations that the backward pass recomputes instead of keeping."""
+    """Activations that the backward pass recomputes instead of saving them."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -62,7 +62,7 @@ class Fp8(StrEnum):
 
 
 class Fp8Recipe(StrEnum):
-    """Numbers that share a scaling factor: a tensor, a block of 128, or 32 (Blackwell)."""
+    """Numbers that share a scale in FP8: a tensor, a block of 128, or 32 (Blackwell)."""
 
     TENSORWISE = "tensorwise"
     BLOCKWISE = "blockwise"
@@ -70,7 +70,7 @@ class Fp8Recipe(StrEnum):
 
 
 class ContextComm(StrEnum):
-    """How context ranks exchange tokens: heads (a2a), or keys and values (all_gather; p2p, a ring).
+    """Context-parallel exchange: heads (a2a), or keys and values (all_gather; p2p, a ring).
 
     p2p needs Transformer Engine.
     """
@@ -81,7 +81,7 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Rows after a caption that are attended to although they are no tokens of it."""
+    """Padding of a caption that attention sees as if it were text."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 
@@ -102,21 +102,21 @@ class LevelDensity(StrEnum):
 
 
 class FlowPrediction(StrEnum):
-    """What the network of flow matching predicts of a noisy state."""
+    """Quantity that a flow-matching network predicts for a noisy state."""
 
     VELOCITY = "velocity"  # noise - latent
     X = "x"  # the latent
 
 
 class Weighting(StrEnum):
-    """The weight of flow matching's squared error at t."""
+    """Loss weight of flow matching as a function of t."""
 
     NONE = "none"
     LINEAR = "linear"
 
 
 class SamplingLevels(StrEnum):
-    """The noise levels that samplers of flow matching visit."""
+    """Noise levels of a flow-matching sampler's steps."""
 
     LINEAR = "linear"  # even steps from 1 to 1/1000, then shifted, then 0
     # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
@@ -144,7 +144,7 @@ class SamplingLevels(StrEnum):
 
 
 class LevelSpacing(StrEnum):
-    """The spacing of a sampler's noise levels, as `use_..._sigmas` of Diffusers."""
+    """How a sampler's noise levels are spaced, as in Diffusers' `use_..._sigmas`."""
 
     KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
     EXPONENTIAL = "exponential"  # even in ln t
@@ -152,21 +152,21 @@ class LevelSpacing(StrEnum):
 
 
 class TimeShift(StrEnum):
-    """Dependence of the time shift on the target's number of tokens, as in Diffusers' pipelines."""
+    """Dependence of the time shift on the number of target tokens, as in Diffusers' pipelines."""
 
     EXPONENTIAL = "exponential"  # exp(mu)
     LINEAR = "linear"  # mu
 
 
 class ValidationLatents(StrEnum):
-    """Which latents are validated if a dataset holds distributions of them."""
+    """Latents for validation if a dataset stores distributions: mean or sampled."""
 
     MEAN = "mean"
     DRAWN = "drawn"
 
 
 class Sampler(StrEnum):
-    """The solver of the sampling ODE; lcm solves none, and is for networks distilled to it."""
+    """Solver of the sampling ODE; lcm solves none, and is for networks distilled for it."""
 
     EULER = "euler"  # one network call a step, first order
     HEUN = "heun"  # two calls a step, second order (arXiv:2206.00364, Algorithm 1 without churn)
@@ -188,7 +188,7 @@ class LossKind(StrEnum):
 
 
 class LossMean(StrEnum):
-    """What has equal weight in the mean loss: each real token, or each sample."""
+    """Equal weight in the mean loss: for each real token, or for each sample."""
 
     TOKEN = "token"
     SAMPLE = "sample"
@@ -202,13 +202,13 @@ class SoundLevels(StrEnum):
 
 
 class Preference(StrEnum):
-    """The loss on pairs of a preferred and a rejected latent."""
+    """Loss on preference pairs of latents."""
 
     DPO = "dpo"
 
 
 class DistillMethod(StrEnum):
-    """The method by which a network learns to generate in few steps."""
+    """Method by which a network learns to generate in few steps."""
 
     OPD = "opd"  # the teacher's mean velocity over each step of the network's own trajectory
     DMD = (
@@ -217,21 +217,21 @@ class DistillMethod(StrEnum):
 
 
 class Rollout(StrEnum):
-    """The origin of the states at which a student learns."""
+    """Origin of the noisy states at which a student is trained."""
 
     SIMULATE = "simulate"  # its own steps from noise
     DATA = "data"  # latents of the data, with noise
 
 
 class StudentSampler(StrEnum):
-    """How a student gets from one of its steps to the next."""
+    """Transition between a student's sampling steps."""
 
     ODE = "ode"  # along its velocity, by Euler's method
     SDE = "sde"  # the predicted latent, with new noise: LCM
 
 
 class TargetSchedule(StrEnum):
-    """How the strength of `cfg_target` depends on the noise level."""
+    """Dependence of the strength of `cfg_target` on the noise level."""
 
     CONSTANT = "constant"  # w
     LEVEL = "level"  # 1 + (w - 1) t

@@ -12,7 +12,7 @@ from dit.local_path import DataPath
 
 @dataclass(frozen=True, kw_only=True)
 class MockGeometry:
-    """One kind of synthetic sample, in latent units."""
+    """Size of one kind of synthetic samples, in latent cells."""
 
     frames: OfData[int] = 1
     """Frames of the latent; 1 for an image."""
@@ -44,20 +44,20 @@ class BlendEntry:
     path: OfData[DataPath]
     """Folder with shards and `.nv-meta`."""
     weight: OfData[float] = 1.0
-    """Relative probability that the next sample comes from here."""
+    """Relative probability that the next sample comes from this dataset."""
 
     def __post_init__(self) -> None:
         check(*positive(self, "weight"), *numbers(self, weight=1e12))
 
 
 class Balance(StrEnum):
-    """How packs of one step are chosen to cost about the same on all data-parallel ranks."""
+    """Method by which packs of a step get about equal cost on all data-parallel ranks."""
 
     NONE = "none"
     FLOPS = "flops"
-    """Packs as without it, in an order of their cost that is the same on all ranks."""
+    """Packs are formed as with `none`, and ordered by cost in the same way on all ranks."""
     FLOPS_TARGET = "flops_target"
-    """Samples are chosen so that most packs cost the same; the order does the rest."""
+    """Samples are chosen so that most packs cost the same; packs are then ordered by cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +65,8 @@ class DatasetConfig:
     """Sources of samples, and how samples share a pack."""
 
     path: OfData[DataPath | None] = None
-    """Folder with shards and `.nv-meta`, here or at msc://PROFILE/PATH; or an Energon metadataset
-    YAML. A copy elsewhere is no other dataset."""
+    """Folder with shards and `.nv-meta`, local or at msc://PROFILE/PATH; or an Energon metadataset
+    YAML. A copy elsewhere counts as the same dataset."""
     blend: OfData[tuple[BlendEntry, ...]] = ()
     """Several datasets with weights, instead of `path`."""
     mock: OfData[bool] = False
@@ -76,14 +76,14 @@ class DatasetConfig:
     task_encoder_seq_length: OfData[int] = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: OfData[int] = 100
-    """Samples that one round of packing chooses from; 64 are enough. Of samples so short that these
-    do not fill a pack, as many as fill one."""
+    """Samples among which a round of packing chooses; 64 are enough. If samples are so short that
+    these do not fill a pack, as many as fill one."""
     balance: OfData[Balance] = Balance.NONE
-    """How data-parallel ranks get about the same cost per step. `flops_target` forms packs of
-    similar cost where samples allow it; `flops` only chooses packs of similar cost for a step."""
+    """How data-parallel ranks get about equal cost per step. `flops_target` forms packs of similar
+    cost if samples allow it; `flops` only groups packs of similar cost into steps."""
     balance_packs: OfData[int] = 64
-    """Packs that each loader process holds to choose from; used where `balance` is not none. With
-    more, the ranks' costs differ less."""
+    """Packs among which each loader process chooses, if `balance` is not none. With more packs the
+    ranks' costs differ less."""
     sample_multiple: OfData[int] = 16
     """Each sample is padded to a multiple of this many tokens, whatever the layout."""
     num_workers: Live[int] = 2
@@ -91,13 +91,13 @@ class DatasetConfig:
     use_train_split_for_val: Live[bool] = False
     """Validate on the training split, with a separate loader, even if there is a `val` split."""
     shuffle_buffer_size: OfData[int] = 100
-    """Samples held for shuffling, before packing."""
+    """Samples in the shuffle buffer, before packing."""
     max_samples_per_sequence: OfData[int] = 100
-    """Samples read in a row from one shard before another is tried."""
+    """Consecutive samples read from one shard before another shard is chosen."""
     max_bad_fraction: Live[float] = 0.01
-    """Part of the samples read that may be refused, for any reason, before the run stops."""
+    """Fraction of the samples that may be refused, for any reason, before the run stops."""
     checkpoint_every_sec: Live[float] = 10.0
-    """Seconds between the snapshots of a loader; a shorter time makes a resume faster."""
+    """Seconds between snapshots of a loader; with shorter intervals a resume is faster."""
 
     def __post_init__(self) -> None:
         capacity, multiple = self.task_encoder_seq_length, self.sample_multiple

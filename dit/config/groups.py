@@ -27,11 +27,12 @@ from dit.config.validation import MOST_GUIDANCE, ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
-"""Guidance of networks that have no guidance embedding; docs/small_data.md has figures."""
+"""Default guidance scale of networks without a guidance embedding; docs/small_data.md has figures.
+"""
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint to use: the trained ones, or their average (EMA)."""
+    """Weights of a checkpoint to use: the trained ones, or their average (EMA)."""
 
     MODEL = "model"
     EMA = "ema"
@@ -44,25 +45,25 @@ class CheckpointConfig:
     save: Live[LocalPath | None] = None
     """Run folder: checkpoints, logs, metrics and the resolved configuration."""
     load: AtStart[LocalPath | None] = None
-    """Run folder or checkpoint that a new run continues from; null means `save`."""
+    """Run folder or checkpoint from which a new run continues; null: `save`."""
     mirror: Live[StoreAddress | None] = None
     """Object store, msc://PROFILE/PATH, that gets a copy of each checkpoint in the background."""
     load_hf: AtStart[LocalPath | None] = None
-    """Diffusers folder, of a transformer or a pipeline, whose weights a new run starts from."""
+    """Diffusers folder, of a transformer or a pipeline, with whose weights a new run starts."""
     load_data_position: Live[bool] = True
-    """Continue the data where the checkpoint left them; false starts them anew, once (new data)."""
+    """Continue at the checkpoint's position in the data; false restarts the data, once."""
     save_interval: Live[int] = 1000
-    """Steps between checkpoints; there is always one at the end."""
+    """Steps between checkpoints; a checkpoint is always saved at the end."""
     keep_last: Live[int] = 3
-    """Newest checkpoints to keep, beside the one of lowest validation loss; 0 keeps all."""
+    """Number of newest checkpoints to keep, beside that of lowest validation loss; 0 keeps all."""
     async_save: Live[bool] = False
     """Write in the background; the run waits only for the copy to host memory."""
     also_save_hf: Live[bool] = False
     """Export each checkpoint for Hugging Face Diffusers as well, to `diffusers` in `save`."""
     finetune: AtStart[bool] = False
-    """Take only the weights from `load`, and start a new run in `save` at step 0."""
+    """Load only the weights of `load`, and start a new run in `save` at step 0."""
     finetune_weights: AtStart[Weights] = Weights.MODEL
-    """Which weights `finetune` takes: the trained ones (model), or their average (ema)."""
+    """Weights that `finetune` loads: the trained ones (model), or their average (ema)."""
 
     def __post_init__(self) -> None:
         check(
@@ -97,30 +98,32 @@ class DistillConfig:
     """A student learns from a teacher to generate in few steps, without guidance."""
 
     method: Refused[DistillMethod | None] = None
-    """opd: in a drawn step of the student's own Euler trajectory, the target is the mean velocity
-    of the teacher over this step. dmd: DMD2, where a critic learns what the student makes, and the
-    student moves to what the teacher finds likelier than the critic; null: no distillation."""
+    """opd: on a drawn step of the student's own Euler trajectory, the target is the teacher's mean
+    velocity over this step. dmd: DMD2, in which a critic learns the student's distribution, and
+    the student moves from the critic's prediction towards the teacher's. null: no distillation."""
     steps: Refused[int] = 4
-    """Steps of the student, from noise to the latent, at the levels of Euler in so many steps."""
+    """Steps of the student, from noise to the latent, at the noise levels of an Euler sampler with
+    as many steps."""
     teacher: Live[LocalPath | None] = None
-    """Run folder, checkpoint or Diffusers folder of the teacher, which has the student's network;
-    null: the base, of a student that is adapters beside it."""
+    """Run folder, checkpoint or Diffusers folder of the teacher, whose network is the student's;
+    null: the base, if the student consists of adapters."""
     teacher_weights: Refused[Weights] = Weights.EMA
-    """Weights of a teacher that is a checkpoint: the trained ones (model), or their average."""
+    """Weights of a teacher that is a checkpoint: the trained ones (model), or their EMA (ema)."""
     teacher_guidance: Refused[float | None] = None
-    """Guidance of the teacher, which the student learns; null: 2.5, or 1 where the network has a
+    """Guidance scale of the teacher, which the student learns; null: 2.5, or 1 if the network has a
     guidance embedding."""
     teacher_steps: Refused[int] = 8
-    """Euler steps of the teacher in one of the student; 1 learns guidance alone, and no steps."""
+    """Euler steps of the teacher for each step of the student; with 1 the student learns only
+    guidance, not fewer steps."""
     rollout: Refused[Rollout] = Rollout.SIMULATE
-    """Where dmd's student predicts from: states of its own steps (simulate), or latents of the data
-    with noise (data)."""
+    """Noisy states from which dmd's student predicts: those of its own steps (simulate), or the
+    data's latents with noise (data)."""
     student_sampler: Refused[StudentSampler] = StudentSampler.SDE
-    """How dmd's student goes on between its steps, in training and later: sde (new noise, sampler
-    lcm), or ode (euler)."""
+    """How dmd's student goes from one step to the next, in training and generation: sde (new noise,
+    sampler lcm), or ode (euler)."""
     levels: Refused[tuple[float, float]] = (0.02, 0.98)
-    """Lowest and highest noise level at which teacher and critic judge what dmd's student makes;
-    drawn by objective.density between them."""
+    """Lowest and highest noise level at which teacher and critic see latents of dmd's student;
+    drawn between them by objective.density."""
     critic_lr: Live[float | None] = None
     """Learning rate of dmd's critic; null: optimizer.lr."""
     critic_lr_decay_style: Live[Decay | None] = None
@@ -128,16 +131,16 @@ class DistillConfig:
     critic_lr_warmup_iters: Live[int | None] = None
     """Updates in which the critic's learning rate rises; null: scheduler.lr_warmup_iters."""
     critic_ema_decay: Live[float | None] = None
-    """Decay per update of an average of the critic's weights; null: it has none."""
+    """EMA decay of the critic's weights per update; null: the critic has no EMA."""
     critic_load: AtStart[LocalPath | None] = None
-    """What the critic starts from: run folder, checkpoint or Diffusers folder; of adapters, a file
-    or folder of LoRA. null: as the teacher."""
+    """Initial weights of the critic: run folder, checkpoint or Diffusers folder; for adapters, a
+    LoRA file or folder. null: the teacher's weights."""
     student_every: Refused[int] = 5
-    """dmd's critic learns in each step, the student in every so-manieth one, too."""
+    """Steps from one update of dmd's student to the next; its critic is updated in every step."""
     critic_alone: Refused[bool] = False
-    """dmd's critic does not learn in steps of the student."""
+    """Whether dmd's critic is not updated in steps that update the student."""
     gan_weight: Live[float] = 0.0
-    """Weight of a GAN loss, of which there is none: other tools' key, refused above 0."""
+    """Weight of a GAN loss: a key of other tools that this project lacks, refused above 0."""
 
     def __post_init__(self) -> None:
         low, high = self.levels
@@ -164,13 +167,13 @@ class DistillConfig:
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler that the student learns to generate with."""
+        """The sampler for which the student is trained."""
         noisy = self.method is DistillMethod.DMD and self.student_sampler is StudentSampler.SDE
         return Sampler.LCM if noisy else Sampler.EULER
 
 
 class WandbMode(StrEnum):
-    """Whether W&B is logged to online, into the run folder for `wandb sync`, or not at all."""
+    """Whether to log to W&B online, into the run folder for `wandb sync`, or not at all."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -203,11 +206,12 @@ class LoggerConfig:
     mlperf_division: Live[MlperfDivision | None] = None
     """closed or open: write RUN/mlperf.log, lines of MLPerf Training's FLUX.1; null writes none."""
     mlperf_org: Live[str] = "not a submission"
-    """Name of who submits, for the lines of MLPerf."""
+    """Name of the submitter, for MLPerf's lines."""
     price_per_gpu_hour: Live[float | None] = None
-    """Price of one device for an hour; a run ends with what it cost since its start."""
+    """Price of one device for an hour; the run's last lines have its cost since its start."""
     watts_per_gpu: Live[float | None] = None
-    """Watts that one device takes with its part of the machine; a run ends with its energy."""
+    """Power of one device with its part of the machine, in watts; the run's last lines have its
+    energy."""
 
     def __post_init__(self) -> None:
         check(
@@ -220,7 +224,7 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunGroups:
-    """All groups, each of which has checked itself; `RunConfig` checks them against each other."""
+    """All groups, each already checked by itself; `RunConfig` checks them against each other."""
 
     model: ModelConfig
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
@@ -247,7 +251,7 @@ class RunGroups:
 
     @property
     def guidance(self) -> float:
-        """Guidance scale g in uncond + g (cond - uncond) for samples, if no other is asked for."""
+        """Guidance scale g in uncond + g (cond - uncond) for samples, unless another is given."""
         if self.validation.guidance is not None:
             return self.validation.guidance
         return 1.0 if self.distill.method is not None else self._usual_guidance
@@ -260,12 +264,12 @@ class RunGroups:
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic learns beside the network that the run is named after."""
+        """Whether a critic is trained beside the run's main network."""
         return self.distill.method is DistillMethod.DMD
 
     @property
     def validation_sampler(self) -> Sampler:
-        """The sampler of validations: a student's is the one that it learns, if none is given."""
+        """The sampler for validation: by default, for a student, the one it is trained for."""
         usual = Sampler.HEUN if self.distill.method is None else self.distill.sampler
         return self.validation.sampler or usual
 
@@ -276,7 +280,7 @@ class RunGroups:
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 
     def unlike_student(self, steps: int, sampler: str, guidance: float | None) -> str | None:
-        """Warns of sampling that a student has not learned; None where it has."""
+        """A warning if a student is sampled otherwise than trained; else None."""
         c = self.distill
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
@@ -292,7 +296,7 @@ class RunGroups:
 
     @property
     def passes_without_gradient(self) -> int:
-        """The largest number of passes over each pack of a step before the one that learns."""
+        """Largest number of passes without gradient over each pack, before the learning pass."""
         c, guided = self.distill, 1 if self.teacher_guidance == 1 else 2
         if c.method is None:
             return self.objective.passes_without_gradient
@@ -325,7 +329,7 @@ class RunGroups:
 
     @property
     def sample_multiple(self) -> int:
-        """The number of tokens to whose multiple each sample is padded, attended or not."""
+        """Number of tokens to a multiple of which each sample is padded."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:

@@ -12,13 +12,13 @@ from dit.local_path import LocalPath
 
 
 class BaseType(StrEnum):
-    """Types for frozen matrices with fewer bits than the model's."""
+    """Dtypes of frozen matrices with fewer bits than the model's."""
 
     FLOAT8_E4M3 = "float8_e4m3"
 
 
 class LoraTargets(StrEnum):
-    """Words of `lora.targets`, each of which stands for one kind of linear in every layer."""
+    """Words in `lora.targets`, each of which selects one kind of linear in every layer."""
 
     ATTENTION = "attention"
     MLP = "mlp"
@@ -32,28 +32,28 @@ class LoraConfig:
     rank: Refused[int | None] = None
     """Rank of each adapter; null trains all weights, or takes the ranks of `init_from`."""
     alpha: Refused[float | None] = None
-    """An adapter adds alpha / rank times its product; null is the rank."""
+    """Scale: the adapter adds alpha / rank times its product; null: alpha = rank."""
     targets: Refused[tuple[str, ...]] = (LoraTargets.ATTENTION, LoraTargets.MLP)
     """Linears with an adapter: attention, mlp, modulation, or Diffusers' names, with *."""
     dropout: Live[float] = 0.0
-    """Probability with which each number of an adapter's input is dropped in training."""
+    """Dropout rate on the input of each adapter in training."""
     dtype: Live[Precision | None] = None
-    """Type of the adapters, fp32 or bf16; null is that of the model."""
+    """Dtype of the adapters, fp32 or bf16; null: that of the model."""
     base_dtype: Live[BaseType | None] = None
-    """Type of the frozen matrices: float8_e4m3 with a factor for each row; null: unchanged."""
+    """Dtype of the frozen matrices: float8_e4m3 with a scale for each row; null: unchanged."""
     plus_ratio: Refused[float | None] = None
-    """Learning rate of B divided by that of A; null is 1 (LoRA+, arXiv:2402.12354, advises 16)."""
+    """Learning rate of B divided by that of A; null: 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     frozen_adapter: Live[LocalPath | None] = None
-    """LoRA file or folder that is added while adapters train, and is in none of their results.
+    """LoRA file or folder that is added, frozen, while adapters train, and is left out of all
+    results.
 
-    A run goes on with the same numbers, wherever they are now; others are an error.
-    """
+    On a resume the file may have moved, but must have the same numbers."""
     ignore_text_encoder: AtStart[bool] = False
-    """Leave out keys of these files that are of text encoders, and count them."""
+    """Leave out the keys of text encoders in these files, and count them."""
     base: Live[LocalPath | None] = None
-    """Where the frozen weights are now, if they were moved since the run began."""
+    """New path of the frozen weights, if they were moved since the run began."""
 
     def __post_init__(self) -> None:
         check(
@@ -84,5 +84,5 @@ class LoraConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether adapters are trained, and not the weights."""
+        """Whether the run trains adapters instead of the weights."""
         return self.rank is not None or self.init_from is not None

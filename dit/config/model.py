@@ -1,4 +1,4 @@
-"""What the networks of all families share: sizes, precision, and parallelism.
+"""Settings that the networks of all families share: sizes, precision, and parallelism.
 
 Each family adds fields, named sizes and rules in its subclass of `ModelConfig`, in
 `dit/models/<family>/family.py`. `model.family` selects it before other keys are read.
@@ -39,12 +39,13 @@ _MOST = {
     "text_pad_to": 2**20,
     "init_method_std": 1e6,
 }
-"""Upper bounds beyond any network; `check_memory` refuses smaller sizes that fit no device."""
+"""Upper bounds, beyond any network's sizes; `check_memory` refuses smaller sizes that fit no
+device."""
 
 CUSTOM_SIZE = "custom"
-"""The `model.name` that sets nothing."""
+"""Value of `model.name` that sets no other key."""
 OTHER_NETWORKS = "docs/families.md says what networks need that cannot be trained yet"
-"""The end of errors about unknown networks."""
+"""Last sentence of errors about unknown networks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +53,21 @@ class ModelConfig:
     """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """The named sizes of a family: what each `model.name` sets."""
+    """Name of a size of the family -> the keys that it sets."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
-    """Own field of a family -> field of all families that files show it before."""
+    """Field of a family -> field of all families before which files list it."""
     attended_multiple: ClassVar[int] = 1
-    """Latents and text of a sample are each filled up to a multiple of so many tokens with learned
-    ones, which attention sees as any other (Z-Image); 1: with none."""
+    """Number of tokens to a multiple of which latents and text of a sample are each padded with
+    learned tokens, inside attention (Z-Image); 1: no padding."""
     attends_to_padding: ClassVar[bool] = False
-    """Whether attention sees some of the padding of latents."""
+    """Whether attention includes some padding of latents."""
 
     name: Live[str]
-    """A named size of the family, or `custom`."""
+    """Name of a size of the family, or `custom`."""
     family: Refused[str]
-    """The model family, which decides what other keys there are; a named size implies it."""
+    """Model family, which determines the other keys of `model`; a named size implies it."""
     num_layers: Refused[int]
     """Transformer layers."""
     hidden_size: Refused[int]
@@ -78,27 +79,27 @@ class ModelConfig:
     in_channels: Refused[int] = 16
     """Channels of the latent, as the shards hold it."""
     patch_spatial: Refused[int] = 2
-    """Rows and columns of the latent in one token."""
+    """Rows and columns of latent cells in one token."""
     patch_temporal: Refused[int] = 1
-    """Frames of the latent in one token."""
+    """Latent frames in one token."""
     crossattn_emb_size: Refused[int] = 1024
     """Width of the text embedding in the shards."""
     text_pad_to: Refused[int | TextPadding | None] = None
-    """Captions: as long as they are (null), padded with zeros (a number), or as stored (stored)."""
+    """Padding of captions: none (null), zeros up to a length (a number), or as stored (stored)."""
     precision: Live[Precision] = Precision.BF16
-    """Type of weights and matrix products; levels, positions and loss are always float32."""
+    """Dtype of weights and matrix products; levels, positions and loss are always float32."""
     tensor_model_parallel_size: Live[int] = 1
     """Ranks over which every matrix is split."""
     sequence_parallel: Live[bool] = False
-    """Tensor ranks also split the tokens between the matrices."""
+    """Also divide the tokens between matrix products over tensor ranks."""
     context_parallel_size: Live[int] = 1
     """Ranks over which the tokens of a pack are split."""
     cp_comm_type: Live[ContextComm] = ContextComm.A2A
-    """What context ranks exchange: heads (a2a), or keys and values (all_gather)."""
+    """What context ranks exchange: heads (a2a), or keys and values (all_gather; p2p, a ring)."""
     pipeline_model_parallel_size: Live[int] = 1
     """Pipeline stages over which the layers are split."""
     virtual_pipeline_model_parallel_size: Live[int | None] = None
-    """Groups of layers on each pipeline stage; null is one."""
+    """Groups of layers on each pipeline stage; null: one group."""
     recompute_granularity: Live[Recompute] = Recompute.NONE
     """What is recomputed in backward: none, attention (selective), full, or as needed (auto)."""
     recompute_method: Live[RecomputeMethod] = RecomputeMethod.UNIFORM
@@ -106,20 +107,22 @@ class ModelConfig:
     recompute_num_layers: Live[int] = 1
     """Layers in one recomputed group (uniform), or how many are recomputed (block)."""
     cpu_offloading_num_layers: Live[int] = 0
-    """First layers of each stage whose activations (inputs, if recomputed) are kept on the host."""
+    """First layers of each stage whose saved activations (inputs, if recomputed) are offloaded to
+    the host."""
     blocks_to_swap: Live[int] = 0
-    """Blocks of each stage whose frozen matrices need no GPU memory: they wait on the host."""
+    """Blocks of each stage whose frozen matrices are in host memory and copied to the GPU when
+    needed."""
     init_method: AtStart[InitMethod] = InitMethod.NORMAL
     """Initial matrices: normal, or xavier, uniform in ±sqrt(6 / (inputs + outputs))."""
     init_method_std: AtStart[float | None] = None
-    """Standard deviation of normal matrices, and beside xavier of those that embed the noise level
-    and pooled text; null is 1 / sqrt(inputs) for each."""
+    """Standard deviation of normal initial matrices; with xavier, of those that embed noise level
+    and pooled text. null: 1 / sqrt(inputs) for each."""
     transformer_impl: Live[Implementation] = Implementation.LOCAL
-    """Linear layers of torch and Megatron-Core (local), or of transformer_engine."""
+    """Library of linear layers: torch and Megatron-Core (local), or transformer_engine."""
     attention_backend: Live[AttentionBackend] = AttentionBackend.AUTO
-    """Kernel of attention; auto times those that are here, and the checkpoint keeps its choice."""
+    """Attention kernel; auto times the installed ones, and the checkpoint keeps its choice."""
     fp8: Live[Fp8 | None] = None
-    """Matrix products in 8 bits, e4m3 or hybrid, by Transformer Engine; null has none."""
+    """FP8 matrix products, e4m3 or hybrid, by Transformer Engine; null: none."""
     fp8_recipe: Live[Fp8Recipe] = Fp8Recipe.TENSORWISE
     """Scaling: tensorwise, blockwise or mxfp8. All use current scaling, so no state is stored."""
     gradient_accumulation_fusion: Live[bool] = False
@@ -129,17 +132,18 @@ class ModelConfig:
     fused_kernels: Live[bool] = True
     """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
     route_from: Live[int | None] = None
-    """First of the layers, from 0, that see a part of the tokens in training; null: none do."""
+    """First layer, from 0, of a token route, which skips a part of the tokens in training; null:
+    none."""
     route_to: Live[int | None] = None
-    """Last of these layers; those of all stacks count on."""
+    """Last layer of the route; layers of all stacks are counted in sequence."""
     route_rate: Live[float] = 0.5
-    """Share of the tokens that these layers leave out: so many of each run of neighbours."""
+    """Fraction of the tokens that the route's layers skip, in each run of neighbouring tokens."""
     vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """Order of the fields in files; by default a family's own ones stand before `precision`."""
+        """Order of the fields in files; by default a family's own fields precede `precision`."""
         shared = [one.name for one in fields(ModelConfig)]
         order = list(shared)
         for name in (one.name for one in fields(cls) if one.name not in shared):
@@ -200,7 +204,7 @@ class ModelConfig:
         )
 
     def own_sizes(self) -> list[Rule]:
-        """A family's rules about single fields."""
+        """A family's rules about single fields, beyond those of all families."""
         return []
 
     def own_shapes(self) -> list[Rule]:
@@ -336,36 +340,36 @@ class ModelConfig:
 
     @property
     def text_multiple(self) -> int:
-        """The number of pack tokens to a multiple of which the texts of a sample are padded."""
+        """Number of tokens to a multiple of which a sample's texts are padded in packs."""
         return self.attended_multiple
 
     @property
     def side_cells(self) -> int:
-        """The number of latent cells of which the sides of pictures are multiples."""
+        """Number of latent cells that must divide the sides of pictures."""
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
-        """Tokens that attention computes for a sample of `tokens` tokens and target `grid`."""
+        """Tokens that attention processes for a sample of `tokens` tokens and target `grid`."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
-        """Tokens that attention computes for a sample whose latent has this size."""
+        """Tokens that attention processes for a sample whose latent has this size."""
         p = self.patch_spatial
         grid = (frames // self.patch_temporal, height // p, width // p)
         return self.attended(grid, grid[0] * grid[1] * grid[2])
 
     def attended_in(self, batch: Any) -> list[int]:
-        """Tokens that attention computes for each sample of the pack `batch`."""
+        """Tokens that attention processes for each sample of the pack `batch`."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Rows of text of each sample in a pack, before captions are filled up."""
+        """Text tokens of each sample of a pack, before captions are padded."""
         return batch.text_rows
 
     @property
     def output_features(self) -> int:
-        """Numbers that the network predicts for each token, at most as many as it gets."""
+        """Numbers that the network predicts for each token, at most as many as its input has."""
         return self.patch_features
 
     @property
@@ -375,33 +379,33 @@ class ModelConfig:
 
     @property
     def text_zeros_to(self) -> int | None:
-        """Number of rows to which captions are filled with zeros; None: they are not."""
+        """Number of tokens to which captions are padded with zeros; None: no padding."""
         return self.text_pad_to if isinstance(self.text_pad_to, int) else None
 
     @property
     def cost_sizes(self) -> list[int]:
-        """The settings on which the cost of a pack depends, as stored in loader states."""
+        """The settings that determine the cost of a pack, as stored in loader states."""
         sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
         return [*sizes, self.text_zeros_to or 0]
 
     @property
     def token_route(self) -> TokenRoute | None:
-        """The layers that skip some tokens in training; None without token routing."""
+        """The layers that some tokens skip in training; None without token routing."""
         if self.route_from is None or self.route_to is None:
             return None
         return TokenRoute.of_rate(self.route_rate, first=self.route_from, last=self.route_to)
 
     @property
     def fp8_rows(self) -> int:
-        """The number of which a rank's tokens must be a multiple for 8-bit products."""
+        """Number of which each rank's number of tokens must be a multiple for FP8 products."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     @property
     def token_multiple(self) -> int:
-        """The number of which a context rank's rows of tokens are made a multiple.
+        """Number to a multiple of which a context rank's tokens are padded.
 
-        Sequence parallelism gives each tensor rank an equal part. 8-bit products need parts that
-        are multiples themselves, as are the tokens that a route keeps of whole runs.
+        Sequence parallelism gives each tensor rank an equal part. FP8 products need parts that are
+        multiples themselves, as are the tokens that a route keeps of whole runs.
         """
         parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
         run = 1 if self.token_route is None else self.token_route.run
@@ -409,12 +413,12 @@ class ModelConfig:
 
     @property
     def whole_samples_by(self) -> str | None:
-        """The setting that makes layers need all tokens of a sample at once, or None."""
+        """The setting because of which layers need all tokens of a sample at once, or None."""
         return None
 
     @property
     def unguided_by(self) -> str | None:
-        """The setting because of which the network takes no classifier-free guidance, or None."""
+        """The key because of which the network has no classifier-free guidance, or None."""
         return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""What the network learns: the distribution of noise levels, preconditioning and loss weights."""
+"""Objective of training: distribution of noise levels, preconditioning and loss weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dit.config.resume import Live, Refused
 from dit.config.sparsity import TokenShare
 
 _WITH_SHIFTS = (SamplingLevels.LINEAR_QUADRATIC, SamplingLevels.QUANTILES)
-"""Sampling levels beside even steps that go with any law of the shift."""
+"""Values of `sampling_levels`, beside even steps, that allow any law of the shift."""
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
 
@@ -78,10 +78,10 @@ class FlowConfig:
     """Options of flow matching; symbols as in arXiv:2403.03206."""
 
     prediction: Refused[FlowPrediction] = FlowPrediction.VELOCITY
-    """Flow: the network says the velocity, or the latent (x) with the loss of its velocity
-    (arXiv:2511.13720)."""
+    """Flow: quantity that the network predicts: velocity, or latent (x) with the loss of its
+    velocity (arXiv:2511.13720)."""
     density: Live[LevelDensity] = LevelDensity.LOGIT_NORMAL
-    """Flow: how t is drawn."""
+    """Flow: density from which t is drawn."""
     logit_mean: Live[float] = 0.0
     """Flow: mean of logit(t)."""
     logit_std: Live[float] = 1.0
@@ -93,9 +93,10 @@ class FlowConfig:
     shift_base_tokens: Live[int | None] = None
     """Flow: with a number, the shift of a sample of T tokens is flow_shift * sqrt(T / number)."""
     time_shift_type: Live[TimeShift | None] = None
-    """Flow: null shifts by flow_shift; exponential by exp(mu), linear by mu, from its tokens."""
+    """Flow: null shifts by flow_shift; exponential by exp(mu), linear by mu, from the number of
+    tokens."""
     base_shift: Live[float] = 0.5
-    """Flow: mu of a sample of base_image_seq_len tokens, where time_shift_type is set."""
+    """Flow: mu of a sample of base_image_seq_len tokens, if time_shift_type is set."""
     max_shift: Live[float] = 1.15
     """Flow: mu of a sample of max_image_seq_len tokens; mu is linear in tokens, also beyond."""
     base_image_seq_len: Live[int] = 256
@@ -105,19 +106,19 @@ class FlowConfig:
     timestep_scale: Refused[float] = 1000.0
     """Flow: the timestep input of the network is timestep_scale * t."""
     sampling_levels: Live[SamplingLevels] = SamplingLevels.LINEAR
-    """Flow: levels of samplers: linear, even (FLUX.1), empirical (FLUX.2), unipc (Wan),
-    linear_quadratic (LTX-Video), karras, karras_to_sigma_min, lcm (HiDream-I1 Dev), quantiles of
-    the density."""
+    """Flow: noise levels of samplers: linear, even (FLUX.1), empirical (FLUX.2), unipc (Wan),
+    linear_quadratic (LTX-Video), karras, karras_to_sigma_min, lcm (HiDream-I1 Dev), or quantiles
+    of the density."""
     sampling_timesteps: Live[tuple[float, ...] | None] = None
     """Flow: falling timesteps of a distilled network's steps, in place of sampling_levels."""
     level_spacing: Live[LevelSpacing | None] = None
-    """Flow: respaces even sampling levels: karras, exponential, beta; null does not."""
+    """Flow: respacing of even sampling levels: karras, exponential, beta; null: none."""
     shift_terminal: Live[float | None] = None
-    """Flow: stretches sampling levels so that the last one above 0 is this; null does not."""
+    """Flow: last sampling level above 0, to which the levels are stretched; null: no stretching."""
     weighting: Live[Weighting] = Weighting.NONE
-    """Flow: none, or 1 + flow_shift * t (linear)."""
+    """Flow: loss weight, none or 1 + flow_shift * t (linear)."""
     level_range: Refused[tuple[float, float] | None] = None
-    """Flow: lowest and highest t, after the shift, to train on (an expert); null is all."""
+    """Flow: lowest and highest t, after the shift, to train on (an expert); null: all."""
 
     def __post_init__(self) -> None:
         check(*self._of_flow(), *numbers(self))
@@ -247,7 +248,7 @@ class FlowConfig:
 
     @property
     def ends_at_one_step(self) -> bool:
-        """Whether the levels of sampling run from 1 to 1 / number of steps."""
+        """Whether sampling levels run from 1 to 1 / number of steps."""
         return self.sampling_levels in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL)
 
     @property
@@ -283,17 +284,21 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Noise levels, preconditioning and weights; symbols as in the papers."""
 
     name: Refused[str] = ObjectiveName.EDM
-    """The regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
+    """Regression that the network learns: edm (arXiv:2206.00364) or flow (arXiv:2403.03206)."""
     loss: Refused[LossKind] = LossKind.MSE
     """Error of each number: mse, e²; or huber, sqrt(e² + huber_c²) - huber_c (arXiv:2310.14189)."""
     huber_c: Refused[float] = 0.1
     """Huber: errors far below it count as e² / (2 huber_c), errors far above it as |e|."""
     loss_mean: Live[LossMean] = LossMean.TOKEN
-    """What counts once in the mean loss: a real token, or a sample."""
+    """Unit of equal weight in the mean loss: a real token, or a sample."""
     text_dropout: Live[float] = 0.1
-    """Probability, per sample, that training sees the null text (classifier-free guidance)."""
+    """Probability, per sample, that training replaces the caption by the null text (for
+    classifier-free guidance)."""
     image_dropout: Live[float] = 0.0
-    """Probability, per sample, that training sees no image: zeros, or no rows if it is optional."""
+    """Probability, per sample, that training drops the image: zeros, or no rows if it is optional.
+
+
+    """
     image_condition_probability: Live[float] = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
@@ -314,21 +319,27 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     given_text_dropout: Refused[float | None] = None
     """text_dropout of samples whose sound or frames are all given; null: that of all."""
     second_level_rate: Refused[float] = 0.0
-    """Share of the tokens of a sample that train at a noise level of their own, without seeing the
-    others, nor seen by them (arXiv:2607.02508); 0: a sample has one level."""
+    """Fraction of a sample's tokens with a second noise level, which do not attend to the others
+    nor are seen by them (arXiv:2607.02508); 0: one level."""
     guidance: Refused[float | None] = None
-    """Input of a guidance embedding in training (FLUX.1 dev: 1); null: the network has none."""
+    """Guidance scale for the guidance embedding in training (FLUX.1 dev: 1); null: the network has
+    none."""
     cfg_target: Refused[float | None] = None
-    """Keeps distilled guidance w: the target becomes u + w (target - u), with u what the network
-    predicts without caption; null: the target alone."""
+    """Guidance scale w of a guidance-distilled network, to be kept: the target becomes u + w
+    (target - u), where u is the network's prediction without caption; null: the plain target."""
     cfg_target_schedule: Refused[TargetSchedule] = TargetSchedule.CONSTANT
-    """constant, or level: 1 + (cfg_target - 1) t, for flow matching."""
+    """Dependence of cfg_target on t: constant, or level: 1 + (cfg_target - 1) t, for flow matching.
+
+
+    """
     drift_weight: Refused[float] = 0.0
-    """Adapters: weight of the squared distance to what the network predicts without them."""
+    """Adapters: weight of the squared distance from the prediction without adapters."""
     preference: Refused[Preference | None] = None
-    """Adapters: dpo learns of pairs, `latent` rather than `rejected_latent`; null: of `latent`."""
+    """Adapters: dpo trains on preference pairs of `latent` over `rejected_latent`; null: on
+    `latent`."""
     dpo_beta: Refused[float] = 100.0
-    """Factor of the margin in dpo's sigmoid; a larger one holds to the network without adapters."""
+    """Factor of the margin in dpo's sigmoid; a larger one stays closer to the network without
+    adapters."""
 
     @classmethod
     def field_order(cls) -> list[str]:
@@ -414,12 +425,12 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def passes_without_gradient(self) -> int:
-        """Number of passes over each pack of a step before the one that learns."""
+        """Number of passes without gradient over each pack, before the learning pass."""
         return self.predictions_kept + (self.preference is not None)
 
     @property
     def predictions_kept(self) -> int:
-        """Number of those passes whose predictions the learning pass needs."""
+        """Number of these passes whose predictions the learning pass needs."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property
@@ -429,10 +440,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def level_share(self) -> TokenShare | None:
-        """The tokens that get the first of a sample's two noise levels.
-
-        None: a sample has one level.
-        """
+        """The tokens with the first of a sample's two noise levels; None: one level."""
         return TokenShare.of_rate(self.second_level_rate) if self.second_level_rate else None
 
     @property
@@ -480,8 +488,7 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {
     "edm": lambda config: config.summary_of_edm,
     "flow": lambda config: config.summary_of_flow,
 }
-"""Every `objective.name`, with what `--dry-run` says of its options.
+"""`objective.name` -> function that summarises its options for `--dry-run`.
 
-`dit.objectives.registry.REGISTRY` has the same names with the parts that need torch; `register`
-adds to both.
-"""
+`dit.objectives.registry.REGISTRY` has the same names with the code that needs torch; `register`
+adds to both."""

@@ -1,4 +1,4 @@
-"""What a changed key does to a run that resumes from its checkpoint.
+"""Effect of a changed key on a run that resumes from its checkpoint.
 
 The type of a field names its class, and is plain `float` for all other purposes:
 
@@ -40,10 +40,10 @@ RESUMED = {
     " effect.",
     Resume.AT_START: "it has no effect, which the log says: only the start of a run reads it.",
 }
-"""What another value does, for `docs/configuration.md`."""
+"""Class of a key -> effect of another value, for `docs/configuration.md`."""
 
 OF_MODEL = (Resume.REFUSED, Resume.OF_INPUTS)
-"""The classes of what decides shape and meaning of weights and inputs."""
+"""Classes of keys that determine shape and meaning of weights and inputs."""
 
 T = TypeVar("T")
 Live = Annotated[T, Resume.LIVE]
@@ -74,7 +74,7 @@ def resume_class(group: Any, key: str) -> Resume:
 
 
 def weight_settings(model: Any) -> dict[str, Any]:
-    """The settings of a `ModelConfig` that decide the shape and meaning of weights and inputs."""
+    """The settings of a `ModelConfig` that determine shape and meaning of weights and inputs."""
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)

@@ -24,14 +24,14 @@ from dit.config.training import EmaConfig, EmaKind, OptimizerKind, Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(RunGroups):
-    """The whole configuration of a run. Its network has one family, so `model` has no default."""
+    """The whole configuration of a run; `model` has no default, because families differ."""
 
     def __post_init__(self) -> None:
         check(*_rules(self))
 
     @property
     def of_critic(self) -> RunConfig:
-        """The run as the critic of a distillation needs it: its learning rate and average."""
+        """The configuration of a distillation's critic, with its learning rate and EMA."""
         c, optimizer, ema = self.distill, self.optimizer, EmaConfig(kind=EmaKind.NONE)
         if (rate := c.critic_lr) is not None:
             floor = optimizer.min_lr * rate / optimizer.lr
@@ -50,7 +50,7 @@ class RunConfig(RunGroups):
         return replace(self, optimizer=optimizer, scheduler=scheduler, ema=ema, train=train)
 
     def of_network(self, *, critic: bool) -> RunConfig:
-        """The run, or that of its critic alone, which is no student of few steps."""
+        """The run's configuration, or that of its critic, which is not distilled."""
         return replace(self.of_critic, distill=DistillConfig()) if critic else self
 
     def data_parallel_size(self, world_size: int) -> int:
@@ -195,7 +195,7 @@ def _tokens(run: RunGroups) -> list[Rule]:
 
 
 def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
-    """Rules that each of `parts` pieces of a sample consists of whole runs of tokens."""
+    """Rules that each of `parts` shards of a sample consists of whole runs of tokens."""
     model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
     rules = [
         (
@@ -390,7 +390,7 @@ def _warm_start(run: RunGroups) -> list[Rule]:
 
 
 def _weights_in_shares(run: RunGroups) -> list[Rule]:
-    """Rules about options that `ddp.sharding=weights` excludes."""
+    """Rules about options that FSDP (`ddp.sharding=weights`) excludes."""
     if run.ddp.sharding is Sharding.OPTIMIZER:
         return []
     model, optimizer = run.model, run.optimizer
@@ -465,7 +465,7 @@ def _mock_data(run: RunGroups) -> Iterator[Rule]:
 
 
 def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
-    """Why this mock sample fits into no pack; empty if it fits."""
+    """Reason why this mock sample fits into no pack; empty if it fits."""
     model, capacity = run.model, run.dataset.task_encoder_seq_length
     size = (geometry.frames, geometry.height, geometry.width)
     shape = "frames={} height={} width={}".format(*size)

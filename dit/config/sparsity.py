@@ -1,4 +1,4 @@
-"""Methods that compute only a part: layers skip tokens of a sample, attention skips keys.
+"""Methods that compute only a part: layers skip tokens of a sample, or attention skips keys.
 
 1. TokenShare      a fixed number of each run of neighbouring tokens: two noise levels in a sample
 2. TokenRoute      such a share for some layers: token routing (TREAD, arXiv:2501.04765)
@@ -18,7 +18,7 @@ from typing import Self
 from dit.config.checks import Rule
 
 SHORT_SAMPLE = 512
-"""Tokens of a sample below which routing has been seen to harm."""
+"""Tokens of a sample below which routing is known to do harm."""
 CUBE = 4
 """Frames, rows and columns of tokens in a cube."""
 CUBE_TOKENS = CUBE**3
@@ -32,10 +32,10 @@ def _exact(number: float) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShare:
-    """A share of the tokens of a sample: `kept` of each `run` neighbouring ones.
+    """A fraction of a sample's tokens: `kept` of each `run` neighbouring tokens.
 
-    The same number of each run is kept, so that each rank's piece of whole runs keeps the same
-    share. Published methods draw a subset of all tokens of a sample.
+    The same number of each run is kept, so that each rank's shard of whole runs keeps the same
+    fraction. Published methods draw a subset of all tokens of a sample.
     """
 
     run: int
@@ -58,9 +58,10 @@ class TokenShare:
 
 
 def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[int, int]]:
-    """(tokens, text rows) of the samples into which training divides one, if it has two levels.
+    """(latent tokens, text tokens) of the samples into which training divides a sample.
 
-    Each has all of the text; a sample with fewer tokens than a run stays whole.
+    With two noise levels there are two, each with the whole text; a sample with fewer tokens than a
+    run stays whole.
     """
     if share is None or tokens < share.run:
         return [(tokens, text)]
@@ -70,17 +71,17 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """The layers `first` to `last`, which see a share of the tokens while the others wait."""
+    """The layers `first` to `last`, which see only some tokens; the others skip these layers."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route
 
     def holds(self, layer: int) -> bool:
-        """Whether `layer` and the layer before it both get a part of the tokens."""
+        """Whether `layer` and the layer before it both see only some tokens."""
         return self.first < layer <= self.last
 
     def parts(self, first: int, stop: int) -> list[tuple[int, int, bool]]:
-        """Layers [first, stop) as parts (first, stop, whether they are in the route)."""
+        """Layers [first, stop) as ranges (first, stop, whether inside the route)."""
         inside = [border for border in (self.first, self.last + 1) if first < border < stop]
         borders = pairwise([first, *inside, stop])
         return [(a, b, self.first <= a <= self.last) for a, b in borders]
@@ -113,7 +114,7 @@ def route_rules(first: int | None, last: int | None, rate: float, *, layers: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSchedule:
-    """The share of cubes that are attended to, which falls during training.
+    """The fraction of cubes that are attended to, which falls during training.
 
     It starts at 1 and falls by `step` after each `interval` training steps, down to `last`.
     """

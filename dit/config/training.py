@@ -16,9 +16,10 @@ class TrainConfig:
     """Length of the run and size of its steps."""
 
     train_iters: Live[int] = 10_000
-    """Steps of the run; skipped steps count."""
+    """Steps of the run, skipped steps included."""
     epochs: Live[float | None] = None
-    """Passes through the data, instead of `train_iters`; the shards tell how long samples are."""
+    """Passes through the data, instead of `train_iters`; lengths of samples are read from the
+    shards."""
     global_batch_size: Live[int] = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: Refused[int] = 1
@@ -28,13 +29,13 @@ class TrainConfig:
     eval_iters: Live[int] = 32
     """Packs in one validation, over all ranks; 0 never validates."""
     deterministic: Live[bool] = False
-    """Only kernels that give the same bits every time."""
+    """Use only kernels that give bit-identical results every time."""
     max_skipped_steps: Live[int] = 20
-    """Steps in a row with a NaN or infinite loss or gradient before the run saves and stops."""
+    """Consecutive steps with a NaN or infinite loss or gradient before the run saves and stops."""
     warm_start_ema: AtStart[bool] = False
-    """Continue the average, and its count of updates, of the weights that the run starts from."""
+    """Continue the EMA, and its count of updates, of the weights from which the run starts."""
     manual_gc: Live[bool] = True
-    """Collect Python's garbage at the same fixed steps on all ranks, and at no other time."""
+    """Collect Python's garbage only at fixed steps, the same on all ranks."""
     manual_gc_interval: Live[int] = 100
     """Steps between these collections; 0 never collects."""
 
@@ -64,7 +65,7 @@ class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight applies."""
 
     pattern: Refused[str]
-    """Names with * and ?, as ours or as Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
+    """Pattern of names with * and ?, ours or Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
     lr: Refused[float | None] = None
     """Largest learning rate of these weights; it follows the same schedule as the others."""
     lr_factor: Refused[float | None] = None
@@ -72,9 +73,9 @@ class ParameterGroup:
     weight_decay: Refused[float | None] = None
     """Weight decay of these matrices; norms, biases and embeddings have none."""
     kind: Refused[OptimizerKind | None] = None
-    """adamw: with `optimizer.kind=muon`, AdamW updates these matrices as well."""
+    """adamw: with `optimizer.kind=muon`, update these matrices by AdamW as well."""
     frozen: Refused[bool] = False
-    """Whether these weights are frozen: no gradients, moments or averages are kept for them."""
+    """Whether these weights are frozen, without gradients, moments or EMA."""
 
     def __post_init__(self) -> None:
         own = (self.lr, self.lr_factor, self.weight_decay, self.kind)
@@ -102,7 +103,7 @@ class ParameterGroup:
 
 
 class NewtonSchulz(StrEnum):
-    """Coefficients of the iterations that orthogonalise a matrix."""
+    """Coefficients of the Newton-Schulz iterations that orthogonalise a matrix."""
 
     SIMPLE = "simple"
     QUINTIC = "quintic"
@@ -110,7 +111,7 @@ class NewtonSchulz(StrEnum):
 
 
 class MomentType(StrEnum):
-    """The type in which a moment of Adam is stored between updates."""
+    """Dtype in which a moment of Adam is stored between updates."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -119,7 +120,7 @@ class MomentType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> MomentType | None:
-        """Type for torch's names, as in files of Megatron-Bridge, which call 8-bit floats uint8."""
+        """Dtype for torch's names, as in files of Megatron-Bridge (8-bit floats are uint8)."""
         return _OF_TORCH.get(str(value).removeprefix("torch."))
 
     @property
@@ -136,17 +137,17 @@ _OF_TORCH = {
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""The states of Adam: mean gradient, and mean squared gradient."""
+"""Names of Adam's states: mean gradient, and mean squared gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerStates:
-    """What an optimizer stores for each trained number besides the float32 main parameter."""
+    """State of an optimizer for each trained number, besides the float32 main parameter."""
 
     names: tuple[str, ...]
-    """As in a checkpoint, which holds each of them in float32."""
+    """Names of the states in a checkpoint, which holds each in float32."""
     bytes: int
-    """Bytes of each trained number, all states together, between two updates."""
+    """Bytes of all states for each trained number, between two updates."""
     of_matrices: tuple[str, ...] | None = None
     """Names of the states of matrices that Muon updates; None if AdamW updates all weights."""
 
@@ -157,7 +158,7 @@ class OptimizerConfig:
 
     kind: Refused[OptimizerKind] = OptimizerKind.ADAMW
     """adamw; or muon for the matrices of attention and feed-forward, adamw for all other weights.
-    Muon orthogonalises the momentum of whole matrices, each linear by itself
+    Muon orthogonalises the momentum of whole matrices, each linear separately
     (arXiv:2502.16982)."""
     lr: Live[float] = 1e-4
     """Largest learning rate, after warm-up."""
@@ -170,27 +171,27 @@ class OptimizerConfig:
     adam_beta2: Live[float] = 0.95
     """Decay per step of the mean squared gradient."""
     adam_eps: Live[float] = 1e-8
-    """Small number that is added to the root of the mean squared gradient."""
+    """Epsilon, added to the root of the mean squared gradient."""
     clip_grad: Live[float] = 1.0
-    """Largest norm of the whole gradient; 0 does not clip."""
+    """Largest norm of the whole gradient, above which it is clipped; 0: no clipping."""
     optimizer_cpu_offload: Live[bool] = False
     """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
     exp_avg_dtype: Live[MomentType] = MomentType.FP32
-    """Type of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    """Dtype of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     exp_avg_sq_dtype: Live[MomentType] = MomentType.FP32
-    """Type of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    """Dtype of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     muon_momentum: Live[float] = 0.95
     """Muon: decay per step of the mean gradient."""
     muon_nesterov: Live[bool] = True
-    """Muon: the gradient of the step counts once more in the matrix that is orthogonalised."""
+    """Muon: Nesterov momentum, which counts the step's gradient once more."""
     muon_coefficients: Live[NewtonSchulz] = NewtonSchulz.QUINTIC
     """Muon: quintic brings singular values to 0.97 to 1.11, simple (Jordan's) to 0.68 to 1.20;
-    polar_express is of arXiv:2505.16932."""
+    polar_express is from arXiv:2505.16932."""
     muon_steps: Live[int] = 5
-    """Muon: iterations; from the sixth on, each repeats the last coefficients."""
+    """Muon: number of iterations; from the sixth on, each repeats the last coefficients."""
     muon_period: Live[int] = 1
     """Muon: updates from one orthogonalisation to the next; between them each row of the momentum
-    is normalised by itself (arXiv:2608.20818)."""
+    is normalised separately (arXiv:2608.20818)."""
     groups: Refused[tuple[ParameterGroup, ...]] = ()
     """Groups of weights with another lr, lr_factor or weight_decay, or frozen."""
 
@@ -248,10 +249,7 @@ class OptimizerConfig:
 
     @property
     def states(self) -> OptimizerStates:
-        """What the optimizer stores for each number.
-
-        Memory estimate, planner and checkpoints use it.
-        """
+        """The optimizer's states, for memory estimate, planner and checkpoints."""
         return OptimizerStates(
             names=MOMENTS,
             bytes=self.exp_avg_dtype.bytes + self.exp_avg_sq_dtype.bytes,
@@ -260,7 +258,7 @@ class OptimizerConfig:
 
 
 class Decay(StrEnum):
-    """Shape of the learning rate after warm-up."""
+    """Shape of the learning-rate schedule after warm-up."""
 
     CONSTANT = "constant"
     COSINE = "cosine"
@@ -276,7 +274,7 @@ class SchedulerConfig:
     lr_warmup_iters: Live[int] = 0
     """Updates in which the learning rate rises from 0 to `optimizer.lr`."""
     lr_decay_iters: Live[int | None] = None
-    """Update at which decay reaches `optimizer.min_lr`; null means train.train_iters."""
+    """Update at which the learning rate reaches `optimizer.min_lr`; null: train.train_iters."""
 
     def __post_init__(self) -> None:
         check(
@@ -287,7 +285,7 @@ class SchedulerConfig:
 
 
 class EmaKind(StrEnum):
-    """Profile of the weight average."""
+    """Profile of the weights' moving average (EMA)."""
 
     POWER = "power"
     CONSTANT = "constant"
@@ -296,7 +294,7 @@ class EmaKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
-    """Average of the weights over the steps (EMA), in float32; generation uses it."""
+    """Exponential moving average of the weights (EMA), in float32; generation uses it."""
 
     kind: Live[EmaKind] = EmaKind.POWER
     """Profile: power (EDM2), constant decay, or none."""
@@ -315,7 +313,7 @@ class EmaConfig:
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks divide among themselves."""
+    """Tensors that data-parallel ranks shard."""
 
     OPTIMIZER = "optimizer"
     WEIGHTS = "weights"
@@ -326,7 +324,7 @@ WHEN_GATHERED: dict[str, Any] = {
     "reshard_after_forward": True,
     "prefetch_layers": 1,
 }
-"""Keys of `DdpConfig` for weights in shares alone, and their defaults."""
+"""Keys of `DdpConfig` for sharded weights alone, and their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,8 +332,8 @@ class DdpConfig:
     """Data parallelism of Megatron-Core."""
 
     sharding: Live[Sharding] = Sharding.OPTIMIZER
-    """What each data-parallel rank has a share of: the optimizer state (optimizer), or weights and
-    gradients as well (weights, as in FSDP2), where each layer gathers its weights for a pass."""
+    """What data-parallel ranks shard: the optimizer state (optimizer), or weights and gradients as
+    well (weights, by FSDP2: each layer gathers its weights for a pass)."""
     use_distributed_optimizer: Refused[bool] = True
     """Shard optimizer state and float32 weights over data-parallel ranks."""
     overlap_grad_reduce: Live[bool] = False
@@ -347,15 +345,16 @@ class DdpConfig:
     bucket_size: Live[int | None] = None
     """Parameters per communication bucket; null is Megatron-Core's choice."""
     dp_replicate_size: Live[int] = 1
-    """Groups of data-parallel ranks; each has the whole optimizer state, sharded inside it."""
+    """Number of replica groups of data-parallel ranks; the optimizer state (with FSDP, the weights)
+    is sharded inside each group (HSDP)."""
     reduce_each_pack: Live[bool] = True
-    """With sharding=weights, sum gradients over ranks in each pack. Otherwise once a step: each
+    """With sharding=weights, reduce gradients over ranks for each pack. Otherwise once a step: each
     rank keeps whole gradients until its last pack."""
     reshard_after_forward: Live[bool] = True
     """With sharding=weights, free a layer's gathered weights after its forward pass, and gather
     them again for the backward pass. Otherwise all layers stay gathered in between."""
     prefetch_layers: Live[int] = 1
-    """With sharding=weights, layers that are gathered ahead of the one that is computed."""
+    """With sharding=weights, number of layers that are gathered ahead of the computed one."""
 
     def __post_init__(self) -> None:
         check(
@@ -375,7 +374,7 @@ class DdpConfig:
         )
 
     def sums(self, packs: int) -> int:
-        """How often the gradients of sharded weights are summed in a step of `packs` packs."""
+        """Number of gradient reductions of sharded weights in a step of `packs` packs."""
         return packs if self.reduce_each_pack else 1
 
     def _of_shares(self) -> list[Rule]:
@@ -412,7 +411,10 @@ class DistConfig:
     """The processes of a run."""
 
     distributed_timeout_minutes: Live[float] = 10.0
-    """Minutes without progress of one rank, after which all ranks end and name that rank."""
+    """Minutes without progress of one rank after which all ranks end, with a message that names it.
+
+
+    """
 
     def __post_init__(self) -> None:
         minutes = self.distributed_timeout_minutes

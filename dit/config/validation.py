@@ -12,7 +12,7 @@ from dit.config.resume import AtStart, Live
 from dit.local_path import DataPath, LocalPath
 
 MOST_GUIDANCE = 1000
-"""Largest guidance, and the lowest one below zero."""
+"""Largest guidance scale; the lowest is its negative."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,49 +40,56 @@ class ValidationConfig:
     quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
     fixed_levels: Live[bool] = False
-    """Evaluate each sample once instead, at one noise level k / 8 of flow matching. k is the
-    `timestep` of its shard, or where samples have none its place in the set modulo 8."""
+    """Evaluate each sample once, at one fixed noise level k / 8 of flow matching. k is the
+    `timestep` of its shard, or else its position in the set modulo 8."""
     text_dropout: Live[float] = 0.0
-    """Fraction of the samples evaluated without caption: the same ones at every validation."""
+    """Fraction of the samples evaluated without caption: the same samples at every validation."""
     target: Live[float | None] = None
-    """End the run, with a checkpoint, at a validation loss at or below this; of the average of the
-    weights, where there is one."""
+    """Validation loss at or below which the run ends, with a checkpoint; the EMA's loss, if there
+    is an EMA."""
     sets: Live[tuple[ValidationSet, ...]] = ()
-    """Held-out datasets to evaluate in addition; their names are part of their losses' names."""
+    """Additional held-out datasets to evaluate; their names are part of the names of their losses.
+
+
+    """
     latents: Live[ValidationLatents] = ValidationLatents.MEAN
-    """Latents of shards that hold distributions (`data_prep --latent_distribution`): mean, or drawn
-    by rng.seed and sample, the same at each validation. Training draws anew at each visit."""
+    """Latents of shards that store distributions (`data_prep --latent_distribution`): mean, or
+    sampled by rng.seed and sample, the same at each validation. Training samples anew at each
+    visit."""
     at_start: AtStart[bool] = False
     """Evaluate before the first step, too."""
     prompts_file: Live[LocalPath | None] = None
     """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: Live[int] = 0
-    """Held-out samples to generate each time; no caption comes twice before each comes once."""
+    """Number of held-out captions to generate samples for; all captions come once before one comes
+    twice."""
     sampler: Live[Sampler | None] = None
-    """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm. null is heun, or what a
-    student learns (distill.method): euler, or lcm."""
+    """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm. null: heun, or the sampler
+    of a student (distill.method): euler, or lcm."""
     sampling_steps: Live[int] = 35
     """Steps of the sampler."""
     guidance: Live[float | None] = None
-    """g in uncond + g (cond - uncond), also of generation and playground; 1 is without guidance, at
-    half the cost; null is 2.5, or 1 where the network has a guidance embedding."""
+    """Guidance scale g in uncond + g (cond - uncond), also for generation and playground; 1:
+    without guidance, at half the cost; null: 2.5, or 1 if the network has a guidance embedding."""
     reference_guidance: Live[float] = 1.0
-    """i in none + i (references - none) + g (both - references) of a sample with references, also
-    of generation (OmniGen2); at most 1: none + g (both - none), with a network call less."""
+    """Scale i in none + i (references - none) + g (both - references) for a sample with references,
+    also for generation (OmniGen2); at most 1: none + g (both - none), with one network call
+    less."""
     negative_prompt: Live[str] = ""
-    """Negative prompt for guidance, where a prompt of the file has none of its own."""
+    """Negative prompt for guidance, for prompts of the file that have none of their own."""
     height: Live[int | None] = None
-    """Rows of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
+    """Height of a prompt's picture in pixels; null: the most frequent size of the dataset."""
     width: Live[int | None] = None
-    """Columns of a prompt's picture, in pixels; null is the most frequent size of the dataset."""
+    """Width of a prompt's picture in pixels; null: the most frequent size of the dataset."""
     num_video_frames: Live[int | None] = None
-    """Frames of a prompt's video, in pixel frames; 1 is a picture, null as in the dataset."""
+    """Number of pixel frames of a prompt's video; 1 is a picture, null: as in the dataset."""
     fps: Live[float] = 24.0
     """Frames per second of a prompt's video."""
     sample_seed: Live[int] = 0
     """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
     feature_extractor: Live[LocalPath | None] = None
-    """TorchScript file or Transformers folder: FID, KID and CLIP score of the captions' samples."""
+    """TorchScript file or Transformers folder of a feature network: FID, KID and CLIP score of the
+    captions' samples."""
     t5_cache_dir: Live[LocalPath | None] = None
     """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
 

@@ -58,7 +58,7 @@ _HELP = ("--help", "-h", "--help=all")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arguments:
-    """The parsed command line: flags and the configuration."""
+    """Flags and configuration from the command line."""
 
     config: RunConfig
     dry_run: bool  # check, print what would run, stop
@@ -66,7 +66,7 @@ class Arguments:
 
 
 class _Parser(OptionParser):
-    """A parser that reports errors in the form of other problems of a configuration."""
+    """Argument parser that reports errors in the form of other configuration problems."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError([f"{message} ({COMMAND_LINE})"])
@@ -80,7 +80,7 @@ def parse_arguments(
     program: str | None = None,
     adapt: Adapt | None = None,
 ) -> Arguments:
-    """Flags and overrides of a command line, as one checked configuration.
+    """Flags and overrides of a command line, with one checked configuration.
 
     `recipes` names the functions that `--recipe` chooses from, and `adapt` adjusts the chosen one
     to the weights from which the run starts (see `load_config`). `--help` prints the keys that
@@ -112,7 +112,7 @@ def parse_arguments(
 def _load(
     recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
 ) -> RunConfig:
-    """The run of a file with our keys, or with those of another tool, whose notes are logged.
+    """The run of a file with our keys, or with another tool's, whose notes are logged.
 
     Raises:
         Problems: all problems of file and overrides.
@@ -238,7 +238,7 @@ def _unknown_flag(token: str, names: Sequence[str], schema: Schema) -> str:
 
 
 def _of_another_tool(name: str, value: str) -> str:
-    """What to write instead of another tool's argument `name`; empty if no tool has it."""
+    """Advice on what to write instead of another tool's argument `name`; or empty."""
     from dit.foreign.translate import advice
 
     (setting,) = read_tokens([f"{name}={value}"])[0] or [None]

@@ -1,7 +1,7 @@
 """Keys that have an effect only with certain settings, such as Muon's with `optimizer.kind=muon`.
 
-Setting one without effect is no error, because a file may serve several kinds of runs; the start of
-a run lists such keys.
+Setting a key without effect is no error, because a file may serve several kinds of runs; the start
+of a run lists such keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dit.config.choices import ObjectiveName
 from dit.config.groups import RunGroups
 
 SET = ...
-"""As a value in `NEEDS`: any but null."""
+"""Value in `NEEDS` that stands for anything but null."""
 
 _EDM = {"objective.name": "edm"}
 _FLOW = {"objective.name": "flow"}
@@ -100,18 +100,18 @@ NEEDS: Mapping[str, Mapping[str, Any]] = {
     "logger.wandb_exp_name": {"logger.wandb_project": SET},
     "logger.wandb_entity": {"logger.wandb_project": SET},
 }
-"""Key -> the settings with which it has an effect; a tuple or range has several values of one."""
+"""Key -> the settings with which it has an effect; a tuple or range lists alternative values."""
 
 
 def has(value: Any, wanted: Any) -> bool:
-    """Whether `value` is what `NEEDS` wants of it."""
+    """Whether `value` satisfies an entry `wanted` of `NEEDS`."""
     if wanted is SET:
         return value is not None
     return value in wanted if isinstance(wanted, tuple | range) else value == wanted
 
 
 def missing(key: str, run: RunGroups) -> list[str]:
-    """`KEY=VALUE` of each setting without which `key` has no effect in this run."""
+    """`KEY=VALUE` of each missing setting because of which `key` has no effect in this run."""
     # An objective of a user's own may read any of its keys, and EDM has Karras's levels alone.
     own = run.objective.name not in (*ObjectiveName,)
     given = {

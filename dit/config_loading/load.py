@@ -45,18 +45,19 @@ logger = logging.getLogger(__name__)
 
 
 class ForWeights(NamedTuple):
-    """The network and objective that belong to the weights from which a run starts."""
+    """Network and objective of the weights from which a run starts."""
 
     model: ModelConfig
     objective: ObjectiveConfig
     stated: frozenset[str]
-    """Keys of `objective` that lie beside the weights, so that no `model.name` implies them."""
+    """Keys of `objective` stored beside the weights, which `model.name` does not override."""
     place: str
-    """Where the weights are, in words."""
+    """Place of the weights, in words."""
 
 
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
-"""(recipe, (key, otherwise) -> what a person set it to) -> what replaces the recipe's own."""
+"""Function of (recipe, lookup of the user's settings) that returns network and objective for the
+weights, or None."""
 
 
 class ConfigError(Problems):
@@ -78,7 +79,7 @@ def load_config(
     adapt: Adapt | None = None,
     saved: bool = False,
 ) -> RunConfig:
-    """The recipe's run with the changes of a YAML file, then those of a command line.
+    """The recipe's configuration with the changes of a YAML file, then those of a command line.
 
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
     value), `--a.b c`, `--a.b=c`; values are YAML. `settings` rank between file and command line.
@@ -134,7 +135,7 @@ def _given(
     key: str,
     otherwise: Any = None,
 ) -> Any:
-    """The value that a person set for a key of a common group, or `otherwise`.
+    """The value that the user set for a key of a common group, or `otherwise`.
 
     Raises:
         ConfigError: it is a path that cannot be read.
@@ -153,7 +154,7 @@ def _given(
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
-    """The family named by `model.family`, or with the size `model.name`, or else the recipe's.
+    """The family named by `model.family`, or by the size `model.name`, or else the recipe's.
 
     Raises:
         ConfigError: there is no such family, or the two disagree; then no other key can be read.
@@ -181,7 +182,7 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
 def _of_another_family(
     told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
 ) -> str:
-    """The problem that a person asks for another family than that of the weights."""
+    """The problem that the user sets another family than that of the weights; or empty."""
     keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
     return (
@@ -225,7 +226,7 @@ def _unknown(setting: Setting, schema: Schema) -> str:
 
 
 def _of_other_family(key: str) -> str | None:
-    """Another family that has the key `key`, which this run's family lacks; None if none has."""
+    """Name of another family that has the `key` that this run's family lacks; or None."""
     group, _, rest = key.partition(".")
     name = rest.partition(".")[0]
     found = [one.name for one in families() if group == "model" and name in hints(one.config)]

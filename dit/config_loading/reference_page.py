@@ -19,7 +19,7 @@ from dit.config_loading.settings import read_file
 from dit.models.registry import default_family, families, family_of_size
 
 Files = Mapping[str, Mapping[str, Any]]
-"""Name of a configuration file -> the dotted keys that it sets, with their values."""
+"""Name of a configuration file -> the dotted keys that it sets, and their values."""
 
 _INTRODUCTION = """\
 # Configuration
@@ -83,7 +83,7 @@ def _models(files: Files) -> list[str]:
 
 
 def _family(values: Mapping[str, Any]) -> str:
-    """The family that the settings of a file name, or to which their named size belongs."""
+    """The family that the settings of a file name, directly or by a named size."""
     first = default_family().name
     sized = family_of_size(str(values.get("model.name")), first=first)
     return values.get("model.family") or (sized.name if sized else first)

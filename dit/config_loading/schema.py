@@ -1,4 +1,4 @@
-"""The schema of a configuration: its keys, their types and sentences, from the dataclasses.
+"""The schema of a configuration: its keys, their types and help texts, from the dataclasses.
 
 The keys of `model` are those of a family's dataclass, so a `Schema` belongs to one family.
 """
@@ -27,9 +27,9 @@ def is_group(kind: object) -> bool:
 
 @cache
 def hints(group: Any) -> dict[str, Any]:
-    """Types of the keys of a dataclass, by name, in the order of files.
+    """Key -> type for a dataclass, in the order of files.
 
-    A dataclass has a method `field_order` if that is not the order of its fields.
+    A dataclass with another order than that of its fields has a method `field_order`.
     """
     types = get_type_hints(group)
     ordered = getattr(group, "field_order", lambda: [one.name for one in fields(group)])
@@ -47,7 +47,7 @@ def item_type(kind: object, index: int) -> Any:
 
 @cache
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
-    """The keys of a dataclass that are paths, each with the function that resolves it."""
+    """Key -> function that resolves it, for the keys of a dataclass that are paths."""
     found = {}
     for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))
@@ -151,9 +151,9 @@ class Schema:
         return {name: f"{parent}.{name}" for name in hints(kind)} if is_group(kind) else {}
 
     def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
-        """Every group and key with its type, default and sentence, for `--help=all`.
+        """Every group and key with its type, default and help text, for `--help=all`.
 
-        If `keys` are given, such as `optimizer.lr`, only these, for `--help`.
+        With `keys`, such as `optimizer.lr`, only these, for `--help`.
         """
         parts = []
         for name, kind in self.groups.items():
@@ -233,7 +233,7 @@ def _record_lines(kind: object, key: str) -> list[str]:
 
 
 def as_typed(value: object) -> str:
-    """A value as a person would type it."""
+    """A value in the form in which a user would type it."""
     if isinstance(value, tuple):
         return "[" + ", ".join(as_typed(item) for item in value) + "]"
     if value is None or isinstance(value, bool):

@@ -1,9 +1,9 @@
-"""Settings, each with its origin: read, then merged over a recipe.
+"""Settings with their origins: read, then merged over a recipe.
 
-1. read     a YAML file or the tokens of a command line -> nested values and their places
+1. read     a YAML file or the tokens of a command line -> nested values and their lines
 2. flatten  nested values -> one `Setting` for each key of the configuration
-3. remove   `~key` forgets what weaker or earlier settings say
-4. size     `model.name` becomes the keys it stands for, below explicit ones of its own level
+3. remove   `~key` discards weaker and earlier settings of the key
+4. size     `model.name` becomes the keys of the size, below explicit keys of its own level
 5. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
 
 `value_of` resolves a single key, because the model family is chosen before other keys are read.
@@ -53,7 +53,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A key and value as a person wrote them, with their origin."""
+    """A key and its value as the user wrote them, with their origin."""
 
     key: str  # dotted, as in model.num_layers
     value: Any  # as YAML reads it, interpolations still unresolved
@@ -119,7 +119,7 @@ def _bundled(path: Path) -> Path:
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys and values of a tree; values of known keys are not divided further."""
+    """(dotted key, value) pairs of a tree; values of known keys are not divided further."""
     ours = Schema(default_family().config)  # families have the same groups
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -131,7 +131,7 @@ def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
-    """Settings of a command line, and one sentence for every token that is no setting.
+    """Settings of a command line, and a sentence for every token that is not a setting.
 
     Accepts `a.b=c`, `+a.b=c`, `~a.b`, `--a.b c` and `--a.b=c`.
     """
@@ -187,13 +187,13 @@ def _typed(key: str, value: Any = None, *, remove: bool = False) -> Setting:
 
 
 def _normal(key: str) -> str:
-    """`a[0].b` as `a.0.b`, `a-b` as `a_b`, without surrounding blanks."""
+    """The dotted key in normal form: `a[0].b` as `a.0.b`, `a-b` as `a_b`, stripped."""
     return re.sub(r"\[(\d+)\]", r".\1", key.strip().replace("-", "_"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """A recipe's values merged with settings, the origin of each, and problems."""
+    """A recipe's values merged with settings, the origin of each value, and problems."""
 
     tree: dict[str, Any]
     origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
@@ -245,7 +245,7 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
 
 
 def _stands_alone(value: object) -> bool:
-    """Whether `value` can be read without other settings, whose resolution takes 50 ms."""
+    """Whether `value` can be read without the other settings, whose resolution takes 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
     if isinstance(value, list):
@@ -258,9 +258,9 @@ def _stands_alone(value: object) -> bool:
 
 
 def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, Any] | None:
-    """`base` merged with simple settings of known keys, without OmegaConf.
+    """`base` merged with settings by plain assignment, without OmegaConf.
 
-    None if any is not simple. Almost every configuration is simple.
+    None if any setting needs interpolation; almost no configuration does.
     """
     tree = {name: dict(group) for name, group in base.items() if isinstance(group, dict)}
     for setting in settings:
@@ -303,9 +303,9 @@ def legible(text: str) -> str:
 
 
 def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
-    """The settings without their references, if these are too many to follow.
+    """The settings without interpolations, if these are too many to follow.
 
-    Each reference may lead to a text with several more, so their number is bounded first.
+    Each interpolation may lead to a text with several more, so their number is bounded first.
     """
     counts = [
         sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
@@ -331,7 +331,7 @@ def _from_environment(settings: list[Setting]) -> list[str]:
 
 
 def without_removed(settings: list[Setting]) -> list[Setting]:
-    """`settings` without those that a later `~key` takes back, and without `~key` itself."""
+    """`settings` without those that a later `~key` discards, and without `~key` itself."""
     kept: list[Setting] = []
     for setting in settings:
         if setting.remove:
@@ -345,7 +345,7 @@ def without_removed(settings: list[Setting]) -> list[Setting]:
 def _with_named_size(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
-    """Puts the keys of the strongest `model.name` before other settings of its level."""
+    """Inserts the keys of the strongest `model.name` before other settings of its level."""
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:
         return settings, []
@@ -393,7 +393,7 @@ def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]
 def _resolve(
     whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
 ) -> None:
-    """Replaces an interpolation that leads nowhere by the recipe's value, with a problem."""
+    """Replaces an interpolation that cannot be resolved by the recipe's value, with a problem."""
     try:
         value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
         if OmegaConf.is_config(value):

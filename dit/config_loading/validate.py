@@ -1,4 +1,4 @@
-"""Plain values -> a checked `RunConfig`, or every problem at once.
+"""Plain values -> a checked `RunConfig`, or all problems at once.
 
 Pydantic checks the types of each group and runs the group's own checks; checks of several groups
 run when all groups are right. A group with wrong types is not checked further in that pass. So
@@ -49,7 +49,7 @@ from dit.models.family import InputKind, NullInput
 from dit.models.registry import family_of, has_sound
 
 RECIPE = "recipe"
-"""Origin of what no person set."""
+"""Origin of values that the user did not set."""
 KeyPath = tuple[int | str, ...]  # where in the tree, as ("dataset", "mock_samples", 0, "width")
 
 
@@ -109,9 +109,9 @@ def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]
 
 
 def read_paths(merged: Merged, schema: Schema) -> list[str]:
-    """Resolves the paths that a person set by `dit.local_path`; returns the problems.
+    """Resolves the user's paths by `dit.local_path`; returns the problems.
 
-    The text `None` is one, for a key that may be null.
+    The text `None` for a key that may be null is one.
     """
     problems: list[str] = []
     for group, kind in schema.groups.items():
@@ -139,7 +139,7 @@ def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str])
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
-    """The configuration, or its problems, each with its place."""
+    """The configuration, or its problems, each with the path of its key."""
     groups: dict[str, Any] = {}
     found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():
@@ -163,7 +163,7 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Puts the recipe's value at `place` into `tree`; returns how a message would mention it."""
+    """Puts the recipe's value at `place` into `tree`; returns its text for a message."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -172,7 +172,7 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str
 def _in_words(
     details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[KeyPath, str]]:
-    """An error of pydantic in our words; a group's own check may report several."""
+    """Problems in words for an error of pydantic; a group's own check may report several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
     raised = details.get("ctx", {}).get("error")
@@ -193,7 +193,7 @@ def dotted(place: Sequence[int | str]) -> str:
 
 
 def _in_tree(place: KeyPath, tree: dict[str, Any]) -> KeyPath:
-    """`place` without the parts that pydantic adds for alternatives of a type."""
+    """`place` without the components that pydantic adds for alternatives of a type."""
     for length, part in enumerate(place):
         outer = _at(tree, place[:length])
         if isinstance(outer, list) and isinstance(part, int):
@@ -369,7 +369,7 @@ def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) 
 
 
 def _scale_of_references(validation: ValidationConfig, model: ModelConfig) -> Rule:
-    """The rule that guidance away from references needs a network with references."""
+    """The rule that a guidance scale for references needs a network with references."""
     scale = validation.reference_guidance
     unused = family_of(model).unguided_by_references(model)
     return (

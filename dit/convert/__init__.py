@@ -1,9 +1,9 @@
 """Checkpoints to and from Hugging Face Diffusers: `python -m dit.convert import|export|verify`.
 
 cli                   the command line
-diffusers_checkpoint  a Diffusers folder: JSON checked key by key, one tensor read at a time
+diffusers_checkpoint  a Diffusers folder: JSON checked key by key, tensors read one at a time
 diffusers_config      config.json and scheduler_config.json <-> our configuration
-megatron_checkpoint   our checkpoint: read and written one tensor at a time, for any layout
+megatron_checkpoint   our checkpoint, read and written one tensor at a time, for any layout
 import_               Diffusers folder -> checkpoint
 export                checkpoint -> Diffusers folder; also at each save of a run
 pipeline              the other components of a pipeline folder

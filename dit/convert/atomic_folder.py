@@ -51,7 +51,7 @@ def _remove(partial: Path) -> None:
 
 
 def split_work(work: Callable[[int], object], count: int) -> list[object]:
-    """Calls `work` for 0 to `count - 1`, each number on one of the processes. Collective.
+    """Results of `work` for 0 to `count - 1`, each computed on one of the processes. Collective.
 
     Returns all results in order, on every process.
 

@@ -59,7 +59,7 @@ from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):
-    """Scatters contiguous copies, because gloo sends memory regardless of strides."""
+    """Scatter of contiguous copies, because gloo sends memory regardless of strides."""
 
     def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
         own = None if splits is None else [part.contiguous() for part in splits]
@@ -71,11 +71,11 @@ _SHARED = {
     TensorSplit.REPLICATED: ReplicatedMapping,
     TensorSplit.COLUMN: ColumnParallelMapping,
 }
-"""How tensor ranks split a tensor."""
+"""How tensor-parallel ranks divide a tensor."""
 
 
 class PairMapping(MegatronParamMapping):
-    """The mapping of one line of the name table, for one layer."""
+    """Megatron-Bridge's mapping for one line of the name table, in one layer."""
 
     def __init__(self, pair: Pair):
         names = {str(number): name for number, name in enumerate(pair.theirs)}
@@ -103,7 +103,7 @@ class PairMapping(MegatronParamMapping):
 
 
 def _name(pair: Pair) -> str:
-    """The name of a parameter, with the number of its layer."""
+    """Name of a parameter, including its layer's number."""
     return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
@@ -165,7 +165,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         return cls(**known, network=model)
 
     def configured(self) -> ModelConfig:
-        """The model configuration with the present layout and precision of the fields."""
+        """The model configuration with the layout and precision that the fields have now."""
         return replace(
             self.network,
             tensor_model_parallel_size=self.tensor_model_parallel_size,

@@ -23,12 +23,11 @@ Exit codes: 0 success, 1 an error or a difference (the last line says which), 2 
 line, 130 interrupted. A folder is written as a whole or not at all.
 """
 _QUIET_S = 2.0
-"""Seconds after which progress shows in a log."""
+"""Seconds after which a step shows its progress in a log."""
 LARGEST_PART = 1e-4
-"""Largest accepted difference of outputs, as a part of their root mean square.
+"""Largest accepted difference of outputs, relative to their root mean square.
 
-Sums in another order make a difference of this size in float32.
-"""
+Another order of sums causes differences of this size in float32."""
 
 
 _bytes = partial(size_in_bytes, example="5GB, 5GiB or 1000000", least=1)
@@ -340,7 +339,7 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts a process group, of the launcher's processes or of this one; False if there is one."""
+    """Starts a process group (the launcher's, or one of this process); False if one exists."""
     dist = _distributed()
     if dist.is_initialized():
         return False
@@ -358,7 +357,7 @@ def _stop() -> None:
 
 
 def _track() -> Track:
-    """Shows progress on the first process, for steps that take more than two seconds."""
+    """Progress shown on the first process, for steps of more than two seconds."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if _is_first() else no_progress
 
 

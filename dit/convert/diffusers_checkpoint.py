@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OUR_KEY = "_megatron_dit"
-"""Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores such keys."""
+"""Key of an export's config.json for settings that Diffusers lacks; Diffusers ignores the key."""
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class PrivateKeys(BaseModel):
-    """Keys of a config.json that begin with an underscore, as far as this project reads them."""
+    """Keys of a config.json with a leading underscore that this project reads."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -44,7 +44,7 @@ class PrivateKeys(BaseModel):
 
 
 class WeightIndex(BaseModel):
-    """The index of weights that are divided over several files."""
+    """The index of weights that are spread over several files."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -52,12 +52,12 @@ class WeightIndex(BaseModel):
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Writes JSON as Diffusers does."""
+    """Writes `content` as JSON in Diffusers' formatting."""
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Reads a file with a JSON object.
+    """The JSON object in a file.
 
     Raises:
         ConvertError: the file cannot be read or holds something else.
@@ -67,7 +67,9 @@ def read_json(file: Path) -> dict[str, Any]:
             raise ValueError("it is no file")
         content = parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConvertError(f"{file} cannot be read ({explained(error)})") from error
+        raise ConvertError(
+            f"{file} cannot be read ({explained(error)}); restore it, or download it again"
+        ) from error
     if not isinstance(content, dict):
         raise ConvertError(f"{file} holds no JSON object; download or export the folder again")
     return content
@@ -76,7 +78,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def checked_json(
     kind: type[_Checked], content: dict[str, Any], *, place: object, within: str = ""
 ) -> _Checked:
-    """Validates `content`, found under the key `within` of the file `place`, as a `kind`.
+    """The JSON object `content`, validated as a `kind`.
 
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
@@ -103,7 +105,7 @@ def _in_words(error: ErrorDetails, within: str) -> str:
 
 CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 SECOND = "transformer_2"
-"""Folder of the second transformer of a pipeline that has two (Wan 2.2)."""
+"""Folder of the second transformer of a pipeline with two transformers (Wan 2.2)."""
 NETWORKS = ("transformer", SECOND)
 """Folders of transformers in a pipeline."""
 PIPELINE_INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
@@ -118,7 +120,7 @@ _NF4 = ".quant_state.bitsandbytes__nf4"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """File, shape and type of a stored tensor."""
+    """File, shape and dtype of a stored tensor."""
 
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
@@ -130,13 +132,13 @@ class Header:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The tensor's type as torch's."""
+        """The tensor's dtype in torch."""
         import torch  # imported late: what a folder says of a network is told without torch
 
         return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
 
     def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
-        """A `part` of the tensor whose name in the file is `stored`."""
+        """A `part` of the tensor, which the file calls `stored`."""
         rows, *others = part
         start, stop, _ = rows.indices(self.shape[0])
         first = self.first or 0
@@ -193,7 +195,7 @@ class DiffusersFolder:
 
     @property
     def of_few_steps(self) -> str:
-        """A sentence for the log about weights that were distilled to few steps."""
+        """A log line about weights that were distilled for few steps; empty for others."""
         return (
             f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
             " that it was distilled from, whose adapters fit this one, or adapters beside a"
@@ -202,7 +204,7 @@ class DiffusersFolder:
 
     @property
     def multiplied_out(self) -> str | None:
-        """A sentence for the log about weights in 8-bit floats; None if there are none."""
+        """A log line about weights in 8-bit floats; None if there are none."""
         scaled = sum(header.scales is not None for header in self.headers.values())
         if not scaled:
             return None
@@ -213,10 +215,7 @@ class DiffusersFolder:
 
     @property
     def files(self) -> list[str]:
-        """Names of the files that decide what the network computes: weights and settings.
-
-        They are relative to `path`.
-        """
+        """Names, relative to `path`, of the files with the network's weights and settings."""
         stored = {one.file for one in self.headers.values() if one.file is not None}
         stored |= {one.scales[0] for one in self.headers.values() if one.scales is not None}
         folders = {self.path, *(file.parent for file in stored)}
@@ -226,11 +225,11 @@ class DiffusersFolder:
 
     @property
     def absent(self) -> list[str]:
-        """Names of missing tensors for which zeros are used (see `fill_up`)."""
+        """Names of missing tensors that are filled with zeros (see `fill_up`)."""
         return [name for name, header in self.headers.items() if header.file is None]
 
     def companion_path(self, companion: Companion) -> Path | None:
-        """Folder of a second network, inside this one or in the surrounding pipeline.
+        """Folder of a companion network, in this folder or in the surrounding pipeline.
 
         None without one.
         """
@@ -239,7 +238,7 @@ class DiffusersFolder:
         return next((place for place in places if (place / CONFIG).is_file()), None)
 
     def companion_config(self, companion: Companion) -> dict[str, Any] | None:
-        """config.json of a second network; None if there is none.
+        """config.json of a companion network; None if there is none.
 
         Raises:
             ConvertError: it cannot be read.
@@ -248,7 +247,7 @@ class DiffusersFolder:
         return None if place is None else read_json(place / CONFIG)
 
     def join(self, companion: Companion) -> None:
-        """Adds the tensors of a second network, by their names in the name table.
+        """Adds the tensors of a companion network, under their names in the name table.
 
         Raises:
             ConvertError: its folder is damaged.
@@ -271,7 +270,7 @@ class DiffusersFolder:
             self.headers.update(new)
 
     def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
-        """Checks that the folder holds exactly the tensors of `wanted`, in their shapes.
+        """Checks that the folder holds exactly the tensors of `wanted`, with their shapes.
 
         Further tensors may be present if their names match a pattern of `ignored`.
 
@@ -361,17 +360,17 @@ def _open_file(path: Path, *, option: str) -> DiffusersFolder:
 
 
 def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """`DiffusersForm.stored_names` of the family to which `config`, a config.json, belongs."""
+    """`DiffusersForm.stored_names` of the family of `config`, a config.json."""
     family = FAMILY_OF_CLASS.get(str(config.get("_class_name")))
     form = None if family is None else family_named(family).diffusers
     return {} if form is None else form().stored_names
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """`found`, with the row scales of 8-bit weights attached to the weights.
+    """`found`, in which 8-bit weights have their row scales attached.
 
     Raises:
-        ConvertError: such a weight has no scales, or not one for each row.
+        ConvertError: a weight has no scales, or not one for each row.
     """
     made = dict(found)
     for name, header in found.items():
@@ -389,7 +388,7 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
-    """`found` under Diffusers' names, if the folder has others (`DiffusersForm.stored_names`)."""
+    """`found` under Diffusers' names, for folders with other names (`stored_names`)."""
     made: dict[str, Header] = {}
     for key, header in found.items():
         module, _, kind = key.rpartition(".")
@@ -410,7 +409,7 @@ def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str,
 
 
 def pipeline_index(folder: Path) -> Path:
-    """Path of a pipeline's index; of a modular pipeline's, if there is no other."""
+    """Path of a pipeline's index, or of a modular pipeline's if there is no other."""
     plain, modular = folder / PIPELINE_INDEX, folder / MODULAR_INDEX
     return plain if plain.is_file() or not modular.is_file() else modular
 
@@ -418,9 +417,9 @@ def pipeline_index(folder: Path) -> Path:
 def level_range(
     index: Mapping[str, Any], place: Path, *, second: bool
 ) -> tuple[float, float] | None:
-    """The noise levels t of the first or `second` transformer of a pipeline; None if it has one.
+    """Noise levels t of the first or `second` transformer of a pipeline; None if it has one.
 
-    The second one has the levels below the boundary.
+    The second transformer has the levels below the boundary.
 
     Raises:
         ConvertError: the boundary is not a noise level.
@@ -430,7 +429,10 @@ def level_range(
     if boundary is None or not isinstance(parts, list) or None in parts:
         return None
     if not isinstance(boundary, float) or not 0 < boundary < 1:
-        raise ConvertError(f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1")
+        raise ConvertError(
+            f"{place} says boundary_ratio={boundary!r}, not a level between 0 and 1; download it"
+            " again"
+        )
     return (0.0, boundary) if second else (boundary, 1.0)
 
 
@@ -453,13 +455,15 @@ def _headers(place: Path) -> dict[str, Header]:
             " in the folder of the index"
         )
     if lost := [name for name in files if not (place / name).is_file()]:
-        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names")
+        raise ConvertError(f"{place} has no {listed(lost)}, which {INDEX} names; download them")
     found: dict[str, Header] = {}
     for name in files:
         inside = _of_file(place / name)
         here = {tensor for tensor, file in told.items() if file == name}
         if wrong := inside.keys() ^ here:
-            raise ConvertError(f"{place / name} and {INDEX} disagree about {listed(wrong)}")
+            raise ConvertError(
+                f"{place / name} and {INDEX} disagree about {listed(wrong)}; download both again"
+            )
         found |= inside
     return found
 
@@ -503,12 +507,12 @@ class FilePlan:
     folder: str = ""  # of a second network, whose names in the name table begin with it
 
     def stored_name(self, tensor: str) -> str:
-        """Name of a tensor in its file."""
+        """Name of a tensor inside its file."""
         return tensor.removeprefix(f"{self.folder}.") if self.folder else tensor
 
     @property
     def weight_map(self) -> dict[str, str]:
-        """The file of each tensor."""
+        """Name of a tensor -> its file."""
         return {
             self.stored_name(name): file
             for file, members in zip(self.files, self.pairs, strict=True)
@@ -517,13 +521,13 @@ class FilePlan:
         }
 
     def index(self) -> str:
-        """The index file: name of a tensor -> file, as JSON."""
+        """JSON of the index file: name of a tensor -> its file."""
         content = {"metadata": {"total_size": self.total_bytes}, "weight_map": self.weight_map}
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
-    """Groups of consecutive members with at most `most` bytes; a larger member is alone."""
+    """Groups of consecutive tensors of at most `most` bytes; a larger tensor is alone."""
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:
@@ -536,7 +540,7 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 def plan_files(
     pairs: list[Pair], sizes: list[int], *, max_shard_size: int, folder: str = ""
 ) -> FilePlan:
-    """A plan with files of at most `max_shard_size` bytes, named as Diffusers names them."""
+    """A plan with files of at most `max_shard_size` bytes, with Diffusers' file names."""
     groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

@@ -1,7 +1,7 @@
 """config.json and scheduler_config.json of Diffusers <-> our configuration.
 
-A setting that the other side cannot express is an error, which names it. Settings that Diffusers
-neither has nor needs are kept in config.json under a private key, which it ignores.
+A setting that the other side cannot express raises an error with its name. Settings that Diffusers
+neither has nor needs are stored in config.json under a private key, which Diffusers ignores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Unsaid(Enum):
-    """The value of an option that the user did not set, so that the family decides."""
+    """Value of an option that the user did not set, so that the family decides."""
 
     UNSAID = "unsaid"
 
@@ -50,7 +50,7 @@ def model_config(
     second: Callable[[Companion], dict[str, Any] | None] = lambda _: None,
     place: object,
 ) -> ModelConfig:
-    """Our model for a config.json, which lies in a `pipeline` of this class, if that is known.
+    """Our model for a config.json; `pipeline` is the class of the surrounding pipeline, if known.
 
     `text_pad_to` applies to weights that we did not export. `given` are fields set by a user, used
     if neither file nor pipeline determines them. `second` reads the config.json of a companion.
@@ -107,9 +107,9 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """Fields from the companion's config.json, if it is a part of the network.
+    """Fields of our model from the config.json of a companion that belongs to the network.
 
-    A user may choose that, or that shards hold the companion's output.
+    A user may choose between the companion and shards that hold its output.
     """
     one = form.companion
     assert one is not None
@@ -147,7 +147,7 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user must set because no config.json of published weights has them.
+    """Fields of `model` that a user must set, as no published config.json has them.
 
     Raises:
         ConvertError: the class is unknown.
@@ -185,7 +185,7 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
 
 
 def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
-    """scheduler_config.json with the noise range of a run, and the levels that our samplers use.
+    """scheduler_config.json with a run's noise range and the levels that our samplers use.
 
     Raises:
         ConvertError: Diffusers' schedulers cannot express the objective.
@@ -224,7 +224,7 @@ class FoundObjective:
     objective: ObjectiveConfig
     note: str
     stated: tuple[str, ...] = ()
-    """Keys of `objective` that the scheduler, or the pipeline around it, decides."""
+    """Keys of `objective` that the scheduler, or the pipeline around it, determines."""
 
 
 def objective_config(
@@ -236,13 +236,13 @@ def objective_config(
     of_family: Mapping[str, Any] | None = None,
     model: ModelConfig | None = None,
 ) -> FoundObjective:
-    """The objective of a scheduler_config.json, changed by the settings that the user has `given`.
+    """The objective of a scheduler_config.json, overridden by the user's settings `given`.
 
-    `model` is the network, which must support the objective and has its own `objective.guidance`.
-    Without a scheduler, it is that of the pipeline that the fields of `model` imply, else the
-    default with the family's keys. `given` are words such as `objective.name=flow`; with this one
-    any scheduler is accepted. A `pipeline` that computes noise levels itself overrides the
-    scheduler.
+    `model` is the network, which must support the objective and determines `objective.guidance`.
+    Without a scheduler, the objective is that of the pipeline that the fields of `model` imply,
+    else the default with the family's keys. `given` are settings such as `objective.name=flow`;
+    with this one any scheduler is accepted. A `pipeline` that computes noise levels itself
+    overrides the scheduler.
 
     Raises:
         ConvertError: the scheduler does not determine what the network was trained for, or none of
@@ -284,7 +284,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """The only pipeline for networks with fields that no config.json has; else None."""
+    """Only pipeline for networks with fields that no config.json has; else None."""
     form = diffusers_form(model)
     if (second := form.companion_of(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -297,7 +297,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that the arithmetic of `pipeline` fixes; most pipelines fix none."""
+    """Keys of `objective` that the code of `pipeline` fixes; most pipelines fix none."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}
@@ -309,8 +309,8 @@ def _of_scheduler(
 ) -> FoundObjective:
     """The objective that a scheduler determines.
 
-    The default if it does not and the user has `told` it. In the latter case the scheduler may also
-    have steps that none of our samplers has.
+    The default objective if the scheduler determines none and the user has set one (`told`). With
+    `told`, the scheduler may also have steps that none of our samplers has.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -332,7 +332,7 @@ def _of_scheduler(
 
 
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
-    """Why a scheduler outside a pipeline does not determine noise levels, or None."""
+    """Reason why a scheduler outside a pipeline does not determine noise levels, or None."""
     said = file.of_sampling() or ""
     if model is None or "use_karras" not in said:
         return None
@@ -347,7 +347,7 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
     """`objective` with the even steps that a family's pipelines pass to the scheduler.
 
-    scheduler_config.json does not hold them.
+    scheduler_config.json lacks this setting.
     """
     steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR

@@ -1,4 +1,4 @@
-"""The error of this folder, in a module with few imports, because all others raise it."""
+"""ConvertError, in a module with few imports, because all other modules of the folder raise it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ConvertError(ValueError):
-    """A checkpoint cannot be converted; the message names cause and remedy."""
+    """A checkpoint cannot be converted; the message names the cause and the remedy."""
 
 
 def listed(names: Iterable[str], *, most: int = 20) -> str:
-    """Names in one line; a long list is cut and ends with the number of omitted names."""
+    """`names` in one line; a long list is cut and ends with the number of omitted names."""
     return first_of(sorted(names), most)
 
 
 def check_shapes(
     here: Shapes, wanted: Shapes, *, extra: Collection[str], place: Path, beyond: str
 ) -> None:
-    """Checks that `place` has exactly the tensors `wanted`; `extra` are tensors that it has beyond.
+    """Checks that `place` has exactly the tensors `wanted`, and possibly those of `extra`.
 
     Raises:
         ConvertError: lists the names that are missing, unexpected, or of another shape.

@@ -75,7 +75,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A Diffusers folder that holds the weights of a checkpoint."""
+    """A Diffusers folder with the weights of a checkpoint."""
 
     path: Path
     weights: Weights
@@ -86,7 +86,7 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
-    """The checkpoint at a path, after a check of every file against its manifest.
+    """The checkpoint at a path, after every file was checked against the manifest.
 
     Collective: all processes share the reading.
 
@@ -140,10 +140,10 @@ def open_stored(
 def _projection_folder(
     path: Path, model: ModelConfig, given: Path | None
 ) -> DiffusersFolder | None:
-    """The transformer that has a run's text projection; None if the run needs none.
+    """The transformer folder with a run's text projection; None if the run needs none.
 
     Raises:
-        ConvertError: it is needed and cannot be opened, or was given and is not needed.
+        ConvertError: the projection is needed and cannot be opened, or `given` and not needed.
     """
     form, about = diffusers_form(model), (saved_card(path) or {}).get("text_encoder", {})
     part = form.text_projection
@@ -190,7 +190,7 @@ def _with_projection(
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:
-    """Raises if Diffusers cannot express a run; needs only its configuration.
+    """Raises if Diffusers cannot express a run; reads only the run's configuration.
 
     Raises:
         ConvertError: the message names the setting.
@@ -257,7 +257,10 @@ def export_weights(
 def _plans(
     table: list[Pair], sizes: list[int], config: RunConfig, options: ExportOptions
 ) -> dict[str, FilePlan]:
-    """The files of the network by folder, or of a companion if `table` is only a part of it."""
+    """Plan of the files in each folder, for the tensors of `table`.
+
+    For a companion network `table` has only its tensors.
+    """
     pipeline, most = options.pipeline_from, options.max_shard_size
     own = "." if pipeline is None else network_folder(pipeline, config.objective)
     second = diffusers_form(config.model).companion_of(config.model)
@@ -276,7 +279,7 @@ def _plans(
 def _describe(
     folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
 ) -> None:
-    """Writes everything except weights; in a pipeline each component has its folder."""
+    """Writes everything except weights; in a pipeline, a folder for each component."""
     inner = outer = folder
     scheduler = None
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
@@ -349,8 +352,8 @@ def _write(
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
 
-    For runs with adapters it exports only these. Exports are stored in `diffusers` in the run
-    folder, and are removed with their checkpoints.
+    In a run with adapters only the adapters are exported. Exports are stored in `diffusers` in the
+    run folder, and are removed with their checkpoints.
 
     Raises:
         ConvertError: Diffusers cannot express the run.

@@ -58,17 +58,17 @@ def import_weights(
     projected_text: bool = False,
     track: Track = no_progress,
 ) -> Imported:
-    """Writes the checkpoint `target`, each tensor in the type that it has in `hf_path`.
+    """Writes the checkpoint `target`, with each tensor in its dtype in `hf_path`.
 
-    `text_pad_to` is the length to which captions were padded in training, for weights that we did
-    not export; by default that of the family's published weights. `objective` are settings such as
-    `objective.name=flow`, or fields of `model` that the folder does not determine. `projected_text`
-    leaves the text projection out, for shards that hold its output. `track` counts the tensors of
-    this process. Collective: all processes share the files.
+    `text_pad_to` is the length to which captions were padded in training, for weights that were not
+    exported by this program; by default that of the family's published weights. `objective` are
+    settings such as `objective.name=flow`, or fields of `model` that the folder does not determine.
+    `projected_text` leaves the text projection out, for shards that hold its output. `track` counts
+    the tensors of this process. Collective: all processes share the files.
 
     Raises:
-        ConvertError: the folder is not what its config.json says or holds another kind of model or
-            numbers that are not finite, or `target` exists or cannot be written.
+        ConvertError: the folder contradicts its config.json, holds another kind of model or numbers
+            that are not finite, or `target` exists or cannot be written.
         ConfigError: `objective` is not understood.
     """
     source = open_folder(hf_path)
@@ -96,7 +96,7 @@ def import_weights(
 def _given_fields(
     source: DiffusersFolder, words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Fields of `model` among the settings of an import, and the other settings.
+    """Fields of `model` among the `words` of an import, and the remaining settings.
 
     Raises:
         ConvertError: the folder itself determines a field.
@@ -128,10 +128,10 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The network for texts that are projected already, and names of the tensors that it lacks.
+    """The network for texts that are already projected, and the tensors that it lacks.
 
     Raises:
-        ConvertError: the network projects no text.
+        ConvertError: the network has no text projection.
     """
     part = diffusers_form(model).text_projection
     if part is None or not part.is_part(model):
@@ -180,16 +180,16 @@ def _write(
 
 
 class StoredPrecision(NamedTuple):
-    """The precision of a network whose weights are stored."""
+    """Compute dtype for a network's stored weights, and a note."""
 
     precision: Precision
     note: str  # why
 
 
 def stored_precision(source: DiffusersFolder) -> StoredPrecision:
-    """bfloat16 if most numbers are stored in it, else float32.
+    """bfloat16 if most numbers are stored in bfloat16, else float32.
 
-    Not all need be: Diffusers keeps `learnable_pos_embed` in float32 in a bfloat16 model.
+    A bfloat16 folder may have some float32 tensors, such as Diffusers' `learnable_pos_embed`.
     """
     numbers = Counter[torch.dtype]()
     for header in source.headers.values():
@@ -223,10 +223,10 @@ def _bytes(source: DiffusersFolder, pair: Pair) -> int:
 
 
 def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype]:
-    """Type of each of our stored tensors.
+    """Dtype of each tensor of our checkpoint, by name.
 
     Raises:
-        ConvertError: tensors that are stored together have different types.
+        ConvertError: tensors that are stored as one have different dtypes.
     """
     found: dict[str, torch.dtype] = {}
     for pair in table:

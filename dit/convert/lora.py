@@ -1,9 +1,9 @@
-"""LoRA: checkpoints of adapters <-> files of adapters, or weights with merged adapters.
+"""Conversion of LoRA adapters: checkpoints <-> adapter files, or weights with merged adapters.
 
-1. open_adapters  the adapters of a checkpoint, by Diffusers' modules
+1. open_adapters  the adapters of a checkpoint, by Diffusers' module names
 2. export_lora    adapters -> a folder for Diffusers, peft and ComfyUI
-3. open_merged    weights with the products of adapters added, read one tensor at a time
-4. import_lora    a file of adapters -> a checkpoint of adapters beside a base
+3. open_merged    weights W + alpha / r B A, computed one tensor at a time
+4. import_lora    an adapter file and a base -> a checkpoint of adapters
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class StoredAdapters:
 def open_adapters(
     checkpoint: Path, weights: Weights | None = None, *, critic: bool = False
 ) -> StoredAdapters:
-    """Reads the adapters of a checkpoint or run folder; None takes the averages if there are any.
+    """Reads the adapters of a checkpoint or run folder; None takes the EMA if there is one.
 
-    With `critic`, they are those of the critic of a distillation.
+    With `critic`, the adapters are those of the critic of a distillation.
 
     Raises:
         ConvertError: the checkpoint has no adapters, or no such weights.
@@ -109,7 +109,7 @@ def export_lora(
 ) -> StoredAdapters:
     """Writes the folder `target` and returns its adapters. Collective; the first process writes.
 
-    `base_model` is the name that the base has on the hub, for the card and for peft.
+    `base_model` is the base's name on the hub, for the card and for peft.
 
     Raises:
         ConvertError: there are no adapters, or `target` exists or cannot be written.
@@ -135,7 +135,7 @@ def write_folder(
     comfyui_names: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Fills an existing folder: `write_lora`, README.md with the card, samples/ with its pictures.
+    """Writes adapters, the card (README.md) and its pictures (samples/) into an existing folder.
 
     Raises:
         OSError: a file cannot be written.
@@ -145,7 +145,7 @@ def write_folder(
 
 
 def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
-    """The card for the adapters of a checkpoint."""
+    """The card of the adapters of a checkpoint."""
     config, facts = opened.config, RunFacts.of(opened.path, opened.config, *_ADAPTERS)
     code = PictureCode(
         config=config,
@@ -164,7 +164,7 @@ def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
 
 
 class MergedWeights:
-    """Weights W + alpha / r B A of a base, added in float32 and returned in the type of W."""
+    """Weights W + alpha / r B A, added in float32 and returned in the dtype of W."""
 
     def __init__(self, base: StoredWeights | _DiffusersBase, factors: FactorsByModule):
         self.base, self.factors = base, factors
@@ -173,7 +173,7 @@ class MergedWeights:
         return self.base.dtype(pair)
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, with the adapters added."""
+        """The whole tensor of `pair` in our network, with adapters merged."""
         stored = self.base.read(pair)
         names = their_modules(pair)
         if stored.ndim != 2 or not any(name in self.factors for name in names):
@@ -188,7 +188,7 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """The merged weights of a checkpoint of adapters, its configuration, and the kind of adapters.
+    """Weights of a checkpoint with its adapters merged, the configuration, and the kind of weights.
 
     Raises:
         ConvertError: there are no adapters.
@@ -214,11 +214,11 @@ class _DiffusersBase:
 
 
 def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _DiffusersBase:
-    """The frozen weights for adapters.
+    """The frozen base weights of adapters.
 
     Raises:
-        ConvertError: the weights were drawn from a seed, and are stored nowhere.
-        CheckpointError: the weights have changed since.
+        ConvertError: the base was drawn from a seed, and is stored nowhere.
+        CheckpointError: the base has changed since the run.
     """
     if base.path is None:
         raise ConvertError(
@@ -241,13 +241,13 @@ def import_lora(
     *,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> dict[str, LoraFactors]:
-    """Writes the checkpoint `target` of the adapters in `file`, for the weights of `base`.
+    """Writes the checkpoint `target` of the adapters in `file`, trained on the weights `base`.
 
     `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is as in `read_lora`.
     Collective; the first process writes.
 
     Raises:
-        LoraFileError: the file cannot be read, or is of another network than the base.
+        LoraFileError: the file cannot be read, or belongs to another network than the base.
         ConvertError: `base` is neither, or `target` exists or cannot be written.
         CheckpointError: the base is damaged.
     """
@@ -265,7 +265,7 @@ def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
     """The frozen weights at `base`, and the configuration of their network.
 
     Raises:
-        ConvertError: there are none.
+        ConvertError: there are no weights.
         CheckpointError: they are damaged.
     """
     path = find_checkpoint(base)
@@ -289,7 +289,7 @@ def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
 
 
 def _described(factors: FactorsByModule) -> LoraConfig:
-    """Configuration that describes the adapters: the commonest rank and alpha, and all names."""
+    """LoRA configuration of the adapters: the most common rank and alpha, and all targets."""
     ranks = Counter(one.rank for one in factors.values())
     alphas = Counter(one.alpha for one in factors.values())
     return LoraConfig(
@@ -302,7 +302,7 @@ def _described(factors: FactorsByModule) -> LoraConfig:
 def write_adapters(
     folder: Path, factors: FactorsByModule, run: AdapterRun, config: RunConfig
 ) -> None:
-    """Fills an existing folder with a checkpoint that a run of adapters starts from."""
+    """Writes into an existing folder a checkpoint from which a run of adapters starts."""
     file = folder / "__0_0.distcp"
     write_tensors(file, to_stored(factors, config.model))
     save_config(config, folder / "config.yaml")

@@ -1,7 +1,7 @@
-"""Checkpoints of ours, read and written one tensor at a time.
+"""This project's checkpoints, read and written one tensor at a time.
 
-Megatron-Core stores the tensors of all layers under one name, stacked along a first axis, in pieces
-that depend on the layout that wrote them. torch's reader assembles any part of such a tensor.
+Megatron-Core stores the tensors of all layers under one name, stacked along a first axis, in chunks
+that depend on the layout that wrote them. torch's reader assembles any slice of such a tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CRITIC = "critic."  # of a distillation: all of it stands behind this prefix
 
 
 class _TensorPlanner(DefaultLoadPlanner):
-    """Copies all parts that are read into one tensor."""
+    """A load planner that copies all chunks that are read into one tensor."""
 
     def __init__(self, whole: Tensor):
         super().__init__()
@@ -62,7 +62,7 @@ class _TensorPlanner(DefaultLoadPlanner):
 
 
 class StoredWeights:
-    """The weights of a checkpoint, or their EMA, as stored."""
+    """The weights of a checkpoint, or their EMA, in their stored form."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool = False):
         """Reads only the index and, for an average, which weights have none of their own.
@@ -84,7 +84,10 @@ class StoredWeights:
             raise damaged(path, error) from error
         self._reader.set_up_storage_reader(self._index, is_coordinator=True)
         if not self._tensors() and critic:
-            raise ConvertError(f"{path} holds no critic, as runs with distill.method=dmd save one")
+            raise ConvertError(
+                f"{path} holds no critic, which only runs with distill.method=dmd save; leave"
+                " --critic out"
+            )
 
     @property
     def has_average(self) -> bool:
@@ -92,7 +95,7 @@ class StoredWeights:
         return any(name.startswith(begins) for name in self._index.state_dict_metadata)
 
     def check(self, wanted: list[Pair]) -> None:
-        """Checks that exactly the tensors of `wanted` are stored, in their shapes.
+        """Checks that exactly the tensors of `wanted` are stored, with their shapes.
 
         Raises:
             ConvertError: lists the names that are missing, unexpected, or of another shape.
@@ -122,14 +125,14 @@ class StoredWeights:
         }
 
     def _name(self, pair: Pair) -> str:
-        """Key of a weight in the checkpoint, or of its average; frozen weights have no average."""
+        """Checkpoint key of a weight, or of its EMA; frozen weights have no EMA."""
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
             return self.network + pair.ours
         return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
 
     def _is_apart(self, pair: Pair) -> bool:
-        """Whether the average is a tensor of its own: other layers under its name have none."""
+        """Whether the EMA of `pair` is stored layer by layer, as other layers have no EMA."""
         weight = pair.ours, pair.layer
         return pair.ours in self._frozen.partly and weight not in self._frozen.alone
 
@@ -142,16 +145,17 @@ class StoredWeights:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, in the checkpoint's type."""
+        """The whole tensor of `pair` in our network, in the checkpoint's dtype."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
-        """A tensor that is not in the name table, such as an adapter's, by its name."""
+        """A tensor that is not in the name table, such as an adapter's matrix, by its name."""
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
-                f"{self.path} has no {self.prefix}{name}; its adapters are not whole"
+                f"{self.path} has no {self.prefix}{name}: its adapters are incomplete; take another"
+                " checkpoint"
             )
         return self._read(self.prefix + name, entry, _whole(entry.size))
 
@@ -165,10 +169,10 @@ class StoredWeights:
 
 
 class WithTextProjection(StoredWeights):
-    """The weights of a checkpoint that was trained on projected texts, and the projection."""
+    """The weights of a checkpoint trained on projected texts, plus the text projection."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool, tensors: Mapping[str, Tensor]):
-        """`tensors` are those of the projection, by Diffusers' names."""
+        """`tensors` are those of the text projection, by Diffusers' names."""
         super().__init__(path, averaged=averaged, critic=critic)
         self.tensors = tensors
 
@@ -183,7 +187,7 @@ class WithTextProjection(StoredWeights):
 
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:
-    """Shape of the stored tensor, with all layers."""
+    """Shape of the stored tensor, which stacks all layers."""
     return pair.shape if pair.layer is None else (pair.layers, *pair.shape)
 
 
@@ -200,7 +204,7 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
-    """Writes one file of a checkpoint from (line of the name table, tensor) pairs.
+    """Writes one checkpoint file from (line of the name table, tensor) pairs.
 
     `pieces` may be a generator, so that only one tensor is in memory.
     """
@@ -213,7 +217,7 @@ def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteR
 def _item(
     name: str, tensor: Tensor, chunk: ChunkStorageMetadata, *, size: Sequence[int]
 ) -> tuple[WriteItem, Tensor]:
-    """The write request for `chunk` of the stored tensor `name`, whose whole shape is `size`."""
+    """The write request for `chunk` of the stored tensor `name` of shape `size`."""
     kind = TensorProperties(dtype=tensor.dtype)
     data = TensorWriteData(chunk=chunk, properties=kind, size=torch.Size(size))
     item = WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
@@ -236,7 +240,7 @@ def write_index(
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a checkpoint of one file: whole tensors by their names, and the index."""
+    """Writes a checkpoint of one file: whole `tensors` by name, and the index."""
     items, entries = [], {}
     for name, tensor in tensors.items():
         chunk, kind = _whole(tensor.shape), TensorProperties(dtype=tensor.dtype)

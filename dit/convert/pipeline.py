@@ -38,7 +38,7 @@ _INSTALLED = "safety_checker"  # this component is an installed package, not a f
 
 
 def check_pipeline(pipeline: Path, config: RunConfig) -> None:
-    """Raises if the pipeline would feed the model inputs that it was not trained with.
+    """Raises if the pipeline would feed the model other inputs than training did.
 
     Raises:
         ConvertError: a component does not fit, or its folder is missing.
@@ -51,7 +51,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
             " training; give a pipeline of that kind"
         )
     if lost := [name for name in _components(pipeline, config) if not (pipeline / name).is_dir()]:
-        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}")
+        raise ConvertError(f"--pipeline-from {pipeline} has no {listed(lost)}; download all of it")
     if narrow := [name for name in _components(pipeline, config) if _needs_scales(pipeline / name)]:
         raise ConvertError(
             f"--pipeline-from {pipeline} has 8-bit floats with scales in {listed(narrow)}, which"
@@ -79,7 +79,7 @@ def _pipeline_class(pipeline: Path) -> str:
 
 
 def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
-    """Whether a pipeline is exported with its own scheduler, of which it uses only the levels.
+    """Whether a pipeline is exported with its own scheduler, using only its noise levels.
 
     Raises:
         ConvertError: the folder holds no pipeline.
@@ -91,12 +91,12 @@ def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
 
 
 def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
-    """The folder for the network of a run in a pipeline; of two, the one for its noise levels."""
+    """The pipeline's folder for a run's network; of two, the one for its noise levels."""
     return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
-    """Folder of each network, by its range of noise levels (None: all levels)."""
+    """Range of noise levels (None: all levels) -> folder of the network for it."""
     place = pipeline_index(pipeline)
     index = read_json(place)
     parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
@@ -104,7 +104,7 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 
 
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
-    """Names of components to copy, from the pipeline's index; an export writes the others."""
+    """Components of the pipeline's index that are copied; an export writes the others."""
     own = {network_folder(pipeline, config.objective), _INSTALLED}
     if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
         own.add(second.folder)
@@ -118,10 +118,10 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
 
 
 def _needs_scales(part: Path) -> bool:
-    """Whether weights are stored with scales that no quantizer of config.json multiplies in.
+    """Whether weights are stored with scales that config.json's quantizer does not apply.
 
     Raises:
-        ConvertError: a file of weights is damaged.
+        ConvertError: a weight file is damaged.
     """
     for file in part.glob("*.safetensors"):
         try:
@@ -193,7 +193,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def _latent_channels(file: Path) -> int | None:
-    """Channels of a VAE's latents; a batch norm may merge several positions into one."""
+    """Channels of a VAE's latents; a batch norm in it may merge neighbouring positions."""
     channels = _setting(file, "latent_channels")
     cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
     return channels and channels * math.prod(cells)
@@ -202,7 +202,7 @@ def _latent_channels(file: Path) -> int | None:
 def copy_components(
     pipeline: Path, folder: Path, config: RunConfig, *, scheduler: dict[str, Any] | None
 ) -> None:
-    """Copies everything of a pipeline except the network of the run and the scheduler.
+    """Copies all components of a pipeline except the run's network and the scheduler.
 
     Diffusers opens scheduler_config.json with the class in the index, which is set to that of the
     written `scheduler`.

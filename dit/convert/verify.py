@@ -36,7 +36,7 @@ _FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """Differences between re-exported tensors and those of the folder."""
+    """Differences between re-exported tensors and the tensors of the folder."""
 
     count: int
     different: int  # tensors that are not bit-identical
@@ -46,7 +46,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReport:
-    """Differences of the networks' outputs, in float32."""
+    """Differences between the outputs of both networks, in float32."""
 
     samples: int
     largest: float  # largest difference of two numbers
@@ -93,7 +93,7 @@ def compare_tensors(
 def compare_forward(
     hf_path: Path, checkpoint: Path, weights: Weights, *, text_projection: Path | None = None
 ) -> ForwardReport:
-    """Runs both networks on the same random inputs in float32, one network in memory at a time.
+    """Runs both networks on the same random inputs in float32, one network at a time.
 
     Raises:
         ConvertError: there are several processes, or Diffusers cannot run the model here.
@@ -128,7 +128,7 @@ def compare_forward(
 
 
 def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
-    """Number of given frames in the inputs of `sample`."""
+    """Number of given frames (inputs without noise) of `sample`."""
     frames = [one for one in family_of(model).inputs(model) if one.kind is InputKind.FRAMES]
     return sum(sample.others[one.name].shape[1] for one in frames if one.name in sample.others)
 

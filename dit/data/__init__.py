@@ -1,4 +1,4 @@
-"""The way of a sample: shards -> packs. Energon reads and shuffles; each pack is a PackedBatch.
+"""From shards to packs: Energon reads and shuffles samples; each pack is a PackedBatch.
 
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a dropped caption

@@ -40,7 +40,7 @@ from dit.token_ids import are_ids
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What samples must have to fit the model and the pack: channels, widths, lengths, inputs."""
+    """Requirements of the model and the pack on samples: channels, widths, lengths, inputs."""
 
     layout: PatchLayout
     family: str
@@ -49,11 +49,11 @@ class Expected:
     capacity: int
     """Tokens of one pack."""
     table: tuple[int, int, int] | None
-    """The largest latent of the network: frames, rows and columns; None: it takes any."""
+    """The largest latent (frames, rows, columns) of the network's table; None: no limit."""
 
     @property
     def pack_bytes(self) -> int:
-        """A number of bytes that any pack fits into.
+        """A size in bytes that any pack fits into.
 
         It may be too small if texts have more than twice as many tokens as latents.
         """
@@ -79,12 +79,12 @@ class Expected:
 
     @classmethod
     def of(cls, config: RunConfig) -> Expected:
-        """Expectations of samples of validation and generation."""
+        """The requirements on samples of validation and generation."""
         return cls._of(config, PatchLayout.of(config))
 
     @classmethod
     def of_training(cls, config: RunConfig) -> Expected:
-        """Expectations of samples of training, which may be pairs."""
+        """The requirements on training samples, which may be preference pairs."""
         return cls._of(config, PatchLayout.of_training(config))
 
     @classmethod
@@ -103,7 +103,7 @@ _INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; NaN has 
 _FEW = 2**13  # numbers; for fewer, a sum is faster than integer views
 _MOST_LOGVAR = 40  # a deviation of 5e8; autoencoders of Diffusers clamp theirs to 20
 SMALL = 8192
-"""Bytes of a sample that is decoded when it is read: for so few, that is faster than two reads."""
+"""Samples up to this many bytes are decoded when they are read, which is faster than two reads."""
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
@@ -161,7 +161,7 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample of a record, whose shapes fit the model and the pack."""
+    """The sample of a record, after its shapes were checked against the model and the pack."""
     latent_CFHW, others, text_LE = record.latent_CFHW, {}, None
     check_latent(latent_CFHW, expected)
     for one in expected.layout.inputs:
@@ -200,7 +200,7 @@ def _checked(
 
 
 def _check_tokens(sample: LatentSample, expected: Expected) -> None:
-    """Refuses numbers of tokens for which the network has no embedding."""
+    """Refuses token ids for which the network has no embedding."""
     for one in expected.layout.inputs:
         digits = sample.others.get(one.name)
         if one.vocabulary is None or digits is None:
@@ -213,7 +213,7 @@ def _check_tokens(sample: LatentSample, expected: Expected) -> None:
 
 
 def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
-    """Weights [1, F, H, W] of the latent's cells, float32."""
+    """Loss weights [1, F, H, W] of the latent's cells, float32; None without a mask."""
     if mask_1FHW is None:
         return None
     shape, wanted = list(mask_1FHW.shape), [1, *latent_CFHW.shape[1:]]
@@ -239,7 +239,7 @@ def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
 def _checked_logvar(
     logvar_CFHW: Tensor | None, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor | None:
-    """Log variances [C, F, H, W] of the latent's numbers."""
+    """Log variances [C, F, H, W] of the latent, checked; None without them."""
     if logvar_CFHW is None:
         return None
     if logvar_CFHW.shape != latent_CFHW.shape:
@@ -265,7 +265,7 @@ def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
 
 
 def check_inputs(sample: LatentSample, expected: Expected) -> None:
-    """Checks the inputs of a sample that does not come from a shard.
+    """Checks the inputs of a sample that does not come from a shard, such as a prompt's.
 
     Raises:
         SampleRefused: an input is missing, or does not fit the model and the latent.

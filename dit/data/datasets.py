@@ -1,7 +1,7 @@
-"""The folders of a configuration's datasets, checked before they are read.
+"""Folders of the configured datasets, checked before they are read.
 
 A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
-YAML. Each of these consists of leaves: pairs of folder and split.
+YAML. Each consists of leaves: pairs of folder and split.
 """
 
 # L rows of a text, E width of an input
@@ -57,7 +57,7 @@ class DatasetSplit:
 
 
 def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
-    """Folders that training reads; none for mock data.
+    """The folders and splits that training reads; none for mock data.
 
     Raises:
         DataError: a path is missing, is no prepared dataset, or lacks the split.
@@ -66,7 +66,9 @@ def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
 
 
 def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
-    """Folders that validation reads: split `val`, or `train` with use_train_split_for_val.
+    """The folders and splits that validation reads: `val`, or `train` if so configured.
+
+    The key is `dataset.use_train_split_for_val`.
 
     Raises:
         DataError: as `train_leaves`; without a `val` split the message says what to do.
@@ -110,7 +112,7 @@ def count_samples(leaf: DatasetSplit) -> int:
 
 
 def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
-    """The shards of one split of a folder; empty without such a split.
+    """The shards of one split of a folder; empty if there is no such split.
 
     Raises:
         DataError: `.nv-meta` is damaged.
@@ -139,7 +141,7 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
 
 
 def _check_ranges(meta: EPath) -> None:
-    """Checks that name patterns in `meta` stand for a limited number of shards.
+    """Checks that name patterns in `meta` expand to a limited number of shards.
 
     Energon expands every pattern: one wrong digit would fill the memory.
 
@@ -180,7 +182,7 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The inputs that replace a dropped caption's, float32: [L, E] of a text, [E] of a vector.
+    """Inputs for a dropped caption, float32: [L, E] for a text, [E] for a vector.
 
     The encoders' outputs for an empty caption come from `null_text.safetensors`; if no dataset has
     this file, each is one zero vector. An optional input may be absent from the file, and is then
@@ -207,7 +209,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """A note that names a dataset without the file of the null text; empty if all have it."""
+    """A note that names a dataset without null_text.safetensors; empty if all have one."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
@@ -302,7 +304,7 @@ def _expand(path: EPath, split: str) -> Iterator[DatasetSplit]:
 
 
 def check_folder(path: EPath) -> None:
-    """Raises DataError where a folder is no prepared dataset that can be read here."""
+    """Raises DataError if `path` is not a prepared dataset that can be read from this machine."""
     how = _prepare(path)
     if not path.is_dir() and not (path / META / ".info.json").is_file():
         raise DataError(f"dataset {path} does not exist; correct the path, or {how}")
@@ -322,7 +324,7 @@ def check_folder(path: EPath) -> None:
 
 
 def _is_mlperf_folder(path: EPath) -> bool:
-    """Whether NVIDIA's converter wrote the folder, or those of its splits."""
+    """Whether NVIDIA's converter for MLPerf wrote the folder, or its split folders."""
     return any((path / name / "index.txt").is_file() for name in ("", "train", "val"))
 
 
@@ -338,15 +340,14 @@ def _read_yaml(path: EPath) -> Any:
 
 
 def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
-    """Paths of a metadataset and of the files that it names.
-
-    The files are other metadatasets, and settings of datasets.
+    """Paths of a metadataset and of the files that it names (metadatasets, dataset settings).
 
     Raises:
         DataError: a file cannot be read, or names code to run.
     """
     if str(path) in outer:
-        raise DataError(f"metadataset {path} refers to itself, by {' -> '.join(outer)}")
+        way = " -> ".join(outer)
+        raise DataError(f"metadataset {path} refers to itself, by {way}; remove that path from it")
     if not path.name.endswith(".yaml"):
         raise DataError(
             f"dataset {path} is a file; give a folder with {META}, or an Energon metadataset .yaml"
@@ -379,7 +380,7 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
 
 
 def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
-    """The files with which a metadataset replaces a folder's own dataset.yaml and split.yaml.
+    """Files with which a metadataset replaces a folder's own dataset.yaml and split.yaml.
 
     Raises:
         DataError: the former names another class, or code.
@@ -427,7 +428,7 @@ def _how(leaf: DatasetSplit) -> str:
 
 
 def _prepare(path: EPath) -> str:
-    """What makes a folder a dataset."""
+    """The command or steps that would make the folder a dataset."""
     return (
         "pack media with `python -m data_prep`, or index existing shards with"
         f" `energon prepare --sample-type CrudeWebdataset {quote(str(path))}`"

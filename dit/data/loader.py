@@ -88,7 +88,7 @@ def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> Val
 def build_val_packs(
     config: RunConfig, *, indices: Sequence[int], work: PassWork | None = None
 ) -> ValidationPacks:
-    """Packs `indices` of the fixed list of validation packs, which starts over at its end.
+    """Validation packs number `indices` of the fixed list, which is repeated cyclically.
 
     Raises:
         DataError: as `validation_groups`, or too many samples cannot be used.
@@ -129,7 +129,7 @@ class PackLoader:
         self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
         self._places = places
         self.resharded = ""
-        """What `load_state_dict` did about another number of ranks or workers, for the log."""
+        """Log line on what `load_state_dict` did if the number of ranks or workers changed."""
         self._packs: Iterator[PackedBatch] | None = None
         self._error: Exception | None = None
         self._held: _Position | None = None
@@ -148,7 +148,7 @@ class PackLoader:
         return next(self._packs)
 
     def ahead(self, count: int) -> Iterator[PackedBatch]:
-        """The next `count` packs, for another thread.
+        """The next `count` packs, for a background thread.
 
         Position and counts do not change until `catch_up`: if the run is saved before that and
         resumes, it gets these packs again. This needs workers, because they remember their former
@@ -159,7 +159,7 @@ class PackLoader:
         return itertools.islice(self, count)
 
     def catch_up(self) -> None:
-        """Counts all packs that were taken ahead."""
+        """Counts all packs that `ahead` has returned."""
         self._held = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class PackLoader:
         return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
-        """Samples refused since the last call; a resumed run may meet some again."""
+        """Samples refused since the last call; a resumed run may report some again."""
         return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class PackLoader:
             raise
 
     def _judge(self, batch: WorkerBatch) -> None:
-        """Adds the counts of a batch; ends the run if it holds an error or too many refusals."""
+        """Adds the counts of a batch; raises if it holds an error or too many refusals."""
         self._counts[batch.worker] = batch.counts
         self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
         total = self._sum(self._counts)

@@ -1,4 +1,4 @@
-"""The state of each rank's loader in a checkpoint, and the run to which it belongs.
+"""Loader state of each rank in a checkpoint, and the settings of the run to which it belongs.
 
 1. WorkerState        the position of one reader in its samples
 2. LoaderState        the position of one rank's loader, with the WorkerStates of its workers
@@ -30,34 +30,34 @@ from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
 
 FORMAT = 4
 _CAPPED = 3
-"""The format of versions whose packs held no more samples than were buffered, and 256 at most."""
+"""Format of versions whose packs held at most as many samples as were buffered, and 256."""
 INPUTS = "inputs of model.family beside the text"
 TEXT_COUNTS = "text counts as tokens of a pack"
 _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
-"""What settings were before the identity of a state had them."""
+"""Name of a setting -> value in states that were saved before the setting existed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """The position of one reader: its last snapshot, and the packs it has returned since."""
+    """The position of one reader: its last snapshot, and the packs that it returned since."""
 
     chain: FlexState | None = None
-    """State of its chain of datasets at the snapshot; None where it has not begun."""
+    """State of the reader's chain of datasets at the snapshot; None if it has not begun."""
     made: int = 0
-    """Packs made before the snapshot."""
+    """Number of packs before the snapshot."""
     since: tuple[tuple[SampleId, ...], ...] = ()
-    """The packs given since the snapshot, by their samples."""
+    """Packs returned since the snapshot, each as its samples."""
     left: tuple[Remaining, ...] = ()
-    """What it reads first, by dataset, where it has not begun."""
+    """For a reader that has not begun: remaining samples that it reads first, by dataset."""
 
     def of_dataset(self, dataset: int) -> FlexState | Remaining:
-        """The state of the WorkerShard of one dataset of a blend, or what it has to read first."""
+        """State of one dataset's WorkerShard, or the samples that it still reads first."""
         if self.chain is not None:
             return [state for state in nested_states(self.chain) if "_left" in state][dataset]
         return self.left[dataset] if self.left else Remaining()
 
     def waiting(self) -> list[tuple[Any, ...]]:
-        """Restore keys of samples that were read and wait in buffers."""
+        """Restore keys of samples that were read and are in buffers."""
         return [] if self.chain is None else buffered_keys(self.chain)
 
     def counts(self) -> RejectCounts:
@@ -72,19 +72,19 @@ _FORMER_NAMES = {
     "dit.data.position.ReaderPosition": WorkerState,
     "dit.data.shares.Left": Remaining,
 }
-"""Names of the classes in the pickles of older versions."""
+"""Class name in pickles of older versions -> present name."""
 _FORMER_DATASETS = {
     "ShardShare": "FolderShard",
     "MockShare": "MockShard",
     "EvenCost": "FlopsBalancedOrder",
     "Deliveries": "WorkerOutput",
 }
-"""Former -> present class names of datasets, which Energon stores and compares."""
+"""Former class name of a dataset, which Energon stores and compares -> present name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLayout:
-    """Numbers of ranks and of workers that read the data."""
+    """Numbers of data ranks and of workers that read the data."""
 
     ranks: int
     workers: int
@@ -107,22 +107,22 @@ class LoaderState:
     """The position in the data of one data-parallel rank."""
 
     identity: dict[str, Any]
-    """The settings that its samples and packs depend on."""
+    """The settings that determine samples and packs."""
     ranks: int
     rank: int
     workers: int
     readers: bytes
-    """WorkerStates by worker, pickled. They are bytes, so that no two loaders share their lists."""
+    """WorkerStates by worker, pickled, so that no two loaders share their lists."""
     packs: int = 0
-    """Packs given since these readers began."""
+    """Number of packs returned since these readers began."""
     dealt: int = 0
-    """How often the samples have been resharded to another number of readers."""
+    """Number of reshardings to another number of readers."""
     tallies: list[dict[str, Any]]
     """RejectCounts of the readers, by worker."""
     former: dict[str, Any] = field(default_factory=lambda: asdict(RejectCounts()))
-    """RejectCounts of readers that a resharding has ended."""
+    """RejectCounts of readers that ended with a resharding."""
     format: int = FORMAT
-    """That of the version which has saved it."""
+    """Format of the version that saved the state."""
 
     @classmethod
     def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
@@ -142,16 +142,16 @@ class LoaderState:
 
     @property
     def next_worker(self) -> int:
-        """Number of the worker that gives the next pack."""
+        """Index of the worker whose pack comes next."""
         return self.packs % self.layout.readers_per_rank
 
     @property
     def seed(self) -> tuple[int, int]:
-        """Returns the seed of the readers; resharding changes its second number, `dealt`."""
+        """The seed of the readers; its second number, `dealt`, counts reshardings."""
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
-        """The states of the workers, also from checkpoints of older versions of this program."""
+        """The states of the workers, including those saved by older versions."""
         # Imported here, because only a run that resumes reads pickles.
         from megatron.energon.flavors.webdataset.sample_loader import SliceState
 
@@ -173,7 +173,7 @@ class LoaderState:
         return any(len(pack) >= most for worker in self.unpickled() for pack in worker.since)
 
     def plain(self) -> dict[str, Any]:
-        """The state as plain values, for a file that is read without running code."""
+        """The state as plain values, for a file that can be read without running code."""
         return {**asdict(self), "format": FORMAT}
 
     @classmethod
@@ -228,7 +228,7 @@ def pickled(readers: Sequence[WorkerState]) -> bytes:
 
 
 def loader_identity(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide which packs the training loaders of all ranks return.
+    """The settings that determine which packs the training loaders of all ranks return.
 
     The folder of the data is not among them, because a copy elsewhere serves as well; nor are ranks
     and workers, which may change (reshard.py).

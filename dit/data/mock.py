@@ -62,9 +62,9 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
 
 
 def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Random values of the input `one`: normal numbers, or token ids if it has a vocabulary.
+    """Random values for the input `one`: normal numbers, or token ids if it has a vocabulary.
 
-    There are a quarter fewer token ids than rows, as another tokenizer would make.
+    There are a quarter fewer token ids than text tokens, as another tokenizer would output.
     """
     if one.vocabulary is None:
         return torch.randn(shape, generator=rng)
@@ -94,7 +94,7 @@ def _shape(
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
-    """The geometry at `position` in [0, 1), which weights divide among geometries."""
+    """The geometry at `position` in [0, 1), which is divided among geometries by weight."""
     position *= sum(geometry.weight for geometry in geometries)
     for geometry in geometries:
         position -= geometry.weight
@@ -104,7 +104,7 @@ def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry
 
 
 class MockDataset(BaseCoreDatasetFactory[CrudeSample]):
-    """A dataset that replaces a folder of shards in Energon."""
+    """A mock dataset in place of a folder of shards, for Energon."""
 
     __sample_type__ = CrudeSample
 
@@ -142,7 +142,7 @@ class MockReader(SavableDataset[CrudeSample]):
         self._drawn = 0
 
     def start_at(self, first: int) -> None:
-        """Continues with this reader's first sample that is not below `first`."""
+        """Continues with this reader's first sample whose index is at least `first`."""
         reader = self.worker_config.global_worker_id()
         self._drawn = draws_below(first, reader=reader, readers=self._readers)
 
@@ -205,5 +205,5 @@ class MockShard(WorkerShard):
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:
-    """How many of the samples reader, reader + readers, ... are below `first`."""
+    """How many of the samples reader, reader + readers, ... have an index below `first`."""
     return -((reader - first) // readers)

@@ -45,26 +45,29 @@ from dit.pack_wire import private_bytes, views_of, widest_first
 
 
 class SampleSize(NamedTuple):
-    """The size of a sample for packing; all numbers but the first concern one latent of a pair."""
+    """Size of a sample for packing; all numbers but `tokens` are those of one latent of a pair."""
 
     tokens: int
-    """What the sample takes of the capacity of a pack, with both latents of a pair."""
+    """Tokens that count towards the pack's capacity, with both latents of a pair."""
     rows: int
-    """Tokens of its latents in the pack, padding included."""
+    """Latent tokens in the pack, padding included."""
     shape: tuple[int, int]
-    """Tokens of its latents that attention sees, and rows of all its texts."""
+    """(latent tokens that attention sees, text tokens of all text inputs)."""
     texts: tuple[int, ...]
-    """Rows of each text input, in the order of the family."""
+    """Tokens of each text input, in the order of the family."""
     null_rows: int
-    """Rows in the place of a dropped caption."""
+    """Tokens of the sample's own null text."""
     dtypes: tuple[torch.dtype | None, ...]
-    """Types of the latent and of each input, in the order of the family; None for no input."""
+    """Dtypes of the latent and of each input, in the order of the family; None for a missing input.
+
+
+    """
     unknown: tuple[str, ...] = ()
     """Names of tensors of the sample that the family does not read."""
     is_weighted: bool = False
-    """Whether the losses of its tokens have weights of their own."""
+    """Whether tokens of the sample have individual loss weights."""
     logvar_dtype: torch.dtype | None = None
-    """Type of the log variance of its latent; None for none."""
+    """Dtype of the latent's log variance; None without one."""
     level_index: int | None = None
     """The k of its level of validation, k / 8; None for none."""
     sound: int = 0
@@ -107,11 +110,11 @@ class SampleSize(NamedTuple):
 
 
 NULL_ROWS = "NullTexts.rows_LE"
-"""Tensor of a pack with rows in the place of dropped captions."""
+"""Name of a pack's tensor of null texts, for dropped captions."""
 LOGVAR = "LatentVariance.logvar_TC"
-"""Tensor of a pack with the log variances of its latents."""
+"""Name of a pack's tensor of log variances of latents."""
 WEIGHT = "TokenWeights.weight_T"
-"""Tensor of a pack with the weights of the loss."""
+"""Name of a pack's tensor of loss weights."""
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
@@ -122,7 +125,7 @@ def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
 
 
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
-    """Lays `samples` end to end. Padding tokens are zero, at position 0, and not real."""
+    """The pack of `samples`, end to end. Padding tokens are zero, at position 0, and not real."""
     sizes = [SampleSize.of(sample, layout) for sample in samples]
     writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
@@ -138,7 +141,7 @@ def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
 def _outlines(
     layout: PatchLayout, sizes: Sequence[SampleSize], *, channels: int
 ) -> dict[str, Tensor]:
-    """Types and shapes of the tensors of a pack, by the names of `PackedBatch.tensors`."""
+    """Dtypes and shapes of the tensors of a pack, by the names of `PackedBatch.tensors`."""
     rows, count = sum(size.rows for size in sizes), len(sizes)
     axes, volume = layout.positions.axes, math.prod(layout.patch)
     dtypes = [size.dtypes[0] for size in sizes]
@@ -182,7 +185,7 @@ def _outlines(
 
 
 def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
-    """Types and shapes of the tensors that only packs with certain samples have."""
+    """Dtypes and shapes of the tensors that only some packs have."""
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(of_logvar := [size.logvar_dtype for size in sizes]):
         shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
@@ -194,7 +197,7 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
 class PackWriter:
     """Writes a pack sample by sample, so that each sample's memory can be freed after its copy.
 
-    All tensors lie in one row of bytes, in which they are also sent to other processes.
+    All tensors lie in one buffer of bytes, in which they are also sent to other processes.
     """
 
     def __init__(
@@ -272,7 +275,7 @@ class PackWriter:
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
 
     def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
-        """Writes the sample's own null text, which has no rows if the sample has none."""
+        """Writes the sample's own null text, which has no tokens if the sample has none."""
         assert self._null_rows is not None
         first = stop = self._null_starts[-1]
         for name in self._layout.named(InputKind.NULL_TEXT):
@@ -282,7 +285,7 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Puts given frames in place of the target's first frames; returns their number of tokens.
+        """Writes given frames over the target's first frames; returns the number of their tokens.
 
         A target without further frames keeps its own: there would be nothing to learn.
         """
@@ -297,7 +300,10 @@ class PackWriter:
         return 0
 
     def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
-        """Writes the log variance of the target; -inf, a variance of 0, where nothing is drawn."""
+        """Writes the log variance of the target.
+
+        -inf (variance 0) for tokens that are not sampled.
+        """
         own_TC = self._tensors[LOGVAR][first : self._start].fill_(-math.inf)
         if sample.latent_logvar_CFHW is not None:
             target_TC = own_TC[: math.prod(grid)]
@@ -305,7 +311,7 @@ class PackWriter:
             target_TC[:clean] = -math.inf
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """The weight of the sample; of a target's token, times the mean of its patch's mask."""
+        """Writes loss weights: the sample's, times the mean mask of a target token's patch."""
         own_T = self._tensors[WEIGHT][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
             patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
@@ -315,7 +321,7 @@ class PackWriter:
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """Writes the condition channels of all inputs side by side; zeros if the sample has none.
 
-        If `FRAME_CHANNELS` would show all frames of a target, it is shown none.
+        If `FRAME_CHANNELS` would show all frames of a target, it shows none.
         """
         own_TC = self._tensors["condition_TC"][first : self._start]
         own_TC.zero_()
@@ -376,7 +382,7 @@ class PackWriter:
         logvar: Tensor | None,
         weight: Tensor | None,
     ) -> Mapping[type, Any]:
-        """What methods add to the pack."""
+        """The values that methods add to the pack, by type."""
         added, layout = self._added, self._layout
         starts, level = tuple(self._null_starts), layout.clean_level
         level = level if has_clean or layout.draws_given_frames else None
@@ -475,14 +481,14 @@ class SoundRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
-    """What a pack stores of a sample besides its tensors."""
+    """Sizes of a sample that was written, besides its tensors."""
 
     key: str
     caption: str
     fps: float
     grids: tuple[Grid, ...]
-    """Grid of the target, then those of its references."""
+    """Grid of the target, then grids of its references."""
     padded: int
-    """Tokens of all of them, with padding."""
+    """Number of tokens of all grids, padding included."""
     clean: int
-    """Tokens at the beginning of the target that are given."""
+    """Number of clean tokens (given frames) at the beginning of the target."""

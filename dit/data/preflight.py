@@ -1,7 +1,7 @@
 """Checks of the data before the first step, without reading a sample.
 
 1. check_data      every shard and index exists, and the dataset card fits the model
-2. dataset_card    `dataset_card.json`, which says how the data were made
+2. dataset_card    `dataset_card.json`, which describes how the data were made
 
 One process checks for all: a thousand ranks that look for ten thousand files burden any file
 system.
@@ -39,7 +39,7 @@ _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Counts of the checked samples and shards without fault, with notes."""
+    """Numbers of checked samples and shards, with notes."""
 
     samples: int
     shards: int
@@ -82,9 +82,9 @@ def check_data(config: RunConfig) -> Checked:
 
 
 def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
-    """The run's `config` with the data of each validation loss, by the loss's name.
+    """Name of each validation loss -> the run's `config` with that validation set.
 
-    It is empty if nothing is validated.
+    Empty if nothing is validated.
     """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
@@ -98,7 +98,7 @@ def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
-    """The faults of local shards; remote shards are checked when they are read."""
+    """Faults of local shards; remote shards are checked when they are read."""
     local = [
         (shard.path.local_path(), shard.count)
         for shard in shards_of(leaf)
@@ -110,7 +110,7 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
 
 
 def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
-    """What is wrong with a shard of `count` samples or its index; empty if nothing is."""
+    """Fault of a shard of `count` samples, or of its index; empty if there is none."""
     from dit.data.tar_reader import REINDEX, index_fault  # mock data have no shards
 
     if not shard.is_file():
@@ -143,7 +143,7 @@ def _head(count: int) -> str:
 
 
 def dataset_card(config: RunConfig) -> dict[str, Any] | None:
-    """The card of the first dataset, which says how to rebuild its encoders; None if absent.
+    """The card of the first dataset, which describes its encoders; None if absent.
 
     Raises:
         DataError: the card is not a JSON object.
@@ -171,11 +171,11 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
 
 
 _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": ("name",)}
-"""Parts and entries of a card on which the meaning of latents and texts depends."""
+"""(part, entry) of a card that determine the meaning of latents and texts."""
 
 
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Entries of two datasets' cards that differ, if one network cannot learn both; else empty.
+    """Entries that differ between two datasets' cards, if one network cannot learn both; or empty.
 
     Entries that a card lacks are not compared.
     """
@@ -191,7 +191,7 @@ def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def card_faults(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Reasons, from its card, why a dataset does not fit the model, or why the card cannot be read.
+    """Reasons, from its `card`, why a dataset does not fit the model.
 
     Entries that a card lacks are not checked, because other tools write no card, or a shorter one.
     """
@@ -230,9 +230,9 @@ def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _stored_padding(encoder: dict[str, Any]) -> bool | None:
-    """Whether texts hold hidden states of padding; None if the card does not say.
+    """Whether texts include hidden states of padding; None if the card does not say.
 
-    data_prep writes it only where it does; the encoder of a converted dataset may be unknown.
+    data_prep writes the entry only if they do; the encoder of a converted dataset may be unknown.
     """
     padding = encoder.get("padding")
     if padding is None:
@@ -287,7 +287,7 @@ def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig)
 def _about_encoder(
     card: dict[str, Any], model: ModelConfig, checkpoint: CheckpointConfig
 ) -> Iterator[str]:
-    """A line on texts whose encoder is not that of the published weights that are tuned."""
+    """A line on texts whose encoder differs from that of the weights that are fine-tuned."""
     (text, *_) = family_of(model).inputs(model)
     encoder = card.get("text_encoder", {})
     found = encoder.get("name", "unknown") if isinstance(encoder, dict) else "unknown"
@@ -336,7 +336,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """Why samples with that many frames and pixels would be refused."""
+    """The refusal of samples with these numbers of frames and pixels, or None."""
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),

@@ -39,18 +39,18 @@ from dit.stored_samples import (
 FORMAT_VERSION = 1
 LATENT, LOSS_MASK, LATENT_LOGVAR = "latent", "loss_mask", "latent_logvar"
 Kinds = Mapping[str, InputKind]
-"""What is read beside the latent: name in the shard -> kind of input."""
+"""Name in the shard -> kind of input, for inputs that are read beside the latent."""
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
-"""Part of a record whose `.safetensors` is a RecordHeader: the SampleLocation of the whole."""
+"""Key of a record, beside a RecordHeader, with the SampleLocation of the whole record."""
 UNREADABLE = "__unreadable__"
 """Part of a record whose shard cannot be read: the text of the error."""
 SOUND_PART = "sound.safetensors"
 """Part of a record with the latent [K, A] of its sound, which its `.json` describes."""
 _ALWAYS = (LATENT, LOSS_MASK, LATENT_LOGVAR)
-"""What is read of every record, whatever the family."""
+"""Inputs that are read from every record, whatever the family."""
 MOST_WEIGHT = 1e6
-"""Largest weight of a loss; beyond, squares in float32 are not far from infinite."""
+"""Largest loss weight; beyond it, squares in float32 come close to infinity."""
 # Types that a sample may have; any other is refused when the whole record is read.
 _DTYPES = {
     "F64": torch.float64,
@@ -76,7 +76,7 @@ class ShardRecord:
     sound_seconds: float | None = None
     """Length of the sound, without the silence that fills its last frame; None: unknown."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the tensors that the sample has and nothing reads."""
+    """Names of the sample's tensors that the family does not read."""
 
     @property
     def text_LE(self) -> Tensor | None:  # noqa: N802  # names of tensors end in their axes
@@ -93,7 +93,7 @@ def is_dfm(parts: Mapping[str, Any]) -> bool:
 
 
 def has_outline(parts: Mapping[str, Any]) -> bool:
-    """Whether `read_outline` reads such a record: not one of DFM, nor one without tensors."""
+    """Whether `read_outline` supports the record: not one of DFM, nor one without tensors."""
     return is_mlperf(parts) or ("safetensors" in parts and not is_dfm(parts))
 
 
@@ -109,7 +109,9 @@ def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRec
 
 
 def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """A record of our layout or MLPerf's; ours, and parts that are RecordHeaders, are on `meta`.
+    """A record of our layout or MLPerf's, with shapes only: tensors are on `meta`.
+
+    MLPerf's parts that are not RecordHeaders are decoded.
 
     Raises:
         SampleRefused: the record is damaged, or only the whole record determines its size.
@@ -166,16 +168,16 @@ def _with_sound(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """The position of a tensor in a `.safetensors`."""
+    """Position and dtype of a tensor in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]
     start: int
-    """Its first byte in the file."""
+    """First byte of the tensor in the file."""
 
 
 def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
-    """The position of each tensor in the file; None for tensors that nothing reads.
+    """The position of each tensor in the file; None for tensors that are not read.
 
     Raises:
         SampleRefused: the head is damaged, or the file's length differs from the head.
@@ -293,7 +295,7 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
 
 
 def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
-    """A record whose parts may be RecordHeaders; its tensors are on `meta` then."""
+    """A record of MLPerf's layout; tensors of RecordHeaders are on `meta`."""
     about = _read_json(_part(parts, "json"))
     tensors = {one.part: _part(parts, one.part) for one in MLPERF.values()}
     try:

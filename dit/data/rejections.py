@@ -1,8 +1,8 @@
-"""The reasons why samples are refused, and their counts: nothing is dropped in silence.
+"""Reasons why samples are refused, and counts of each: no sample is dropped silently.
 
 1. Reject, REMEDIES    the reasons, and what to do about each
-2. RejectCounts        the number of samples with each
-3. Bound               the number that ends the run
+2. RejectCounts        the number of samples with each reason
+3. Bound               the number of refusals that ends the run
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ BEGIN_ANEW = (
     "begin the data anew with checkpoint.load_data_position=false: weights, optimizer, schedule and"
     " average go on"
 )
-"""What a user can do where a saved loader state cannot be used."""
+"""Advice if a saved loader state cannot be used."""
 
 
 class DataError(ValueError):
-    """An error of the data, whose message says what is wrong, where, and what to do."""
+    """An error of the data; the message says what is wrong, where, and what to do."""
 
 
 class Reject(StrEnum):
@@ -78,18 +78,18 @@ REMEDIES = {
     Reject.LEVEL_INDEX: "correct it in the .json, or leave it out there: 0 to 7 are k of level k/8",
     Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
 }
-"""What to do where too many samples have a reason."""
+"""Reason -> advice if too many samples are refused for it."""
 
 # The fraction of refused samples is judged over whole passes, of at least and at most so many
 # samples: else one fault among the first samples of a good dataset would end the run.
 _JUDGE_OVER = (50, 10_000)
 _MOST_NAMES, _OTHERS = 30, "(others)"  # names of tensors that nothing reads
 MOST_NAMED = 10_000
-"""So many refused samples are kept by name."""
+"""Number of refused samples that are listed by name."""
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
-    """An error of one sample, with the reason and the values that led to it."""
+    """One sample is refused; has the reason and the values that led to it."""
 
     def __init__(self, reason: Reject, detail: str):
         super().__init__(reason, detail)
@@ -121,9 +121,9 @@ class RejectCounts(Savable):
     read: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     newest: dict[str, str] = field(default_factory=dict)
-    """For every reason, the place and the values of the newest sample that had it."""
+    """Reason -> place and values of the newest sample refused for it."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """How many samples have a tensor that the model does not read, by its name."""
+    """Name of a tensor that the model does not read -> number of samples with it."""
 
     def refuse(self, sample: RefusedSample) -> None:
         """Counts a refused sample, which has been counted as read already."""
@@ -183,7 +183,7 @@ class Bound:
     fraction: float
     """`dataset.max_bad_fraction`."""
     samples: int
-    """Samples of one pass of the rank."""
+    """Number of samples in one pass of the rank."""
 
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
         """Raises an error if too many samples were refused.

@@ -1,4 +1,4 @@
-"""Loader states of a checkpoint, for another number of ranks or workers.
+"""Loader states of a checkpoint, converted for another number of ranks or workers.
 
 1. equal number of readers    each continues on the rank that now trains its packs
 2. more or fewer readers      the rest of their passes is divided anew; then a new pass begins.
@@ -23,7 +23,7 @@ class Resharded:
 
     state: LoaderState
     said: str
-    """What was done, for the log; empty if nothing has changed."""
+    """Log line on what was done; empty if nothing has changed."""
 
 
 def reshard(
@@ -32,7 +32,7 @@ def reshard(
     """The loader state with which `rank` continues.
 
     `saved` are the states of all ranks that saved, in their order. `shards` has one for each
-    dataset of this rank's chain; it is empty if the passes of the datasets cannot be told apart.
+    dataset of this rank's chain; it is empty if the datasets are not read in separate passes.
 
     Raises:
         DataError: the states are not of one step, or cannot be divided anew.
@@ -69,7 +69,7 @@ def reshard(
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """Number of the first `given` packs of a run that belong to one rank."""
+    """How many of the first `given` packs of a run belong to one rank."""
     return -((rank - given) // ranks)
 
 
@@ -136,7 +136,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of a reader without its waiting samples, which are divided among the new readers."""
+    """Counts of a reader without its buffered samples, which are divided among the new readers."""
     counts = reader.counts()
     counts.read += sum(map(len, reader.since)) - len(reader.waiting())
     return counts
@@ -144,21 +144,24 @@ def _counted(reader: WorkerState) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pool:
-    """The samples of a dataset that all readers together have left."""
+    """Samples of a dataset that all readers together have not yet read."""
 
     runs: list[np.ndarray]
-    """[ranges, 2] start and stop, in the order of reading. A sample owed twice is in two arrays."""
+    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two arrays.
+
+
+    """
     first: int
-    """Index after the last one that was read."""
+    """Index after the last sample that was read."""
     behind: int
-    """How many readers do not catch up with all passes that they are behind."""
+    """Number of readers that will not catch up with all passes that they are behind."""
 
     @property
     def size(self) -> int:
         return sum(int(np.diff(runs).sum()) for runs in self.runs)
 
     def part(self, reader: int, readers: int) -> Remaining:
-        """An equal number of samples for each of `readers`."""
+        """One reader's equal share of the remaining samples."""
         return Remaining(
             runs=tuple(run for runs in self.runs for run in _part(runs, reader, readers)),
             first=self.first,
@@ -168,7 +171,7 @@ class _Pool:
 def _pool(
     shard: WorkerShard, number: int, readers: Sequence[WorkerState], rng: np.random.Generator
 ) -> _Pool:
-    """Samples to read again: one is owed n times if it came n times less than the most frequent."""
+    """Samples to read again: one is owed n times if it was read n times less than the most read."""
     states = [reader.of_dataset(number) for reader in readers]
     reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])
     since = [s for reader in readers for pack in reader.since for s in pack]
@@ -206,7 +209,7 @@ def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 
 def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[IndexRange]:
-    """The samples of one of `readers`, if the ranges are joined and divided equally."""
+    """The samples of one of `readers`, if all ranges are concatenated and divided equally."""
     bounds = np.append(0, np.diff(runs).cumsum())
     begin, end = (int(bounds[-1]) * n // readers for n in (reader, reader + 1))
     first, last = np.searchsorted(bounds, begin, "right") - 1, np.searchsorted(bounds, end)

@@ -1,4 +1,4 @@
-"""Reads the files of one sample from a shard, by the shard's index.
+"""Reader of one sample's files in a shard, by the shard's index.
 
 1. index_fault       why the bytes of an index cannot be right
 2. OpenShards        the shards that were read last, kept open
@@ -38,7 +38,7 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """An error of a sample that only a complete tar reader can read."""
+    """A sample that only a complete tar reader can read."""
 
 
 class ShardError(ValueError):
@@ -46,11 +46,11 @@ class ShardError(ValueError):
 
 
 REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {folder}`"
-"""What to do about a damaged index; `folder` is the folder of the dataset."""
+"""Advice on a damaged index; `folder` is the folder of the dataset."""
 
 
 def index_fault(offsets: bytes) -> str:
-    """What is wrong with an index whose bytes are `offsets`; empty if nothing is.
+    """Fault of an index whose bytes are `offsets`; empty if there is none.
 
     Each number is the start of a sample and the end of the one before, so an index that does not
     ascend would read some bytes twice, or none.
@@ -102,7 +102,7 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """First byte and end of a sample in the shard.
+        """(first byte, end) of a sample in the shard.
 
         Raises:
             ShardError: the index has no such sample.
@@ -125,7 +125,7 @@ class OpenShards:
         self._memory = bytearray()
 
     def span(self, path: str, sample: int) -> tuple[int, int]:
-        """First byte and size of a sample in the shard at `path`."""
+        """(first byte, size) of a sample in the shard at `path`."""
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
@@ -140,7 +140,7 @@ class OpenShards:
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """Bytes of a shard as from `read`, in memory that the next call overwrites.
+        """Bytes as from `read`, in memory that the next call overwrites.
 
         New memory takes as long to allocate as to fill, and is in no cache.
         """
@@ -154,7 +154,7 @@ class OpenShards:
         self._open.clear()
 
     def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The shard at `path` and its present size.
+        """The open shard at `path`, and its present size.
 
         Raises:
             OSError: it does not exist.
@@ -189,7 +189,7 @@ class SampleLocation:
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """The whole record: extension -> bytes. The next call overwrites those of tensors.
+        """The whole record: extension -> bytes. The next call overwrites bytes of tensors.
 
         Raises:
             NotPlain: the sample has changed since its head was read.
@@ -234,7 +234,7 @@ def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tup
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
-    """Name, size and kind of the file that follows."""
+    """(name, size, kind) of the file that follows a tar `header`."""
     if len(header) < BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)

@@ -1,4 +1,4 @@
-"""Processes: how they start, what they send each other, and how they end.
+"""Processes of a run: how they start, what they send each other, and how they end.
 
 entry                how a script ends: exit code, one message for an error, signals to stop; a
                      process ends after an error without waiting for others
@@ -10,9 +10,9 @@ cpu_threads          number of CPU threads, beside other programs or in a contai
 pack_broadcast       one rank of a replica reads packs and sends them to the others
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
-row_shares           the rows of each weight that a data rank has, and their storage
-full_sharding        data parallelism with weights in shares (`ddp.sharding=weights`), by FSDP2
-share_schedule       the ranks of shares; times when weights are gathered and gradients summed
+row_shares           row shards: the rows of each weight that a data rank has, and their storage
+full_sharding        data parallelism with sharded weights (`ddp.sharding=weights`), by FSDP2
+share_schedule       the device mesh of FSDP; when weights are gathered and gradients reduced
 collective_errors    an error on one rank is raised on all
-watchdog             no process waits for ever for another one that has died
+watchdog             ends the run if a process has died, so that no other waits for ever
 """

@@ -1,4 +1,4 @@
-"""Errors of one rank, raised on all ranks."""
+"""Collective calls that raise an error of one rank on all ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RankError(RuntimeError):
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """The results of `work` on each rank, in the order of ranks; all ranks call it.
+    """The results of `work` on each rank, by rank; all ranks call it.
 
     Otherwise ranks that succeed would wait for a rank that has left with an error.
 
@@ -40,7 +40,7 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
 
 
 def on_first_rank(work: Callable[[], object]) -> None:
-    """Runs `work` on the first rank; all ranks call it, and wait.
+    """Runs `work` on the first rank while all others wait; all ranks call it.
 
     Raises:
         RankError: as `on_all_ranks`.
@@ -51,7 +51,7 @@ def on_first_rank(work: Callable[[], object]) -> None:
 
 
 def from_first_rank(work: Callable[[], T]) -> T:
-    """The result of `work` on the first rank, on all ranks; all ranks call it.
+    """The result of `work` on the first rank, sent to all ranks; all ranks call it.
 
     Raises:
         ValueError: `work` raised it.

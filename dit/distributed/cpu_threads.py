@@ -1,7 +1,7 @@
-"""Threads of torch's arithmetic on a CPU that other programs use, too.
+"""Number of CPU threads for torch, on machines whose cores other programs also use.
 
-torch's OpenMP reads the variables once, when it is loaded, so `dit` sets them when it is imported.
-Values that the user has set are kept.
+torch's OpenMP reads its environment variables when it is loaded, so `dit` sets them at import.
+Values that the user has set stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 BY_USER = "OMP_NUM_THREADS" in os.environ
-"""Whether the user, or a launcher of several processes, has set the number of threads."""
+"""Whether the user, or a launcher of several processes, set the number of threads."""
 
 
 def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores: int) -> None:
@@ -31,7 +31,7 @@ def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores
 
 
 def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str | None:
-    """A line for the log if a container limits the threads, or programs share the cores; else None.
+    """A log line if a container limits the threads, or programs share the cores; else None.
 
     `load` is the number of processes that wanted a core before the start (the first of
     `os.getloadavg`).

@@ -20,7 +20,7 @@ from ctypes import byref, c_int, c_void_p
 from dit.config import RunConfig, Sharding
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Names of one variable: the second is torch's newer one."""
+"""Two names of the allocator's variable; torch's newer releases prefer the second."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _NEEDS_NO_ORDER = 10  # compute capability
 _made: dict[str, str] = {}
@@ -29,7 +29,8 @@ _made: dict[str, str] = {}
 def set_cuda_environment(trained: RunConfig | None = None) -> None:
     """Sets the variables for this process and its children, if the machine has a GPU.
 
-    `trained` is the run that will train; None if none does, or it was given before.
+    `trained` is the configuration of a training run; None for other programs, or if an earlier call
+    already passed it.
     """
     capability = _major_capability()
     if capability is None or _cuda_has_started():
@@ -43,7 +44,7 @@ def set_cuda_environment(trained: RunConfig | None = None) -> None:
 
 
 def _hides_collectives(config: RunConfig) -> bool:
-    """Whether collectives of tensor ranks are all that overlaps kernels in this run."""
+    """Whether collectives of tensor parallelism are all that overlaps kernels in this run."""
     model = config.model
     others = (
         config.ddp.sharding is Sharding.WEIGHTS

@@ -1,7 +1,7 @@
 """Data parallelism: Megatron-Core's DDP with or without its distributed optimizer, or FSDP2.
 
-Only this module and `full_sharding` (weights in shares) know how gradients are summed over data
-ranks and which rank holds which part of the float32 main parameters.
+Only this module and `full_sharding` (FSDP2) know how gradients are reduced over data ranks, and
+which rank has which shard of the float32 main parameters.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from dit.distributed.row_shares import rows_of
 logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)
 
 ModelChunk = DistributedDataParallel | ShardedChunk
-"""A part of the model on this rank, wrapped; there is one for each virtual pipeline stage."""
+"""A virtual pipeline stage of the model on this rank, wrapped for data parallelism."""
 
 
 def wrap(
     models: Sequence[MegatronModule], ddp: DdpConfig, groups: ProcessGroupCollection
 ) -> list[ModelChunk]:
-    """Wraps the parts of the model on this rank, so that gradients are summed over data ranks."""
+    """Wraps this rank's model chunks, so that gradients are reduced over data ranks."""
     wrapped = DistributedDataParallelConfig(
         grad_reduce_in_fp32=ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=ddp.overlap_grad_reduce,
@@ -68,7 +68,7 @@ def wrap(
 
 
 def named_weights(chunk: ModelChunk) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The weights of a part of the model, by name; for weights in shares, this rank's rows."""
+    """(name, parameter) of a model chunk's weights; with FSDP, of this rank's rows."""
     return ((name.removeprefix("module."), weight) for name, weight in chunk.named_parameters())
 
 
@@ -80,7 +80,7 @@ def zero_gradients(chunks: Sequence[ModelChunk], optimizer: MegatronOptimizer) -
 
 
 def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
-    """The buffers in which gradients are accumulated and reduced."""
+    """The buffers in which DDP accumulates and reduces gradients."""
     found: list[Tensor] = []
     for chunk in chunks:
         if isinstance(chunk, ShardedChunk):
@@ -91,7 +91,7 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 
 
 def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """The types of the weights in a pass, and of the gradients that ranks sum."""
+    """Dtypes of the weights in a pass, and of the gradients that ranks reduce."""
     weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
     for chunk in chunks:
         for weight in chunk.parameters():
@@ -103,14 +103,14 @@ def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.
 
 
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
-    """Whether each data rank updates a part of each weight, instead of all of it."""
+    """Whether each data rank updates a shard of each weight, instead of the whole."""
     return chunks[0].ddp_config.use_distributed_optimizer
 
 
 def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> int:
-    """The index of the optimizer state's copy of which this rank of `groups` has a part.
+    """Index of the copy of the optimizer state of which this rank of `groups` has a shard.
 
-    Without the distributed optimizer each data rank has its own copy.
+    Without the distributed optimizer each data rank has a copy of its own.
     """
     return groups.dp_cp.rank() // (groups.intra_dp_cp.size() if is_sharded(chunks) else 1)
 
@@ -121,7 +121,7 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
     With `ddp.overlap_param_gather` each forward pass gathers the weights that other ranks updated
     in the last step. Ranks that save, or validate fewer packs than others, must not wait for a
-    gather that the others never begin. Weights in shares are not gathered.
+    gather that the others never begin. FSDP's sharded weights are not gathered.
     """
     overlapped: list[Any] = [one for one in chunks if one.ddp_config.overlap_param_gather]
     for chunk in overlapped:
@@ -133,10 +133,10 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
 @contextmanager
 def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """A context in which each data rank makes any number of passes without gradients.
+    """A context in which data ranks may run different numbers of passes without gradients.
 
-    All ranks enter it. Weights must not change inside. With weights in shares, a rank that leaves
-    the context has taken part in the passes of all others.
+    All ranks enter it. Weights must not change inside. With FSDP, a rank that leaves the context
+    has joined the all-gathers of every other rank's passes.
     """
     with ExitStack() as inside:
         for chunk in chunks:
@@ -146,7 +146,7 @@ def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
 
 def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChunk]) -> None:
-    """Copies the main parameters to the model's weights, on all data ranks."""
+    """Copies the float32 main parameters to the model's weights, on all data ranks."""
     for inner in chained_optimizers(optimizer):
         if not isinstance(inner, FP32Optimizer):  # it shares its memory with the weights
             inner._copy_main_params_to_model_params()
@@ -158,7 +158,7 @@ def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChun
 def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
     """The optimizers that Megatron-Core chains into one, except those without parameters.
 
-    A pipeline stage whose weights are all frozen has one without parameters.
+    A pipeline stage whose weights are all frozen has an optimizer without parameters.
     """
     return [one for one in every_optimizer(optimizer) if not one.is_stub_optimizer]
 
@@ -170,7 +170,7 @@ def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class MainParamShard:
-    """The part of a weight that this rank's optimizer updates, in float32."""
+    """The shard of a weight that this rank's optimizer updates, in float32."""
 
     # In the model; this rank's part under tensor parallelism, and its rows of weights in shares.
     weight: torch.nn.Parameter
@@ -179,13 +179,13 @@ class MainParamShard:
 
 
 def main_param_shards(optimizer: MegatronOptimizer) -> list[MainParamShard]:
-    """All main parameters that this rank's optimizer updates, in a fixed order."""
+    """Shards of all main parameters that this rank's optimizer updates, in a fixed order."""
     of_each = (main_param_shards_of(inner) for inner in chained_optimizers(optimizer))
     return [*chain.from_iterable(of_each)]
 
 
 def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
-    """Shards of main parameters of `inner`, one of the chained optimizers."""
+    """Shards of the main parameters of `inner`, one of the chained optimizers."""
     if isinstance(inner, DistributedOptimizer):
         groups = inner.optimizer.param_groups
         for weight, (group, order) in inner.model_param_group_index_map.items():
@@ -205,7 +205,7 @@ def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
 
 
 class Holding(NamedTuple):
-    """A part of a weight, and the data rank that updates or stores it."""
+    """A shard of a weight, and the data rank that updates or stores it."""
 
     rank: int
     copy: int  # of the optimizer state; there are several with ddp.dp_replicate_size
@@ -221,11 +221,10 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """For each trained weight, the parts that data ranks update; empty if each updates all of it.
+    """For each trained weight, its shards and their data ranks; empty without sharding.
 
-    For weights in shares, the parts of all weights, including frozen ones. It needs no
-    communication: Megatron-Core divides each bucket equally among ranks, and torch the rows of each
-    weight.
+    With FSDP, the shards of all weights, including frozen ones. Nothing is communicated:
+    Megatron-Core divides each bucket equally among ranks, and torch the rows of each weight.
     """
     held: dict[Tensor, list[Holding]] = {}
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()
@@ -252,7 +251,7 @@ def holdings(
 
 
 def _parts(bucket: Any, start: int, stop: int, ranks: int) -> Iterator[tuple[int, slice]]:
-    """(data rank, slice) of each part of a weight that lies at [start, stop) of the buffer."""
+    """(data rank, slice) of each shard of a weight at [start, stop) of the bucket's buffer."""
     size = bucket.grad_data.numel() // ranks
     first, last = (start - bucket.offset) // size, (stop - 1 - bucket.offset) // size
     edges = [bucket.offset + rank * size for rank in range(first, last + 2)]

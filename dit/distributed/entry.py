@@ -1,9 +1,9 @@
 """How a script ends: its exit code, one message for an error, and signals to stop.
 
-After an error a process closes what it can within a time limit, and waits for nobody. NCCL waits
-for ever for operations with ranks that have left: its kernels, copies after them, and the
-destruction of its communicators. So process groups are not destroyed, and no other rank is asked
-for anything.
+After an error a process closes its files and loaders within a time limit, without waiting for other
+ranks. NCCL waits for ever for operations with ranks that have left: its kernels, copies after them,
+and the destruction of its communicators. So process groups are not destroyed, and no message goes
+to another rank.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _LOST_PEER = (
     " exit code (-9: killed, mostly because memory ran out); --debug shows what was under way"
 )
 _ANSWER_S = 10.0
-"""Seconds without an answer after which the launcher is taken for dead."""
+"""Seconds without an answer after which the launcher counts as dead."""
 _DESTROY_S = 30.0
-"""Seconds in which process groups that have done their work end."""
+"""Most seconds for destroying process groups at the end of a run."""
 _CLOSE_S = 30.0
-"""Seconds for loggers and loaders; the launcher may give as long to the other processes."""
+"""Most seconds for closing loggers and loaders; the launcher may grant other processes as many."""
 _ALONE_S = 120.0
-"""Where one process is the whole run, which also finishes a checkpoint that is being written."""
+"""Most seconds for closing a run of one process, which also finishes a pending checkpoint."""
 _FLUSH_S = 2.0
 _at_stake: list[str] = []
 
 
 class Parser(OptionParser):
-    """The parser of programs with several processes, which raises its errors for `run` to show.
+    """Argument parser for programs with several processes, whose errors `run` shows once.
 
     argparse would print them in every process.
     """
@@ -80,12 +80,12 @@ class Parser(OptionParser):
 
 
 def run(main: Callable[[], int]) -> int:
-    """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
+    """Calls `main` and returns the exit code: 1 after an error, 130 after an early Ctrl-C.
 
     The first process that fails shows one message if a user can fix the error, else its traceback.
-    The others have met the same error or lost their peer, and exit silently. A process that has
-    joined a group ends here after an error, because it cannot destroy the group alone. Streams that
-    cannot be written do not end it (`dit.streams`).
+    The others met the same error or lost a peer, and exit silently. After an error, a process in a
+    process group ends inside this function, because it cannot destroy the group alone. Output
+    streams that cannot be written do not end the process (`dit.streams`).
     """
     return with_streams(lambda: _run(main))
 
@@ -119,8 +119,8 @@ def _run(main: Callable[[], int]) -> int:
 def shown_at_once() -> Iterator[None]:
     """A context in which an error is shown as soon as it is raised.
 
-    Closing things afterwards may wait for other ranks, so after a limit the process ends. Without
-    `run`, which would end it, there is no limit and nothing is shown.
+    Closing loaders and loggers afterwards may wait for other ranks, so the process ends after a
+    time limit. Outside `run`, which ends the process, there is no limit and nothing is shown.
     """
     try:
         yield
@@ -133,10 +133,10 @@ def shown_at_once() -> Iterator[None]:
 
 
 class _Said:
-    """Whether and by whom the run's error has been shown, as far as this process knows."""
+    """Record of whether, and by which process, the run's error has been shown."""
 
     it: bool | None = None
-    """Whether this process has shown the error, or another one; None before there is one."""
+    """True if this process has shown the error, False if another one has, None before an error."""
     below_run = False
     limit: threading.Timer | None = None
     asks = threading.Lock()
@@ -180,7 +180,7 @@ def _debug() -> None:
 
 
 def _leave_without_launcher(message: str) -> None:
-    """Ends this process from any thread; one process of each machine says why."""
+    """Ends this process, from any thread; one process of each machine shows `message`."""
     limit = threading.Timer(_FLUSH_S, os._exit, (1,))  # the main thread may hold an import's lock
     limit.daemon = True
     limit.start()
@@ -192,7 +192,7 @@ def _leave_without_launcher(message: str) -> None:
 
 
 def say_below(message: str) -> None:
-    """Shows a line below the run's error, in the process that showed the error."""
+    """Shows a line below the run's error, in the process that showed it."""
     if _Said.it:
         _print(message)
 
@@ -205,7 +205,10 @@ def _leave(code: int) -> int:
 
 
 def _stop(code: int) -> None:
-    """Destroys the process groups, or ends the process if that does not finish in time."""
+    """Destroys the process groups.
+
+    If that does not finish in time, ends the process with `code`.
+    """
     if not has_started():
         return
     limit = leave_after(_DESTROY_S, code, say=say_notice)
@@ -216,8 +219,8 @@ def _stop(code: int) -> None:
 class StopSignals:
     """A context in which signals to stop set `received` instead of ending the process.
 
-    They are SIGTERM, Ctrl-C and the loss of the terminal (SIGHUP) unless `nohup` ignores it; even
-    then the launcher stops its processes.
+    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal) unless `nohup`
+    ignores it; even then the launcher stops its processes.
     """
 
     def __init__(self) -> None:
@@ -234,7 +237,7 @@ class StopSignals:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Restores the former signal handlers, except after an error.
 
-        Then the launcher stops the other ranks, which still have to say why they end.
+        After an error the launcher stops the other ranks, which still have to say why they end.
         """
         for s, handler in self.former_handlers.items() if kind is None else ():
             signal.signal(s, handler)
@@ -248,9 +251,9 @@ class StopSignals:
 
 
 def started_with() -> str:
-    """The command that started this run, ready for a shell; with a launcher, the launcher's.
+    """The shell command that started this run; under a launcher, the launcher's command.
 
-    On several machines it is the command of this one.
+    On several machines it is this machine's command.
     """
     words = list(sys.orig_argv)
     if is_launched():
@@ -261,7 +264,7 @@ def started_with() -> str:
 
 
 def say_once(message: str) -> None:
-    """Shows an error unless this process, or another one of this run, has shown one."""
+    """Shows an error, unless this process or another one of the run has already shown one."""
     if _may_say():
         _say(message)
 
@@ -290,11 +293,11 @@ def _say(message: str) -> None:
 
 
 def _tell_launcher(message: str) -> None:
-    """Writes `message` to the file from which torch.distributed.run takes a run's root cause.
+    """Writes `message` to the file from which torch.distributed.run reads a run's root cause.
 
-    It has the form of torch's `record`, without a traceback, which the summary would prefer. Its
-    time is a second early: the earliest error counts as the cause, and other ranks may fail at
-    once.
+    The file has the form of torch's `record`, without a traceback, which the launcher's summary
+    would prefer. Its time is a second early: the earliest error counts as the cause, and other
+    ranks may fail at the same time.
     """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         earlier = str(int(time.time()) - 1)
@@ -304,7 +307,7 @@ def _tell_launcher(message: str) -> None:
 
 
 def _show_crash(crash: threading.ExceptHookArgs) -> None:
-    """Shows the crash of a thread, but for TensorBoard's, which raises what it logs as an error."""
+    """Shows a thread's crash, except TensorBoard's, which repeats an error that it logs."""
     if not type(crash.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(crash)
 
@@ -345,7 +348,7 @@ def _ask_store(*, otherwise: bool) -> bool:
 
 @contextmanager
 def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Context that finishes `what` after an error; if that fails, `say` gets that it is lost."""
+    """A context that finishes `what` after an error; if that fails, `say` reports the loss."""
     _at_stake.append(what)
     try:
         yield
@@ -356,12 +359,12 @@ def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def time_to_close() -> float:
-    """Seconds that a process takes at most to close what it has open, after an error."""
+    """Most seconds that a process takes to close its files and loaders after an error."""
     return _ALONE_S if os.environ.get("WORLD_SIZE", "1") == "1" else _CLOSE_S
 
 
 def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> threading.Timer:
-    """Makes this process leave after `seconds`, whatever it waits for; cancel the timer to stay."""
+    """A timer that ends this process after `seconds`, whatever it waits for, unless cancelled."""
 
     def give_up() -> None:
         for what in _at_stake:

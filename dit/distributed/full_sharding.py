@@ -1,11 +1,12 @@
-"""Data parallelism with weights in shares: torch's `fully_shard` under Megatron-Core's schedule.
+"""Data parallelism with sharded weights: torch's FSDP2 under Megatron-Core's schedule.
 
-Between passes a data rank has some rows of each weight. For trained weights they are float32: the
-main parameters, which the optimizer updates. In a pass each layer gathers its weights in the type
-of the network, and frees them; embedders and head stay gathered for the whole pass.
+Between passes a data rank has some rows of each weight (its shard). Rows of trained weights are
+float32: the main parameters, which the optimizer updates. In a pass each layer gathers its weights
+in the compute dtype, and frees them afterwards; embedders and head stay gathered for the whole
+pass.
 
-1. ShardedChunk    a part of the model, as Megatron-Core's schedule, `finalize_model_grads` and
-                   optimizer expect it
+1. ShardedChunk    a model chunk with the interface that Megatron-Core's schedule,
+                   `finalize_model_grads` and optimizer expect
 2. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
 """
 
@@ -35,23 +36,23 @@ from dit.distributed.row_shares import RowShares, mark_rows, packing_of
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
-"""Attribute of a network whose weights are in shares: what Megatron-Core stores of it."""
+"""Attribute of a network with FSDP: the entries that Megatron-Core stores for its rows."""
 
 
 def stored_of(module: nn.Module) -> list[Any] | None:
     """The rows of a network with weights in shares, in Megatron-Core's form.
 
-    None for other networks. Megatron-Core itself would take the rows for whole weights.
+    None for other networks. Megatron-Core itself would mistake the rows for whole weights.
     """
     return getattr(module, _STORED, None)
 
 
 class RowsOptimizer(FP32Optimizer):
-    """Megatron-Core's optimizer of float32 weights, for the rows that this rank has."""
+    """Megatron-Core's optimizer of float32 weights, for this rank's rows of each weight."""
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
-    """Gives the optimizer of a model in shares our class, and drops empty rows from it."""
+    """Changes the optimizer of an FSDP model to `RowsOptimizer`, and drops empty rows from it."""
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         assert type(inner) is FP32Optimizer
         inner.__class__ = RowsOptimizer
@@ -64,7 +65,7 @@ def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> N
 
 
 class ShardedChunk(MegatronModule):
-    """A part of the model whose weights are in shares over the data ranks (FSDP2)."""
+    """A model chunk whose weights are sharded over the data ranks (FSDP2)."""
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class ShardedChunk(MegatronModule):
     # What Megatron-Core's optimizer and `finalize_model_grads` ask.
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and rows of each weight on this rank."""
+        """(name, rows) of each weight on this rank."""
         return ((f"module.{name}", own) for name, own in self._rows.items())
 
     def parameters(self, *_: Any, **__: Any) -> Iterator[nn.Parameter]:
@@ -131,19 +132,19 @@ class ShardedChunk(MegatronModule):
         return ((self._weights[n], own) for n, own in self._rows.items() if own.requires_grad)
 
     def finish_grad_sync(self, **_: Any) -> None:
-        """Gives the rows their gradients, which the passes have summed over ranks."""
+        """Assigns the gradients that passes have reduced over ranks to this rank's rows."""
         for weight, own in self._trained():
             own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
             if own in self._kept:
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """The present gradients of this rank's rows."""
+        """Gradients of this rank's rows, as they are now."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
     def gradient_types(self) -> set[torch.dtype]:
-        """The types of the summed gradients and of those that ranks send."""
+        """Dtypes of the reduced gradients, and of those that ranks send."""
         return {torch.float32, self._reduced}
 
     def scale_gradients(self, scaling_factor: float) -> None:
@@ -155,21 +156,18 @@ class ShardedChunk(MegatronModule):
             own.grad = weight.grad = None
 
     def start_param_sync(self, **_: Any) -> None:
-        """Frees weights that a pass without gradients left gathered.
-
-        Their rows have changed since then.
-        """
+        """Frees weights that a pass without gradients left gathered, as their rows have changed."""
         self.module.reshard()
 
     # Passes that not all data ranks make.
 
     @contextmanager
     def in_company(self) -> Iterator[None]:
-        """A context in which each data rank makes any number of passes without gradients.
+        """A context in which data ranks may run different numbers of passes without gradients.
 
-        A rank that has finished takes part in the gathers of the others until all have. All data
-        ranks enter with the same weights. After an error, which leaves a rank alone, it does not
-        wait.
+        A rank that has finished joins the all-gathers of the other ranks until all have finished.
+        All data ranks enter with the same weights. After an error, which leaves a rank alone, it
+        does not wait.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
         with self._schedule.equal_passes():
@@ -184,7 +182,7 @@ class ShardedChunk(MegatronModule):
         self._announce(1)
 
     def _announce(self, passes: int) -> Tensor:
-        """The largest `passes` of all data ranks: above 0 if any rank has a pack now."""
+        """Maximum of `passes` over all data ranks: above 0 if any rank has a pack now."""
         any_rank = torch.tensor([passes], device=device())
         dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
         return any_rank
@@ -198,12 +196,12 @@ class _WithoutMemory(TorchFunctionMode):
 
 
 def without_memory() -> TorchFunctionMode:
-    """A context in which weights of new modules get no memory, which `ShardedChunk` allocates."""
+    """A context in which new modules allocate no weights; `ShardedChunk` allocates them."""
     return _WithoutMemory()
 
 
 def _give_memory(unit: nn.Module) -> None:
-    """Allocates the weights of a layer on the device, without values, for `fully_shard` to divide.
+    """Allocates the weights of a layer on the device, without values, for FSDP to shard.
 
     Trained weights are float32, because their rows are the main parameters.
     """
@@ -223,9 +221,9 @@ def _marks(weight: nn.Parameter) -> dict[str, Any]:
 
 
 def _kept(weight: nn.Parameter) -> Tensor | None:
-    """Factors 1 or 0 for each number of a gradient, by the weight's hooks; None without hooks.
+    """Mask of 1 or 0 for each number of a gradient, from the weight's hooks; None without hooks.
 
-    `fully_shard` makes new parameters, which have no hooks. `hold_key_bias` sets one.
+    `fully_shard` creates new parameters, which lose hooks such as that of `hold_key_bias`.
     """
     if not weight._backward_hooks:
         return None

@@ -1,8 +1,8 @@
-"""The import of Megatron-Core without two packages that it imports and no run needs.
+"""The import of Megatron-Core without two packages that no run needs.
 
-1. W&B, if installed: the inference engine logs with it.
-2. The compiler of torch: Megatron-Core wraps some fifty functions in `torch.compile`, which imports
-   the compiler. Our networks do not call them, so they are compiled at their first call instead.
+1. W&B, if installed: Megatron-Core's inference engine logs with it.
+2. torch's compiler: Megatron-Core wraps some fifty functions in `torch.compile`, which imports it.
+   Our networks do not call these functions, so each is compiled only at its first call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WANDB = "wandb"
 
 
 def import_megatron() -> None:
-    """Imports Megatron-Core in about two thirds of the time, unless it is imported already."""
+    """Imports Megatron-Core in about two thirds of the usual time, unless already imported."""
     if "megatron.core" in sys.modules:
         return
     import torch  # late, as Megatron-Core: scripts answer --help without them
@@ -35,7 +35,7 @@ def import_megatron() -> None:
 
 
 def compiled_when_called(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A form of `compiler` (`torch.compile`) that compiles each function at its first call."""
+    """A version of `compiler` (`torch.compile`) that compiles each function at its first call."""
 
     def compile_later(model: Any = None, **options: Any) -> Any:
         if model is None:

@@ -1,7 +1,7 @@
-"""One pack over the ranks that share a model: context ranks and pipeline stages.
+"""One pack over the ranks of a model replica: context ranks and pipeline stages.
 
-1. rank_part       each context rank takes its part of every sample
-2. run_pipeline    the stages work on several packs by Megatron-Core's schedule
+1. rank_part       each context rank takes its shard of every sample
+2. run_pipeline    the stages process several packs by Megatron-Core's schedule
 3. whole_outputs   runs both, and joins the outputs of all ranks, for distillation
 4. FullForward     the model as a function of one pack, for sampling
 
@@ -61,11 +61,11 @@ def rank_part(module: SharesTokens, item: Item) -> Item:
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> Item:
-    """A context rank's part of a pack, padded at its end to a `multiple` of tokens.
+    """A context rank's tokens of a pack, padded at the end to a `multiple` of tokens.
 
-    `ModelConfig.token_multiple` says what needs the multiple. All random draws were made for the
-    whole pack before, so the numbers are those of a single rank. Streams beside the main one get
-    what the network is fed of them (`NoisyTokens`).
+    `ModelConfig.token_multiple` explains the multiple. All random draws were made for the whole
+    pack before, so the numbers are those of a single rank. Additional streams (such as sound) get
+    the noisy tokens that the network reads (`NoisyTokens`).
     """
     others, problems = dict[str, TokenStream](), dict[str, Problem]()
     for name, own in problem.others.items():
@@ -81,7 +81,10 @@ def split_tokens(
 def _split(
     stream: Stream, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> tuple[Stream, Problem]:
-    """The part of a stream and of its problem, of one row or more: every weight has a gradient."""
+    """A context rank's tokens of a stream and its regression problem.
+
+    At least one token, so that every weight has a gradient.
+    """
     rows_T = stream.rows(share)
     padding = -len(rows_T) % multiple if len(rows_T) else multiple
     if share.count == 1 and padding == 0:
@@ -89,7 +92,7 @@ def _split(
     rows_T = to_device(rows_T, stream.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
-        """The rows of `tensor` [T, ...] for this rank, then padding with `value`."""
+        """This rank's rows of `tensor` [T, ...], then padding with `value`."""
         mine = tensor[rows_T]
         return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
@@ -128,7 +131,7 @@ def run_pipeline(
     *,
     forward_only: bool,
 ) -> list[Any]:
-    """Runs Megatron-Core's schedule over `items`, one micro-batch each.
+    """Runs Megatron-Core's pipeline schedule over `items`, one micro-batch each.
 
     Returns the results of `forward_step` on the last stage, and an empty list on other stages.
     """
@@ -154,15 +157,15 @@ def run_pipeline(
 
 
 class StageLink(P2PCommunicator):
-    """Megatron-Core's link between pipeline stages, for packs that differ in length.
+    """Megatron-Core's communicator between pipeline stages, for packs that differ in length.
 
     Megatron-Core sends the shape of each tensor ahead of it and waits until the shape is received.
     With as many packs as stages, one virtual stage then waits to send a gradient's shape while the
     stage that should receive it waits to send hidden states, for ever. But every stage has every
-    pack, and the order of the schedule is known: so shapes are computed here and never sent.
+    pack, and the order of the schedule is known: so shapes are computed locally and never sent.
 
     It needs `batch_p2p_comm=False`: with two stages each is both the next and the previous one of
-    the other, and only that exchange has a defined order then.
+    the other, and only unbatched messages have a defined order then.
     """
 
     def __init__(self, group: dist.ProcessGroup, config: ModelParallelConfig, shapes: list[Shape]):
@@ -180,7 +183,7 @@ class StageLink(P2PCommunicator):
         recv_prev: bool,
         recv_next: bool,
     ) -> tuple[Shape, Shape]:
-        """The next shapes from both neighbouring stages, known without communication."""
+        """Shapes of the tensors to receive from both neighbouring stages, without communication."""
         previous = next(self._from_previous) if recv_prev else []
         following = next(self._from_next) if recv_next else []
         return previous, following
@@ -191,7 +194,7 @@ def received_shapes(
 ) -> tuple[Iterator[Shape], Iterator[Shape]]:
     """Shapes that a stage receives: hidden states from the previous, gradients from the next one.
 
-    Both come in the order in which the schedule takes the packs. The last stage sends its output to
+    Both are in the order in which the schedule takes the packs. The last stage sends its output to
     the first as input of the next virtual stage, except that of the last virtual stage. Gradients
     go the other way.
     """
@@ -247,14 +250,14 @@ def whole_outputs(
 
 
 class FullForward(nn.Module):
-    """The model as one function on every layout: a whole pack -> the output of all its tokens.
+    """The model as a function of a whole pack, the same on every layout, for sampling.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
     output: of several streams, that of each by name. It serves sampling and has no backward pass.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):
-        """`chunks` are the parts of the model on this rank, with or without DDP around them."""
+        """`chunks` are this rank's model chunks, with or without DDP."""
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
         self.first: Any = getattr(chunks[0], "module", chunks[0])

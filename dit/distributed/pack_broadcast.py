@@ -1,9 +1,9 @@
-"""The ranks that share one replica of the model: one of them reads, and all get the same packs.
+"""Packs for the ranks of a model replica: one rank reads them and sends them to the others.
 
-1. _send        the rank that reads sends a pack's outline, then its numbers as a row of bytes
-2. _receive     the other ranks receive it
-3. broadcast    both, while everyone waits
-4. start        both, in the background: packs of the next step during this one
+1. _send        the reading rank sends a pack's structure, then its tensors as one row of bytes
+2. _receive     the other ranks receive both
+3. broadcast    sends and receives, while everyone waits
+4. start        sends and receives in the background: packs of the next step during this one
    wait         waits for the packs that `start` began to send
 """
 
@@ -26,9 +26,9 @@ from dit.pack_wire import flatten_pack, num_bytes, pack_to, unflatten_pack
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(days=1)
-"""Longest wait for packs. The watchdog finds a process that keeps others waiting much sooner."""
+"""Longest wait for packs; the watchdog finds a process that blocks others much sooner."""
 _CLOSE_S = 5.0
-"""Wait for packs that are under way when a run ends."""
+"""Longest wait for packs that are still being sent when a run ends."""
 
 
 class Replica:
@@ -37,7 +37,7 @@ class Replica:
     Packs are sent before a schedule starts: inside it, a stage that waits for packs and one that
     waits for hidden states would wait for each other.
 
-    They travel from host memory to host memory over separate connections, so they neither delay nor
+    Packs go from host memory to host memory over separate connections, so they neither delay nor
     wait for work on a GPU. Each rank copies them to its device when their step begins.
     """
 
@@ -48,7 +48,7 @@ class Replica:
         dist.all_gather_object(known, mine)
         replicas = [[r for r, d in enumerate(known) if d == data] for data in sorted(set(known))]
         self.alone = len(replicas[mine]) == 1
-        """Whether this rank has the whole replica, so that nothing is sent."""
+        """Whether the replica has only this rank, so that nothing is sent."""
         if not self.alone:
             group, _ = dist.new_subgroups_by_enumeration(replicas, timeout=_TIMEOUT, backend="gloo")
             assert isinstance(group, dist.ProcessGroup)
@@ -57,10 +57,10 @@ class Replica:
         self.reads = dist.get_rank() == self.source
         """Whether this rank reads packs for the others."""
         self.pending: BackgroundIterator[PackedBatch] | None = None
-        """Packs that `start` has begun to send and `wait` has not taken yet."""
+        """Packs that `start` has begun to send and `wait` has not returned yet."""
 
     def broadcast(self, packs: Iterable[PackedBatch], device: torch.device) -> list[PackedBatch]:
-        """The packs of the rank that reads, on `device`; other ranks' `packs` are ignored.
+        """The packs of the reading rank, on `device`; `packs` of other ranks are ignored.
 
         Raises:
             Exception: what `packs` raised, on every rank.
@@ -69,12 +69,12 @@ class Replica:
         return [pack_to(pack, device) for pack in self._transfer(packs)]
 
     def start(self, packs: Iterable[PackedBatch]) -> None:
-        """Starts to broadcast `packs`, which another thread iterates over."""
+        """Starts to broadcast `packs`, which a background thread iterates over."""
         assert self.pending is None, "other packs are under way"
         self.pending = BackgroundIterator(self._transfer(packs))
 
     def wait(self, device: torch.device) -> list[PackedBatch]:
-        """Waits for the packs of `start`, and returns them as `broadcast` does."""
+        """Waits for the packs of `start` and returns them, on `device`."""
         assert self.pending is not None, "no packs are under way"
         packs = []
         for pack in self.pending:
@@ -115,7 +115,7 @@ class Replica:
             raise outline
 
     def _broadcast_object(self, message: Any = None) -> Any:
-        """Sends `message` from the reading rank to all: a pack, an error, or None at the end."""
+        """`message` of the reading rank, sent to all: a pack, an error, or None at the end."""
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]
@@ -129,7 +129,7 @@ def _next_or_error(packs: Iterator[T]) -> T | Exception | None:
 
 
 class BackgroundIterator(Iterator[T], Generic[T]):
-    """Iterates over `items` in a thread and keeps them until they are taken.
+    """Iterates over `items` in a thread and buffers them until they are taken.
 
     An error of `items` is raised when the next item is taken.
     """

@@ -1,4 +1,4 @@
-"""The start of the processes, and the groups of a layout, which functions take as arguments.
+"""Start of the processes, and the process groups of a layout, which functions take as arguments.
 
 Without CUDA, Megatron-Core is first made to run on the CPU (`run_megatron_on_cpu`):
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 _CUDA_NAMES = ("cuda", "cuda:0")
 _MADE_ON_CUDA = ("tensor", "zeros", "ones", "full")
-"""Functions of torch that Megatron-Core calls with device="cuda", whatever the machine."""
+"""Functions of torch that Megatron-Core calls with device="cuda" on every machine."""
 _UNUSED = {
     "DATA_PARALLEL_GROUP",  # its ranks are counted; sums go over the group with context ranks
     "EMBEDDING_GROUP",
@@ -61,21 +61,20 @@ _UNUSED = {
     "TENSOR_AND_DATA_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
-"""Megatron-Core's descriptions of groups in which no message is sent here.
+"""Megatron-Core's descriptions of groups in which this project sends no message.
 
-They are whole groups all the same: should a later version send one, it arrives.
-"""
+They are complete groups: should a later version of Megatron-Core send a message, it arrives."""
 
 
 def device() -> torch.device:
-    """The accelerator of this process, or else the CPU."""
+    """The accelerator of this process; the CPU without one."""
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank())
     return torch.device("cpu")
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
-    """Sends a tensor of rank `source` to all ranks of a group, on the device or on the host."""
+    """Sends `tensor` of rank `source` to all ranks of `group`, from device or host memory."""
     there = tensor.detach().to(device())  # where NCCL can send it
     # As bytes, because back ends differ in the types that they know.
     dist.broadcast(there.view(-1).view(torch.uint8), group=group, group_src=source)
@@ -93,7 +92,7 @@ def device_memory() -> int | None:
 def start_processes(
     *, seed: int, model: ModelConfig, dp_replicate_size: int = 1, limit_s: float = 600.0
 ) -> None:
-    """Joins the process group of the launcher (or one of its own) and prepares Megatron-Core.
+    """Joins the launcher's process group (or creates one) and prepares Megatron-Core.
 
     The back end is NCCL with CUDA, and gloo without. A program may open several checkpoints: a
     second call creates the groups of the new layout.
@@ -124,10 +123,10 @@ def start_processes(
 def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of `part` over `group`, in a new tensor; replaces Megatron-Core's all-reduce.
 
-    All its linears and ours call it, forward and backward. Megatron-Core's own writes the sum into
-    `part`, although a gradient may also belong to another branch of the graph (both terms of an
-    addition share one tensor). Until 0.16 it returns tensors that are not contiguous, such as
-    expanded gradients, without summing them.
+    Tensor-parallel linears call it, forward and backward. Megatron-Core's own function writes the
+    sum into `part`, although a gradient may also belong to another branch of the graph (both terms
+    of an addition share one tensor). Until 0.16 Megatron-Core's returns tensors that are not
+    contiguous, such as expanded gradients, without summing them.
     """
     if group.size() == 1:
         return part
@@ -137,7 +136,7 @@ def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:
-    """Joins the group; `meeting` is the time in which all must have come."""
+    """Joins the process group; all processes must have come within `meeting`."""
     launched = meets_others() and not is_alone()
     join = partial(
         dist.init_process_group,
@@ -185,9 +184,10 @@ def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: time
 
 @contextmanager
 def sharing_unused_groups() -> Iterator[None]:
-    """A context in which Megatron-Core makes fewer process groups.
+    """A context in which Megatron-Core creates fewer process groups.
 
-    All unused groups with the same ranks are one, shared with a used group of these ranks.
+    All unused groups with the same ranks become one, which is a used group of these ranks if there
+    is one.
 
     Used groups keep separate communicators, because two that send at the same time must not wait
     for each other. Each rank creates its group of one by itself: otherwise all ranks would join as
@@ -208,7 +208,10 @@ def _shared(create: Callable[..., Any]) -> Callable[..., Any]:
     used: dict[tuple[int, ...], int] = defaultdict(int)  # how many of them a used group has taken
 
     def create_or_share(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:
-        """Group of `ranks`; all ranks ask for all groups in the same order, so all decide alike."""
+        """The group of `ranks`: a new one, or an existing one of the same ranks.
+
+        All ranks request all groups in the same order, so all decide alike.
+        """
         key = tuple(ranks)
         alone = len(key) == 1
         if alone and dist.get_rank() not in key:
@@ -233,20 +236,20 @@ def _say_threads() -> None:
 
 
 def process_groups() -> ProcessGroupCollection:
-    """All process groups of this layout, in the form that Megatron-Core takes."""
+    """All process groups of this layout, as Megatron-Core's collection."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()
 
 
 def store_connection() -> Store:
-    """The store of the process group over a new connection, which no other thread can block."""
+    """The process group's store over a new connection, which no other thread can block."""
     store: Any = _get_default_store()
     return store.clone()
 
 
 class _NoStream:
-    """Stands in for a CUDA stream on a CPU, where operations run one after the other anyway."""
+    """A stand-in for a CUDA stream on a CPU, where operations run in order anyway."""
 
     def __init__(self, *_: Any, **__: Any):
         pass
@@ -256,7 +259,7 @@ class _NoStream:
 
 
 def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make`, a function of torch that creates a tensor, with `device="cuda"` taken for the CPU."""
+    """`make`, a function of torch that creates a tensor, with `device="cuda"` meaning the CPU."""
 
     @wraps(make)
     def made(*args: Any, **kwargs: Any) -> Tensor:
@@ -268,7 +271,7 @@ def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _named_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type` with the names of CUDA's types, by which Megatron-Core sorts parameters."""
+    """`Tensor.type` with the names of CUDA's dtypes, by which Megatron-Core sorts parameters."""
 
     @wraps(type_of)
     def named(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Rows of weights (`ddp.sharding=weights`): which rows a data rank has, and how they are stored.
+"""Row shards of weights (`ddp.sharding=weights`): which rows a data rank has, and their storage.
 
-1. RowShares   the rows of a weight that each data rank has
+1. RowShares   the division of a weight's rows among data ranks
 2. PackedRows  frozen rows that are stored as bytes
-3. put_rows    writes numbers into rows, however they are stored; `numbers_of` is its inverse
+3. put_rows    writes numbers into rows in either storage; `numbers_of` is its inverse
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 _ROWS = "rows"
-"""Mark of a parameter that is some rows of a weight."""
+"""Attribute that marks a parameter which holds only some rows of a weight."""
 _PACKED = "packed_rows"
-"""Mark of a weight whose rows are kept as bytes."""
+"""Attribute that marks a weight whose rows are stored as bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowShares:
-    """The division of a weight's rows into one part for each data rank, as by `torch.chunk`.
+    """The division of a weight's rows into one shard for each data rank, as by `torch.chunk`.
 
-    The last parts may have fewer rows than the others, or none.
+    The last shards may have fewer rows than the others, or none.
     """
 
     shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
@@ -49,7 +49,7 @@ class RowShares:
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """The division of the weight whose rows this parameter holds; None for a whole weight."""
+    """The division of the weight whose rows parameter `weight` holds; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 
@@ -61,29 +61,29 @@ def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
 class PackedRows(Protocol):
     """The interface of frozen rows stored as bytes: a uint8 tensor with the same number of rows.
 
-    They are divided, sent and gathered like other rows, and unpacked where they are used.
+    Such rows are divided, sent and gathered like other rows, and unpacked where they are used.
     """
 
     def shape(self, whole: torch.Size, /) -> torch.Size:
-        """Shape of the bytes for a weight of shape `whole`."""
+        """Shape of the uint8 tensor for a weight of shape `whole`."""
         ...
 
     def pack(self, rows: Tensor, /) -> Tensor:
-        """The bytes of `rows`; tensor ranks may have to compute them together."""
+        """`rows` packed as bytes; tensor ranks may have to compute them together."""
         ...
 
     def unpack(self, rows: Tensor, /, dtype: torch.dtype) -> Tensor:
-        """`rows` of bytes as numbers in `dtype`."""
+        """Numbers in `dtype` from packed `rows`."""
         ...
 
 
 def keep_packed(weight: nn.Parameter, packed: PackedRows) -> None:
-    """Stores the rows of `weight`, which has no memory yet, as bytes once it is in shares."""
+    """Stores the rows of `weight`, which has no memory yet, as bytes after sharding."""
     setattr(weight, _PACKED, packed)
 
 
 def numbers_of(own: Tensor) -> Tensor:
-    """The numbers of a parameter, or of its rows, as a flat tensor that must not be written to."""
+    """The numbers of a parameter, or of its rows, as a flat read-only tensor."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
         return own.detach().view(-1)
@@ -91,7 +91,7 @@ def numbers_of(own: Tensor) -> Tensor:
 
 
 def put_rows(own: Tensor, values: Tensor) -> None:
-    """Writes flat `values` into the rows of a weight; all tensor ranks of a weight call it."""
+    """Writes flat `values` into the rows `own` of a weight; all tensor ranks call it."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
         own.detach().view(-1).copy_(values)
@@ -100,5 +100,5 @@ def put_rows(own: Tensor, values: Tensor) -> None:
 
 
 def packing_of(weight: Tensor) -> PackedRows | None:
-    """The form in which rows of a weight are stored as bytes; None for plain numbers."""
+    """The byte format in which a weight's rows are stored; None for plain numbers."""
     return getattr(weight, _PACKED, None)

@@ -1,4 +1,4 @@
-"""Weights in shares: their ranks, and the times when weights are gathered and gradients summed."""
+"""FSDP's device mesh, and the times when weights are gathered and gradients reduced."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dit.distributed.process_groups import device
 
 
 def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
-    """The mesh of data and context ranks that share weights.
+    """The mesh of data and context ranks over which weights are sharded.
 
-    `ddp.dp_replicate_size` adds an axis of copies.
+    `ddp.dp_replicate_size` adds an axis of replicas (HSDP).
     """
     shares, every, kind = groups.intra_dp_cp, groups.dp_cp, device().type
     if shares.size() == every.size():
@@ -35,10 +35,10 @@ def shares_mesh(groups: ProcessGroupCollection) -> DeviceMesh:
 
 
 def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
-    """Makes `fully_shard` divide and gather byte weights unchanged, as it does from torch 2.12 on.
+    """Makes `fully_shard` divide and gather byte weights unchanged, as torch does from 2.12 on.
 
     torch 2.11 briefly lets each divided weight require a gradient, which is an error for bytes, and
-    gathers all weights in the type of the network.
+    gathers all weights in the compute dtype.
     """
     if fsdp_param.nn is not nn:
         return  # another part of the network did it
@@ -57,10 +57,10 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
 
 
 class ShareSchedule:
-    """When the layers of a network in shares gather weights and sum gradients."""
+    """The times when the layers of an FSDP network gather weights and reduce gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
-        """`module` and its `layers`, in order, have been through `fully_shard`."""
+        """`module` and its `layers`, in order, must have been through `fully_shard`."""
         self.module, self.layers, self.options = module, layers, options
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)
@@ -76,7 +76,7 @@ class ShareSchedule:
             layer.set_reshard_after_forward(after_forward, recurse=False)
 
     def _fetch_ahead(self, count: int) -> None:
-        """Lets each layer gather the next `count` ones, in the network's order.
+        """Makes each layer prefetch the weights of the next `count` layers, in the network's order.
 
         The order of the last pass would be wrong after recomputation and in pipelines.
         """
@@ -92,7 +92,7 @@ class ShareSchedule:
             unit.set_modules_to_forward_prefetch([*self.units[number + 1 : number + 1 + count]])
 
     def gather_once(self) -> None:
-        """Takes part in the gathers of a pass without gradients, without computing it."""
+        """Joins the all-gathers of a pass without gradients, without computing the pass."""
         self.module.unshard()
         for layer in self.layers:
             layer.unshard()
@@ -107,9 +107,9 @@ class ShareSchedule:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are not yet summed over copies, or not yet over ranks.
+        """A context in which gradients are not yet reduced over replicas, or not yet over any rank.
 
-        The backward pass after it sums those of all packs.
+        The first backward pass outside it reduces the gradients of all packs.
         """
         self._sum_now(False)
         yield
@@ -126,7 +126,7 @@ class ShareSchedule:
 
 
 def _groups(unit: Any) -> list[Any]:
-    """The groups of weights of an FSDP2 unit; torch until 2.11 has at most one in each."""
+    """The parameter groups of an FSDP2 unit; until torch 2.11 a unit has at most one."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -140,8 +140,8 @@ def _trained(group: Any) -> list[Any]:
 def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
     """Runs `reduce` with zero gradients for unused weights, so that all ranks send alike.
 
-    Packs differ in which inputs they have, so ranks differ in which weights they use. torch 2.13
-    has `set_reduce_scatter_unused_params` for it; without it ranks would send sums of different
+    Packs have different inputs, so ranks use different weights. torch 2.13 has
+    `set_reduce_scatter_unused_params` for this; without it ranks would send buffers of different
     lengths.
     """
     for one in _trained(group) if group.reduce_grads else ():
@@ -152,10 +152,10 @@ def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
 
 
 def _complete(unit: Any) -> None:
-    """Adds zero gradients for unused weights of a unit in which others have gradients.
+    """Adds zero gradients for unused weights of a unit in which other weights have gradients.
 
-    torch keeps gradients in the type of their sum and demands one type in a unit; unused weights of
-    only the last pack would get another type.
+    torch stores gradients in the dtype of the reduction and demands one dtype in a unit; unused
+    weights of only the last pack would get another dtype.
     """
     for group in _groups(unit):
         trained = _trained(group)

@@ -1,4 +1,4 @@
-"""Configurations of other tools -> our keys, with a note about each of their keys.
+"""Conversion of other tools' configurations to our keys, with a note about each of their keys.
 
 The loader of a run, which calls it, knows only our keys. The note of a key says as which of our
 keys it is read, or why it is not used. An unsupported value is an error if another value of the key

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(path: Path, config: RunConfig, translation: Translation, typed: list[Setting]) -> str:
-    """The file: notes, then the keys that it sets, with the values that the run gets."""
+    """Content of the converted file: notes, then our keys with the values that the run gets."""
     keys = [one.key.split(".") for one in without_removed([*translation.settings, *typed])]
     chosen = {(group, name) for group, name, *_ in keys}
     tree = {

@@ -39,7 +39,7 @@ _CLASSES = {
     "QwenImageTransformer2DModel": "qwen_image",
     "WanTransformer3DModel": "wan",
 }
-"""Diffusers' classes that its recipes pretrain, and our families."""
+"""Diffusers' class that AutoModel's recipes pretrain -> our family."""
 
 
 def _weighting(value: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _weighting(value: Any) -> dict[str, Any]:
 
 
 def _fsdp(block: Any) -> dict[str, Any]:
-    """Our key for the group `fsdp`: a run that has it shards its weights by FSDP2."""
+    """Our keys for the group `fsdp`, whose presence shards weights by FSDP2."""
     if not isinstance(block, dict):
         raise ValueError("is a group and holds no value; set a key such as fsdp.tp_size")
     return {"ddp.sharding": "weights"}
@@ -193,4 +193,4 @@ AUTOMODEL: dict[str, Foreign] = {
     "ci.*": unused_key("it is AutoModel's own test"),
 }
 BLOCKS = ("fsdp",)
-"""Groups that say something themselves, beside each of their keys."""
+"""Groups whose presence has a meaning, beside each of their keys."""

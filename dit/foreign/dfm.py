@@ -1,4 +1,4 @@
-"""Keys of NVIDIA's DFM and Megatron-Bridge that this project does not use."""
+"""Keys of NVIDIA's DFM and Megatron-Bridge, and the keys that they share with this project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOAT32 = (None, "torch.float32", "float32", "fp32")
 _TEXT = "there is no tokenizer: shards hold embedded text"
 _STRATEGY = "ddp.data_parallel_sharding_strategy"
 _STRATEGIES = {"no_shard": "optimizer", "optim": "optimizer", "optim_grads_params": "weights"}
-"""Strategies of Megatron-FSDP -> `ddp.sharding`; `no_shard` is its default."""
+"""Strategy of Megatron-FSDP -> `ddp.sharding`; `no_shard` is Megatron-FSDP's default."""
 
 
 def _megatron_fsdp(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,4 +124,5 @@ SHARED: dict[str, tuple[str, ...]] = {
     ),
     "rng": ("seed",),
 }
-"""Our keys that stand in files of these tools as well: group -> names. We alone have all others."""
+"""Group -> names of our keys that also occur in files of these tools; all other keys are only ours.
+"""

@@ -40,7 +40,7 @@ _NAMES = {
     "qwen_image_plus": "qwen_image",
     "z_image": "zimage",
 }
-"""Its networks that are families of another name here; it has some that are none."""
+"""diffusion-pipe's name of a network -> our family, for names that differ."""
 _FAMILIES = {name: name for name in FAMILIES} | _NAMES
 
 
@@ -58,7 +58,7 @@ def _precision(value: Any) -> dict[str, Any]:
 
 
 def _base_type(value: Any) -> dict[str, Any]:
-    """Our key for diffusion-pipe's type of the frozen weights under adapters."""
+    """Our key for diffusion-pipe's dtype of the frozen weights under adapters."""
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
@@ -95,7 +95,7 @@ def _huber(value: Any) -> dict[str, Any]:
 
 
 def _range(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Our `level_range` from diffusion-pipe's: both cut the levels after their shift."""
+    """Our `level_range` from diffusion-pipe's: both restrict the levels after their shift."""
     ends = [values.get("model.min_t"), values.get("model.max_t")]
     if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
         raise ValueError("expected a number from 0 to 1")
@@ -145,7 +145,7 @@ def _mode(value: Any) -> dict[str, Any]:
 
 
 def _named(key: str) -> Foreign:
-    """Reads an optional text as our `key`; an empty text sets nothing."""
+    """Entry that reads an optional text as our `key`; an empty text sets nothing."""
     return read_by(lambda value: {} if value == "" else {key: value})
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Reading = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-"""(value, all keys of their file with values) -> our keys with values; empty: it asks for nothing.
-
-Raises ValueError with a message for the user where the value asks for something unsupported.
-"""
+"""Function (value, all keys of the file with values) -> our keys with values; empty if none is
+needed. Raises ValueError with a message for the user if the value asks for something
+unsupported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,7 +17,8 @@ class Foreign:
     """How a key of another tool is read as our keys, or why it is not used."""
 
     instead: str | Callable[[Any], str] = ""
-    """For the user, perhaps by the value: which key of ours decides, or how its meaning differs."""
+    """Text for the user, or a function of the value that returns it: which key of ours decides, or
+    how its meaning differs."""
     accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
     reading: Reading | None = None  # None: the key is not used
     optional: bool = False  # not used, without an error, where the run cannot take it
@@ -40,26 +40,26 @@ def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
 
 
 def read_as(*keys: str, note: str = "") -> Foreign:
-    """An entry whose value becomes that of one or several of our keys, unchanged."""
+    """Entry whose value is passed unchanged to one or several of our keys."""
     return read_by(lambda value: dict.fromkeys(keys, value), note)
 
 
 def read_by(
     reading: Callable[[Any], dict[str, Any]], note: str = "", *, optional: bool = False
 ) -> Foreign:
-    """An entry whose own value decides our keys."""
+    """Entry from whose value `reading` computes our keys."""
     return Foreign(reading=lambda value, _: reading(value), instead=note, optional=optional)
 
 
 def read_together(
     reading: Callable[[Mapping[str, Any]], dict[str, Any]], note: str = ""
 ) -> Foreign:
-    """An entry for one of several keys whose values together decide our keys."""
+    """Entry for one of several keys from whose values `reading` together computes our keys."""
     return Foreign(reading=lambda _, values: reading(values), instead=note)
 
 
 def probability(key: str) -> Callable[[Any], dict[str, Any]]:
-    """Reads a number from 0 to 1."""
+    """Reader of a number from 0 to 1 for our `key`."""
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
@@ -70,7 +70,7 @@ def probability(key: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def flow(key: str) -> Foreign:
-    """An entry for flow matching, which also sets objective.name=flow."""
+    """Entry for a key of flow matching, which also sets objective.name=flow."""
     return read_by(lambda value: {"objective.name": "flow", key: value})
 
 
@@ -109,7 +109,7 @@ def adapter_dtype(value: Any) -> dict[str, Any]:
 
 
 def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
-    """Reads the only element of a list, or a plain value."""
+    """Reader of the only element of a list, or of a plain value."""
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:
@@ -120,7 +120,7 @@ def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def network_of(families: Mapping[str, str]) -> Foreign:
-    """An entry whose values name networks, each of one of our families."""
+    """Entry whose values name networks, each of one of our families."""
 
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:

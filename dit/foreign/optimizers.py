@@ -1,4 +1,4 @@
-"""Other tools' optimizers, by the names of their classes: AdamW, Muon, or refused."""
+"""Classes of other tools' optimizers, by name: AdamW, Muon, or refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dit.foreign.entry import Foreign, read_as, unused_key
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
 _MOMENTS = {"adamw8bit": 2, "pagedadamw8bit": 2, "adamw8bitkahan": 2, "adamwfp8": 2, "adafactor": 0}
-"""Bytes of moments that others keep of each number: one a moment. Adafactor (arXiv:1804.04235)
-keeps a sum for each row and column of a matrix, some thousandths of a byte a number."""
+"""Bytes of moments per number in other optimizers: one for each 8-bit moment. Adafactor
+(arXiv:1804.04235) has a sum for each row and column of a matrix, some thousandths of a byte a
+number."""
 _MUON = ("muon", "distmuon")
 
 
@@ -31,7 +32,7 @@ def _kind(value: Any) -> dict[str, Any]:
 
 
 def _note(value: Any, *, scale: str, lr: str) -> str:
-    """The cost in memory of AdamW in the place of `value`, or how Muon's learning rates differ."""
+    """Memory cost of AdamW in place of `value`, or how Muon's learning rates differ."""
     if _name(value) in _MUON:
         return (
             "whole matrices of attention and feed-forward, each linear by itself, and updates as"
@@ -67,9 +68,9 @@ def _of_megatron(value: Any) -> str:
 
 
 OPTIMIZER = Foreign(reading=lambda value, _: _kind(value), instead=_of_torch)
-"""The key that names an optimizer."""
+"""Entry of the key that names an optimizer."""
 OF_MEGATRON = Foreign(reading=lambda value, _: _kind(value), instead=_of_megatron)
-"""The key that names an optimizer in files of Megatron-Core's stacks."""
+"""Entry of the key that names an optimizer in files of Megatron-Core's stacks."""
 OF_MUON = {
     "momentum": read_as("optimizer.muon_momentum"),
     "nesterov": read_as("optimizer.muon_nesterov"),
@@ -91,6 +92,6 @@ OF_MEGATRONS_MUON = {
     "muon_extra_scale_factor": _SCALE,
     "muon_fp32_matmul_prec": unused_key("iterations are in float32 where the model is"),
 }
-"""Options of Megatron-Core's, beside `muon_momentum`, which is ours as well."""
+"""Options of Megatron-Core's Muon, beside `muon_momentum`, which is also our key."""
 OPTION = unused_key("the optimizer has no such option; optimizer.* are its keys")
-"""An option of another optimizer."""
+"""Entry of an option of an unsupported optimizer."""

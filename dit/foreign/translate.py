@@ -1,7 +1,7 @@
-"""Settings of another tool's file -> settings of ours, each with a note.
+"""Conversion of another tool's settings to ours, each with a note.
 
 1. recognise  the file has a key of a tool, and no key that only we have
-2. block      a group that has a meaning itself is read before its keys
+2. block      a group whose presence has a meaning is read before its keys
 3. read       each key of the tool becomes our keys, or a reason why it is not used
 4. pass       other keys stay as they are; the loader judges them
 5. fit        optional keys that the run cannot have are dropped, as their tool does
@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
-    """A file of another tool, read as our keys."""
+    """A file of another tool, converted to our keys, with notes."""
 
     lines: tuple[Line, ...]
     problems: tuple[str, ...]  # values that ask for something unsupported
@@ -91,7 +91,7 @@ class Translation:
 
 
 def is_theirs(settings: Sequence[Setting]) -> bool:
-    """Whether a file is another tool's: it has a key or group of a tool, and no key only we have.
+    """Whether a file is another tool's: it has a key of that tool, and none that only we have.
 
     AutoModel, FastVideo and diffusion-pipe have groups that we lack. DFM has our groups, so its
     keys decide.
@@ -101,7 +101,7 @@ def is_theirs(settings: Sequence[Setting]) -> bool:
 
 
 def translate(settings: Sequence[Setting]) -> Translation:
-    """Reads the settings of a whole file of another tool as our keys."""
+    """The settings of a whole file of another tool, converted to our keys."""
     problems: list[str] = []
     values = {one.key: one.value for one in settings}
     kept = [*_blocks(settings), *settings]
@@ -123,7 +123,7 @@ def translate(settings: Sequence[Setting]) -> Translation:
 def fitted(
     translation: Translation, load: Callable[[list[Setting]], RunConfig]
 ) -> tuple[RunConfig, Translation]:
-    """The run that `load` makes of our settings, without optional settings that it cannot have.
+    """The run that `load` makes of our settings, without optional settings that do not apply.
 
     Raises:
         Problems: all problems of file and run.
@@ -153,7 +153,7 @@ def fitted(
 
 
 def advice(setting: Setting) -> str:
-    """What to write instead of another tool's setting; empty if no tool has its key."""
+    """Advice on what to write instead of another tool's setting; empty if no tool has its key."""
     if _entry(setting.key) is None:
         return _PAGE if setting.key in _GROUPS else ""
     if setting.value is None:
@@ -170,7 +170,7 @@ def advice(setting: Setting) -> str:
 
 
 def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[Setting, ...]:
-    """Our settings for one of another tool; null sets nothing.
+    """Our settings for `theirs`, a setting of another tool; null sets nothing.
 
     Raises:
         ValueError: the value asks for something unsupported.

@@ -47,7 +47,7 @@ from dit.models.layers.adaptable import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterShape:
-    """Rank and alpha of one adapter, with PEFT's meaning."""
+    """Rank and alpha of one adapter, as PEFT defines them."""
 
     rank: PositiveInt
     alpha: PositiveFloat
@@ -59,7 +59,7 @@ class AdapterShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputParts:
-    """Widths of the outputs of a linear that fuses several linears of Diffusers."""
+    """Output widths of a linear that fuses several linears of Diffusers, such as q, k and v."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
     groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
@@ -75,17 +75,17 @@ class Factors(nn.Module):
         self.scale = shape.scale
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """A and B.
+        """The matrices (A, B).
 
-        They are returned by a call because Megatron-Core's DDP waits at calls for weights that are
-        still being gathered. Otherwise ddp.overlap_param_gather would compute with those of the
-        step before.
+        A call returns them, because Megatron-Core's DDP waits in calls for weights that are still
+        being gathered. Otherwise ddp.overlap_param_gather would compute with the weights of the
+        previous step.
         """
         return self.A, self.B
 
 
 class Adapter(nn.Module):
-    """The adapters of one linear: one for each part of its output."""
+    """The adapters of one linear: one for each part (such as q, k, v) of its output."""
 
     def __init__(
         self,
@@ -98,11 +98,10 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         dropout: float = 0.0,
     ):
-        """`shapes` are the shapes for each part of the outputs, or None for parts without adapter.
+        """`shapes` are rank and alpha for each part of the outputs; None for no adapter.
 
         `name` is the name of the linear in the whole network, plus that of the adapter if there are
-        several; it decides which inputs are dropped. `dropout` is the dropout rate, `weight` the
-        linear's weight.
+        several; it seeds the dropout. `dropout` is the dropout rate, `weight` the linear's weight.
         """
         super().__init__()
         here, inputs = weight.shape
@@ -122,11 +121,11 @@ class Adapter(nn.Module):
 
     @property
     def factors(self) -> list[Factors]:
-        """The factors of all parts that have an adapter."""
+        """Matrices A and B of all parts that have an adapter."""
         return [one for _, one in self._named()]
 
     def _mark(self, factors: Factors, weight: Tensor) -> None:
-        """Tells Megatron-Core which gradients are partial sums, and which weights are parts."""
+        """Marks for Megatron-Core which gradients are partial sums and which weights are shards."""
         sharing = self.sharing
         down: Any = factors.A
         up: Any = factors.B
@@ -142,7 +141,7 @@ class Adapter(nn.Module):
             up.sequence_parallel = sharing.sequence
 
     def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output of the linear `product` for `x_TI`, plus the adapters' outputs."""
+        """Output of the linear `product` for `x_TI`, plus the outputs of the adapters."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
         x_TI, h_TR = self._down(x_TI, downs)
         out_TO = product(x_TI)
@@ -150,9 +149,9 @@ class Adapter(nn.Module):
         return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
 
     def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
-        """One B for all parts, with columns in the order of `_down`, and the factor of its product.
+        """The B of all parts as one matrix, with columns in the order of `_down`, and its scale.
 
-        For several parts its rows are in the order of outputs, and zero except in the columns of
+        For several parts the rows are in the order of outputs, and zero except in the columns of
         their part. So one product reads and writes all outputs.
         """
         named = self._named()
@@ -167,7 +166,7 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The input, and A x of all parts side by side; each part drops other numbers."""
+        """The input, and A x of all parts side by side; each part has its own dropout mask."""
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
             return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
@@ -193,7 +192,7 @@ class Adapter(nn.Module):
     ) -> ShardedStateDict:
         """Tensors named lora.LAYER.PART.A (or B), not stacked, because layers may differ in rank.
 
-        `sharded_offsets` is the place of the layer in its stack, as Megatron-Core passes it.
+        `sharded_offsets`, from Megatron-Core, gives the layer's index in its stack.
         """
         prefix += "".join(f"{offset}." for _, offset, _ in sharded_offsets)
         tensors, axes = {}, {}
@@ -218,7 +217,7 @@ def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -
 
 
 def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
-    """The input, for the frozen linear, and A x [T, R] in the type of A."""
+    """The input, for the frozen linear, and A x [T, R] in the dtype of A."""
     if not x_TI.requires_grad:  # what a function returns would
         return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
     both: Any = _Narrowed.apply(x_TI, down_RI)
@@ -269,24 +268,24 @@ class _Widened(torch.autograd.Function):
 
 
 _ROWS = 4096
-"""Rows whose hashes are made at a time: they take eight bytes a number."""
+"""Rows that are hashed at a time: the hashes take eight bytes for each number."""
 
 
 def dropped(
     x_TI: Tensor, *, rate: float, key: int, place_T: Tensor, first: int, fused_kernels: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`x_TI` as it is, and after dropout: numbers set to 0 or divided by 1 - rate.
+    """`x_TI` unchanged, and `x_TI` after dropout: numbers set to 0 or divided by 1 - rate.
 
-    It is PEFT's dropout with the same numbers on every layout: an integer hash of (seed of the pack
-    at this step, name of the adapter, place of the token in the pack, channel) decides whether a
+    The dropout is PEFT's, with the same mask on every layout: an integer hash of (seed of the pack
+    at this step, name of the adapter, position of the token in the pack, channel) decides whether a
     number is dropped. No generator has a state that depends on a rank's earlier work, and
-    recomputation repeats the numbers. GPUs have a kernel for it
-    (`dit.models.kernels.adapter_dropout`) with equal bits.
+    recomputation repeats the mask. GPUs have a kernel for it (`dit.models.kernels.adapter_dropout`)
+    with equal bits.
 
     `rate` is the probability of 0, `key` belongs to pack and adapter (`adapter_key`), `first` is
-    the index of the first channel. `fused_kernels` allows our kernel, which runs where
-    `kernels_run_on` says so. In the backward pass the dropped input's gradient is added in place to
-    the other one, which nothing else may hold.
+    the index of the first channel. `fused_kernels` allows our kernel, if `kernels_run_on` this
+    device. The backward pass adds the dropped input's gradient in place to the other gradient,
+    which must have no other reference.
     """
     fused = fused_kernels and per_sample.kernels_run_on(x_TI.device)
     masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
@@ -303,14 +302,14 @@ def adapter_key(seed: int, name: str) -> int:
 
 
 class _Masked(NamedTuple):
-    """The interface of both implementations; both take x, place_T, rate, key and first."""
+    """The interface of both dropout implementations: (x, place_T, rate, key, first) -> result."""
 
     of: Callable[..., Tensor]
     add: Callable[..., None]  # to a sum, which stands before them
 
 
 class _Dropped(torch.autograd.Function):
-    """Dropout that saves no mask: the backward pass computes it again."""
+    """Dropout that saves no mask for backward, but computes it again."""
 
     @staticmethod
     def forward(
@@ -355,7 +354,7 @@ def _kernels() -> _Masked:
 
 
 def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
-    """Mask [T, I] of the numbers that dropout keeps."""
+    """Boolean mask [T, I] of the numbers that dropout does not drop."""
     channel_I = torch.arange(first, first + channels, device=place_T.device)
     row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
     hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))

@@ -37,12 +37,12 @@ from dit.lora.factors import LoraFactors, check_fits, shapes_of
 from dit.lora.targets import Adapters, chosen_adapters
 
 Say = Callable[[str], None]
-"""Takes a line about keys of `lora.init_from` that are left out."""
+"""Function that logs a line about keys of `lora.init_from` that are left out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBase:
-    """The frozen weights to which adapters belong."""
+    """The frozen weights that adapters were trained on: path, digest, and whether EMA."""
 
     path: Path | None  # of a checkpoint or Diffusers folder; None: drawn from the seed
     diffusers: bool = False
@@ -52,7 +52,7 @@ class FrozenBase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenFile:
-    """The file of `lora.frozen_adapter`, with its digest."""
+    """Path and digest of the file `lora.frozen_adapter`."""
 
     path: Path
     digest: str  # of its factors, whatever the form of the file
@@ -63,7 +63,7 @@ DRAWN = FrozenBase(path=None, averaged=False, digest="")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRun:
-    """The adapters that a run trains, and the frozen weights they belong to."""
+    """The adapters that a run trains, and their frozen base weights."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -83,7 +83,7 @@ _FILE = TypeAdapter(AdapterRun)
 
 
 def adapters_of(checkpoint: Path) -> AdapterRun | None:
-    """The adapters of a checkpoint; None if it has whole weights.
+    """The adapters of a checkpoint; None if the checkpoint has whole weights.
 
     Raises:
         CheckpointError: its `lora.json` is damaged.
@@ -98,11 +98,11 @@ def adapters_of(checkpoint: Path) -> AdapterRun | None:
 
 
 def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None) -> AdapterRun:
-    """The adapters that a run trains; `start` is the checkpoint that it starts from.
+    """The adapters that a run trains; `start` is the checkpoint from which it starts.
 
     Raises:
-        CheckpointError: the frozen weights are missing or have changed; or the checkpoint has
-            adapters only, and all weights are to be trained.
+        CheckpointError: the frozen weights are missing or have changed; or the checkpoint has only
+            adapters, and all weights are to be trained.
         Problems: a target matches no linear.
     """
     saved = adapters_of(start) if start is not None else None
@@ -124,10 +124,10 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
 
 
 def _check_drawn_alike(start: Path, config: RunConfig) -> None:
-    """Refuses another seed if it would draw other frozen weights.
+    """Refuses another `rng.seed` if it would draw other frozen weights.
 
     Raises:
-        CheckpointError: the checkpoint's adapters belong to weights that are in no file.
+        CheckpointError: the checkpoint's adapters belong to random weights that are in no file.
     """
     before, here = (
         f"rng.seed={c.rng.seed}, model.init_method={c.model.init_method} and"
@@ -149,7 +149,7 @@ def factors_of_file(
     place: str | None = None,
     key: str = "lora.init_from",
 ) -> dict[str, LoraFactors]:
-    """The adapters of `lora.init_from`, or at a `place` that another key names.
+    """The adapters of the file `lora.init_from`, or of the file `place` that `key` names.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -166,7 +166,7 @@ def factors_of_file(
 
 
 def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
-    """Ranks and alphas in the file `lora.init_from`, which override the configuration's.
+    """Rank and alpha of each adapter in the file `lora.init_from`, which override the keys.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -187,7 +187,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses adapters other than those of the checkpoint that a new run starts from."""
+    """Refuses adapters that differ from those of the checkpoint from which a new run starts."""
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
@@ -209,7 +209,7 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
-    """The frozen weights of a new run."""
+    """The frozen base weights of a new run."""
     if start is not None:
         averaged = config.checkpoint.finetune_weights is Weights.EMA
         path = start.resolve()
@@ -227,10 +227,10 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """`base` with its present path, which is `moved_to` if it was moved.
+    """`base` with its present path, or `moved_to` if it was moved.
 
     Raises:
-        CheckpointError: it does not exist, or its files have other checksums.
+        CheckpointError: no such folder exists, or its files have other checksums.
     """
     if base.path is None:
         return base
@@ -249,7 +249,7 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
 
 
 def checked_base(base: FrozenBase, digest: str) -> FrozenBase:
-    """A Diffusers folder with the digest of its files, which must equal a known one.
+    """A Diffusers folder with the digest of its files, if that equals the recorded one.
 
     For a checkpoint, loading compares the checksums with its files.
 

@@ -1,4 +1,4 @@
-"""A, B and alpha of one adapted linear, by the names of Diffusers' modules.
+"""Matrices A and B, and alpha, of one adapted linear, by Diffusers' module names.
 
 1. LoraFactors  the adapter of one module
 2. check_fits   whether adapters belong to a network
@@ -29,7 +29,7 @@ from dit.models.linears import matrices_of_linears, their_modules
 
 
 class LoraFileError(ValueError):
-    """An error of a file of adapters; its message names the file, the key and the remedy."""
+    """An adapter file cannot be used; the message names the file, the key and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,18 +54,18 @@ class LoraFactors:
         return LoraFactors(down=self.down, up=up_OR, alpha=float(self.rank))
 
     def product(self) -> Tensor:
-        """The matrix [O, I] that the adapter adds to the weight."""
+        """The product [O, I] of both matrices that the adapter adds to the weight."""
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """The adapter with outputs for shift and scale exchanged, if it has no others."""
+        """This adapter with the outputs for shift and scale exchanged, if it has only these."""
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))
 
 
 FactorsByModule = Mapping[str, LoraFactors]
-"""Module of Diffusers' network -> its adapter."""
+"""Module name in Diffusers' network -> its adapter."""
 
 
 def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
@@ -74,14 +74,14 @@ def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
 
 
 def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
-    """The adapter of a linear whose outputs are those of all `parts` in sequence."""
+    """One adapter for a linear whose outputs are those of all `parts`, concatenated."""
     down_RI = torch.cat([one.down for one in parts])
     up_OR = torch.block_diag(*(one.folded().up for one in parts))
     return LoraFactors(down=down_RI, up=up_OR, alpha=float(len(down_RI)))
 
 
 def summed(adapters: Sequence[tuple[FactorsByModule, float]]) -> dict[str, LoraFactors]:
-    """The sum of several sets of adapters, each times its strength.
+    """The sum of several adapter files, each times its strength.
 
     For each linear, all A are stacked and all B joined side by side; B contains the strengths, and
     alpha is the rank.
@@ -107,7 +107,7 @@ def in_order(factors: FactorsByModule) -> dict[str, LoraFactors]:
 
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Diffusers' module -> (outputs, inputs) of each linear that can have an adapter.
+    """Diffusers' module name -> (outputs, inputs) of each linear that can have an adapter.
 
     Raises:
         Problems: Diffusers has no such network.
@@ -120,7 +120,7 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def check_fits(factors: FactorsByModule, model: ModelConfig, *, place: object) -> None:
-    """Checks that each adapter belongs to a linear of the network and has its shape.
+    """Checks that each adapter belongs to a linear of the network, with the linear's shape.
 
     Raises:
         LoraFileError: names adapters that do not fit, with the nearest names.
@@ -154,7 +154,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def to_stored(
     factors: FactorsByModule, model: ModelConfig, *, adapter: str = CHILD
 ) -> dict[str, Tensor]:
-    """Tensors of a checkpoint by name, from adapters by Diffusers' modules."""
+    """Checkpoint tensors by name, for adapters given by Diffusers' module names."""
     found: dict[str, Tensor] = {}
     for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
@@ -168,7 +168,7 @@ def to_stored(
 def from_stored(
     adapters: Adapters, model: ModelConfig, read: Callable[[str], Tensor]
 ) -> dict[str, LoraFactors]:
-    """Factors of `adapters` by the names of their linears, from tensors of a checkpoint.
+    """Adapters by linear name, from the tensors of a checkpoint.
 
     `read` returns a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
     """
@@ -183,25 +183,25 @@ def from_stored(
 
 
 def _inputs(pair: Pair, down_RI: Tensor, *, join: bool) -> Tensor:
-    """A [R, I] with its inputs in our order (`join`) or in Diffusers'."""
+    """A [R, I] with its columns in our order (`join`) or in Diffusers'."""
     if not pair.arrangement.of_inputs:
         return down_RI
     return pair.join([down_RI]) if join else pair.split(down_RI)[0]
 
 
 def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
-    """Zeros in the shape of B for each of the modules that `pair` joins."""
+    """Zeros in the shape of B for each of the Diffusers modules that `pair` joins."""
     return [up_OR.new_zeros(rows, up_OR.shape[1]) for rows, *_ in pair.their_shapes.values()]
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """A view of the rows of module number `part` in `whole_OR`, which has all modules of `pair`."""
+    """A view of the rows of module number `part` in `whole_OR`, the B of all modules of `pair`."""
     widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
     return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """B of module number `part`, with its rows in our order."""
+    """B of module number `part`, with its rows in the order of our linear."""
     if pair.arrangement.of_inputs:
         return up_OR
     parts = _zeros(pair, up_OR)
@@ -210,7 +210,7 @@ def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
 
 
 def _split(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """The inverse of `_joined`."""
+    """B of module number `part` in Diffusers' order: the inverse of `_joined`."""
     if pair.arrangement.of_inputs:
         return up_OR
     whole = pair.join(_zeros(pair, up_OR))

@@ -50,13 +50,13 @@ DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
 PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 COMFYUI_FILE = Path("comfyui") / "lora.safetensors"
 METADATA = "lora_adapter_metadata"
-"""Key of the file's metadata under which Diffusers keeps peft's configuration, as JSON."""
+"""Key of a file's metadata under which Diffusers stores peft's configuration, as JSON."""
 NETWORK = "transformer"
 _PEFT = "base_model.model."
 _COMFYUI = "diffusion_model."
 _TYPES = {"F32", "BF16", "F16"}
 _ALPHA_TYPES = {"F64", "I64", "I32"}
-"""Types of alphas alone: some scripts store the number as Python has it."""
+"""Dtypes accepted for alpha only: some scripts store the number in Python's type."""
 _MOST_JSON = 4 * 2**20  # bytes
 
 
@@ -66,13 +66,13 @@ def read_lora(
     *,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> dict[str, LoraFactors]:
-    """The adapters of a file or folder, by the modules of Diffusers' network.
+    """The adapters of a file or folder, by module names of Diffusers' network.
 
     A folder is one of peft, of Diffusers' `save_lora_weights` and `save_lora_adapter`, of
-    diffusion-pipe, or an export of ours. Without a configuration or alphas, alpha is the rank.
-    Names that several original projects share are read as those of `model`'s project. Keys of text
-    encoders are refused, or left out if `without_text_encoder` is given, which gets a line with
-    their number.
+    diffusion-pipe, or an export of this project. Without a configuration or alphas, alpha is the
+    rank. Names that several original projects share are read as those of `model`'s project. Keys of
+    text encoders are refused, or left out if `without_text_encoder` is given, which gets a line
+    with their number.
 
     Raises:
         LoraFileError: names the file and the key, and the remedy.
@@ -109,10 +109,10 @@ def read_lora(
 def _apart(
     modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
 ) -> dict[str, LoraFactors]:
-    """The adapters of several modules that an original project has as one linear, by module.
+    """Adapters by Diffusers module, from one adapter `one` of a linear that fuses `modules`.
 
-    They share A. For a known network each module has its number of outputs; else each has as many
-    as there are inputs, and the last one the rest.
+    The modules share A. For a known network each module has its number of outputs; else each has as
+    many outputs as inputs, and the last one the rest.
     """
     if modules.endswith(SWAPPED):
         return {modules.removesuffix(SWAPPED): one.swapped()}
@@ -197,9 +197,9 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
 
 
 def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
-    """The configurations that belong to a file, by network; "" stands for all networks.
+    """The peft configurations of a file, by network; "" stands for all networks.
 
-    Without any, ranks and alphas are unknown.
+    Empty if ranks and alphas are unknown.
     """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -225,13 +225,13 @@ def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
 
 
 def _network(name: str) -> str:
-    """The network to which a module belongs, by the beginning of its `name`."""
+    """The network (transformer, text encoder) of a module, from the prefix of its `name`."""
     second = companion_with(name)
     return NETWORK if second is None else second.folder
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The PEFT configuration for a module, and the module's name in that configuration."""
+    """The peft configuration for a module, and the module's name in it."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")
@@ -257,7 +257,7 @@ def _factors(
     told: PeftConfig | None,
     written: str,
 ) -> LoraFactors:
-    """A [R, I], B [O, R] and alpha of one module, from `tensors` and peft's configuration.
+    """A [R, I], B [O, R] and alpha of one module, from `tensors` and peft's configuration `told`.
 
     The configuration calls the module `written`.
     """
@@ -304,7 +304,7 @@ def _positive(alpha: float, place: str) -> float:
 
 
 def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Tensor) -> None:
-    """Refuses tensors other than A [R, I] and B [O, R] with R > 0."""
+    """Refuses tensors that are not A [R, I] and B [O, R] with R > 0."""
     for part, factor in ((Factor.DOWN, down), (Factor.UP, up)):
         if factor.ndim != 2 or 0 in factor.shape:
             what = "a convolution" if factor.ndim > 2 else "no matrix"
@@ -327,9 +327,9 @@ def write_lora(
     comfyui_names: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> list[Path]:
-    """Fills an existing folder and returns the files of weights. Not atomic: see `new_folder`.
+    """Writes adapter files into an existing folder and returns their paths. Not atomic.
 
-    `base` is the frozen weights' name on the hub, for peft's configuration. `comfyui_names` is
+    `base` is the base model's name on the hub, for peft's configuration. `comfyui_names` is
     ComfyUI's table of names; without it, or if it lacks a module, no file for ComfyUI is written.
 
     Raises:
@@ -365,7 +365,7 @@ def write_lora(
 
 
 def _folded(factors: FactorsByModule, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Both factors of each module, with alpha / r in the second."""
+    """A and B of each module in `dtype`, with alpha / r multiplied into B."""
     found = {}
     for module, one in factors.items():
         # Clones: factors may share memory, which safetensors refuses.

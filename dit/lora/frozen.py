@@ -1,4 +1,4 @@
-"""`lora.frozen_adapter`: a file of adapters that are added, frozen, while others are trained.
+"""`lora.frozen_adapter`: a frozen adapter that is added to the base while others are trained.
 
 1. frozen_adapter  the file's factors, and its entry in a checkpoint
 2. _check_same     whether it is the file that the run has used so far
@@ -31,7 +31,7 @@ KEY = "lora.frozen_adapter"
 def frozen_adapter(
     config: RunConfig, goes_on_from: Path | None, say: Say = lambda _: None
 ) -> tuple[FrozenFile | None, dict[str, LoraFactors]]:
-    """The file of `lora.frozen_adapter` and its adapters; None and {} if it is not set.
+    """The file of `lora.frozen_adapter` and its adapters; (None, {}) if not set.
 
     `goes_on_from` is the checkpoint from which the run resumes.
 
@@ -66,7 +66,7 @@ def _read(path: Path, lora: LoraConfig, model: ModelConfig, say: Say) -> dict[st
 
 
 def _digest(factors: Mapping[str, LoraFactors]) -> str:
-    """Digest of names and numbers, equal for all forms of the same file."""
+    """Digest of the adapters' names and numbers, equal for all formats of the same file."""
     found = hashlib.sha256()
     for name, one in sorted(factors.items()):
         found.update(f"{name} {one.alpha!r} {one.rank}".encode())

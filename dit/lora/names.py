@@ -1,4 +1,4 @@
-"""Names in files of adapters: the module and role of each key, in Diffusers' names.
+"""Keys of adapter files -> module and role (A, B, alpha), in Diffusers' names.
 
 1. parse_keys         key of a file -> module, and which of its factors
 2. tables_of          names of modules in original projects -> Diffusers' names
@@ -40,7 +40,7 @@ class Factor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LoraKey:
-    """A key of a file of adapters, parsed: its module in Diffusers, and its role."""
+    """A parsed key of an adapter file: its module in Diffusers, and its role."""
 
     key: str
     module: str  # as Diffusers names it; with spaces, several that the file has as one
@@ -95,7 +95,7 @@ _REFUSED = (
 def parse_keys(
     names: Iterable[str], *, model: ModelConfig | None = None, place: object
 ) -> list[LoraKey]:
-    """The module and role of each key of a file.
+    """Module and role of each key of an adapter file.
 
     `model` is the network for which the file is, if that is known.
 
@@ -129,14 +129,14 @@ def parse_keys(
 
 
 def companion_with(module: str) -> Companion | None:
-    """The second network of a pipeline, if this module belongs to it; None for the transformer."""
+    """The companion network that `module` belongs to; None for the transformer."""
     forms = (family.diffusers() for family in families() if family.diffusers is not None)
     every = (form.companion for form in forms if form.companion is not None)
     return next((one for one in every if module.startswith(f"{one.folder}.")), None)
 
 
 def is_of_text_encoder(key: str) -> bool:
-    """Whether a key belongs to a text encoder, in a file for several networks."""
+    """Whether a key of a file for several networks belongs to a text encoder."""
     return _TEXT_ENCODER.match(key) is not None
 
 
@@ -174,14 +174,14 @@ def _without_prefix(module: str) -> str:
 
 
 def _flat_name(written: str) -> str | None:
-    """A name that is written with underscores, without its prefix; None for other names."""
+    """The underscored module name of kohya's scripts in `written`; None for other forms."""
     return next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
 
 
 def _module(written: str, tables: list[_Names]) -> str | None:
-    """Diffusers' name of the module `written` in a LoRA file, or several joined by spaces.
+    """Diffusers' module name (several, joined by spaces, if fused) of the name `written`.
 
-    An unknown name is returned unchanged, but for one of Kohya's with underscores alone: None.
+    An unknown name is returned unchanged, but for one of kohya's with underscores alone: None.
     """
     if (flat := _flat_name(written)) is not None:
         return next(filter(None, (_translated(flat, names.flat) for names in tables)), None)
@@ -193,12 +193,12 @@ def _module(written: str, tables: list[_Names]) -> str | None:
 
 
 SWAPPED = "~"
-"""Ends the name of a modulation that may be a shift and a scale alone; Diffusers has those two the
-other way round."""
+"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale, shift.
+"""
 
 
 def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:
-    """The tables of names of all families, in the order in which `modules` are looked up.
+    """Name tables of all families, in the order in which to look up `modules`.
 
     Projects may share a name for linears that Diffusers names differently (`time_in` of all Hunyuan
     models). The family of `model` comes first, then the one that knows most modules.
@@ -213,10 +213,10 @@ def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]
 
 
 class _Names(NamedTuple):
-    """The tables of one family.
+    """The name tables of one family.
 
-    Files of the original projects, of ComfyUI and of diffusion-pipe write names with dots, those of
-    kohya's scripts with underscores for dots.
+    The original projects, ComfyUI and diffusion-pipe write names with dots, kohya's scripts with
+    underscores for dots.
     """
 
     dotted: _Table
@@ -233,13 +233,13 @@ class _Names(NamedTuple):
         return cls(_compiled(dotted), _compiled(flat.items()))
 
     def knows(self, modules: Sequence[str]) -> int:
-        """How many of `modules` the project has."""
+        """Number of `modules` that appear in this family's tables."""
         tables = (self.dotted, self.flat)
         return sum(any(_translated(one, table) for table in tables) for one in modules)
 
 
 def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, str] | None:
-    """Diffusers' names -> names of an original project; None if it lacks one of them."""
+    """Diffusers' names -> names of an original project; None if `table` lacks one of them."""
     back = _compiled((ours, theirs) for theirs, ours in table.items())
     found = {module: _translated(module, back) for module in modules}
     whole = {module: name for module, name in found.items() if name is not None}
@@ -249,7 +249,7 @@ def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, s
 def in_original_names(
     factors: FactorsByModule, table: Mapping[str, str]
 ) -> dict[str, LoraFactors] | None:
-    """Adapters under the names of an original project; None if it lacks one of them.
+    """Adapters by the names of an original project; None if `table` lacks one of them.
 
     Adapters of modules that the project joins in one linear are joined, with the sum of their
     ranks; None if one of these modules has no adapter.

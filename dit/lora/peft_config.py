@@ -23,7 +23,7 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": (None, "LORA"),
     "bias": (None, "none"),
 }
-"""Keys that must have one of these values; the keys below must be absent, null, false or empty."""
+"""Keys of peft with the only values supported; other keys must be absent, null, false or empty."""
 _EMPTY = (
     "use_dora",
     "use_qalora",
@@ -59,9 +59,9 @@ class PeftConfig(BaseModel):
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def alpha(self, module: str) -> float:
-        """The alpha of a module, for which alpha / rank is the factor that peft multiplies by.
+        """The alpha of a module with which alpha / r is the scale that peft applies.
 
-        peft's factor is alpha / r, or alpha / sqrt(r) (arXiv:2312.03732).
+        peft's scale is alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv:2312.03732).
         """
         alpha = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha * math.sqrt(self.rank(module)) if self.use_rslora else alpha
@@ -111,7 +111,7 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
 
 
 def _check_pattern(pattern: str, place: object) -> None:
-    """Refuses patterns whose search could take exponentially long."""
+    """Refuses patterns whose regular-expression search could take exponential time."""
     loops = re.findall(r"(?<!\\)[*+{]", pattern)
     nested = re.search(r"(?<!\\)\)[*+{]", pattern)
     if nested or len(loops) > _MOST_LOOPS or len(pattern) > _MOST_TEXT:

@@ -22,19 +22,19 @@ from dit.models.linears import is_target, matrices_of_linears, their_modules
 from dit.models.stacks.stacked_transformer import StackedTransformer
 
 Adapters = Mapping[str, AdapterShape]
-"""Name of a module of Diffusers' network -> its adapter."""
+"""Module name in Diffusers' network -> rank and alpha of its adapter."""
 _WEIGHT = ".weight"
 _WORDS = [*LoraTargets]
 
 
 def linear_name(pair: Pair) -> str:
-    """The name of a linear in our network, with the number of its layer."""
+    """Name of a linear in our network, including its layer's number."""
     name = pair.ours.removesuffix(_WEIGHT)
     return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
 def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
-    """The name in a checkpoint of A or B (`letter`) of one part of a linear.
+    """Checkpoint name of A or B (`letter`) of one part of a linear.
 
     `adapter` is the name of the adapters' module.
     """
@@ -43,7 +43,7 @@ def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> 
 
 
 def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
-    """Rank and alpha of each adapter that `lora` asks for, by the name of its linear.
+    """Rank and alpha of each adapter that `lora.targets` selects, by linear.
 
     Raises:
         Problems: a target matches no linear.
@@ -75,7 +75,7 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """For each of our linears the tensors it consists of, and the adapters of its parts.
+    """Name of our linear -> its tensors, and the adapters of its parts.
 
     Raises:
         Problems: an adapter belongs to a module that the network lacks, or that is no linear.
@@ -104,10 +104,10 @@ def attach_adapters(
     dropout: float = 0.0,
     adapter: str = CHILD,
 ) -> None:
-    """Adds adapters to the linears on this rank, and freezes all weights but trained adapters.
+    """Adds adapters to this rank's linears, and freezes all weights but trained adapters.
 
-    `network` is the part of a network on a pipeline stage. `adapter` is the name of these adapters,
-    which decides whether they are trained (`dit.models.layers.adaptable`).
+    `network` is one pipeline stage. The name `adapter` decides whether the adapters are trained
+    (`dit.models.layers.adaptable`).
     """
     here = _linears(network)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
@@ -127,9 +127,9 @@ def attach_adapters(
 
 
 def share_base(modules: Sequence[Any], base: Sequence[Any]) -> None:
-    """Replaces the frozen weights of `modules` by those of `base`, which has the same parts.
+    """Replaces the frozen weights of `modules` by those of `base`, so that both share memory.
 
-    Adapters get memory of their own, without values.
+    `base` has the same parts. Adapters get memory of their own, without values.
     """
     for module, owner in zip(modules, base, strict=True):
         of_base = dict(owner.named_modules())
@@ -154,7 +154,7 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _linears(network: nn.Module) -> dict[str, Adaptable]:
-    """Linears of a stage, by their names in the whole network, whose layers are counted from 0."""
+    """Linears of a pipeline stage by their names in the whole network; layers count from 0."""
     found = {}
     for name, module in network.named_modules():
         if isinstance(module, Adaptable):

@@ -1,4 +1,4 @@
-"""Networks: noisy tokens of a pack in, prediction out.
+"""Networks (denoisers): noisy tokens of a pack -> prediction.
 
 A network is a list of stacks, each with layers of one kind; pipeline stages divide the list.
 Networks are written for one device: nothing asks for a rank.

@@ -19,10 +19,10 @@ _PREFIX = "cpu_"
 def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`torch.compile(function, **options)`, which never uses kernels of another processor.
 
-    Inductor builds C++ kernels for the present processor (`-march=native`) and keeps them in
+    Inductor builds C++ kernels for the present processor (`-march=native`) and caches them in
     `TORCHINDUCTOR_CACHE_DIR` under names that do not mention it. If that folder is shared, or its
-    disk moves to another machine, a process would end with an illegal instruction. So they are kept
-    in a subfolder for each kind of processor.
+    disk moves to another machine, a process would end with an illegal instruction. So each kind of
+    processor gets a subfolder.
     """
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -35,7 +35,7 @@ def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., 
 
 @cache
 def _name_of_processor() -> str:
-    """`_PREFIX`, with a digest of the processor's model and of the instructions kernels may use."""
+    """`_PREFIX` plus a digest of the processor's model and usable instructions."""
     described = {torch.backends.cpu.get_cpu_capability()}  # also that of ATEN_CPU_CAPABILITY
     listed = Path("/proc/cpuinfo")
     if listed.is_file():
@@ -60,7 +60,7 @@ def check_compiler() -> None:
 
 
 def missing_for_compilation() -> str:
-    """A requirement of torch.compile that is missing, such as `Python.h`; empty if none is."""
+    """A missing requirement of torch.compile, such as `Python.h`; empty if none is missing."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

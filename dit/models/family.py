@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 POOLED, REFERENCE = "pooled_text", "reference_latent"
-"""Name of pooled text in a shard, and how those of reference latents begin."""
+"""Name of pooled text in a shard, and prefix of the names of reference latents."""
 TINY_NETWORK: Mapping[str, Any] = {
     "num_layers": 4,
     "num_attention_heads": 4,
     "in_channels": 4,
     "precision": Precision.FP32,
 }
-"""What `Family.tiny` sets of most networks."""
+"""Keys of `model` that `Family.tiny` sets for most networks."""
 
 
 class InputKind(StrEnum):
@@ -60,7 +60,7 @@ class InputKind(StrEnum):
 
 
 class NullInput(StrEnum):
-    """What replaces an input when a caption is dropped (classifier-free guidance)."""
+    """Replacement of an input when the caption is dropped (classifier-free guidance)."""
 
     ENCODED = "encoded"  # the encoder's of an empty caption
     EMPTY = "empty"  # no rows
@@ -72,20 +72,20 @@ class SampleInput:
     """One tensor of a sample besides its latent."""
 
     name: str
-    """Its name in a shard."""
+    """The tensor's name in a shard."""
     kind: InputKind
     width: int
-    """Numbers in a row, or channels."""
+    """Width of a row, or number of channels."""
     required: bool = True
-    """Whether a sample without it is refused; one without an input that is not is trained on."""
+    """Whether a sample without it is refused; a sample may lack other inputs."""
     may_be_empty: bool = False
-    """Whether 0 rows are legal."""
+    """Whether 0 rows are allowed."""
     rows: int | None = None
-    """Rows that each sample must have, as image encoders make them; None: any number."""
+    """Number of rows that each sample must have, as image encoders output; None: any number."""
     most_rows: int | None = None
-    """Rows that Diffusers' network takes at most; None: any number."""
+    """Largest number of rows of Diffusers' network; None: any number."""
     vocabulary: int | None = None
-    """Rows are numbers of tokens below this (`dit.token_ids`); None: of an encoder, of any size."""
+    """Rows are token ids below this (`dit.token_ids`); None: rows of an encoder's output."""
     clean: bool = True
     """Whether a reference latent has the clean level; FLUX Kontext's has the sample's."""
     null: NullInput = NullInput.ENCODED
@@ -93,18 +93,19 @@ class SampleInput:
     rate: float | None = None
     """Latent frames a second, of a sound."""
     pictures: int = 0
-    """Given pictures that the codec makes it of: 1, the first frame; 2, the last one, too."""
+    """Number of given pictures from which the codec computes it: 1, the first frame; 2, also the
+    last."""
     encoder: str | None = None
-    """Text encoder (`dit.codecs.text`) of the published weights; None for inputs that have none."""
+    """Text encoder (`dit.codecs.text`) of the published weights; None for inputs without one."""
     refused_encoders: Mapping[str, str] = field(default_factory=dict)
-    """Encoders whose texts may have the same width and mean something else, and the setting by
-    which a network of the family reads them."""
+    """Encoder of the same width but another meaning -> the setting with which a network of the
+    family reads its output."""
 
 
 def text_input(
     model: ModelConfig, *, encoder: str, may_be_empty: bool = False, most_rows: int | None = None
 ) -> SampleInput:
-    """The input with the caption's rows, from the main text encoder."""
+    """The input with the caption's embedding from the main text encoder."""
     return SampleInput(
         name="text",
         kind=InputKind.TEXT,
@@ -121,17 +122,14 @@ class _ReadsPooledText(Protocol):
 
 
 def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
-    """A second text encoder's output for the caption."""
+    """The input with the pooled caption embedding of a second text encoder."""
     width = model.pooled_size
     return SampleInput(name=POOLED, kind=InputKind.VECTOR, width=width, encoder=encoder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HasReferences:
-    """The field of networks whose samples may have references.
-
-    It stands before `ModelConfig` as a base.
-    """
+    """The field of networks whose samples may have references; a base before `ModelConfig`."""
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
     """Reference pictures that a sample may have, as tokens beside its own."""
@@ -145,7 +143,7 @@ class _TakesReferences(Protocol):
 
 
 def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
-    """Inputs for references of a sample, with the clean timestep or the sample's own."""
+    """Inputs for the references of a sample, with the clean timestep or the sample's own."""
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
         SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
@@ -154,7 +152,7 @@ def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInpu
 
 
 def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
-    """Input for the empty caption with a sample's pictures, if the encoder of `model` sees them."""
+    """The input with the null text of a sample's pictures, if the encoder of `model` sees them."""
     null: Any = {"kind": InputKind.NULL_TEXT, "required": False, "may_be_empty": True}
     return (SampleInput(name="null_text", width=model.crossattn_emb_size, **null),)
 
@@ -168,11 +166,11 @@ class HasGuidance:
 
 
 GUIDANCE = 1.0
-"""What networks with a guidance embedding are told in training: to predict without guidance."""
+"""Guidance scale of the guidance embedding in training: prediction without guidance."""
 
 
 def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
-    """`Family.guidance` of networks with a guidance embedding, whose default is `scale`."""
+    """`Family.guidance` of networks with a guidance embedding, with `scale` in training."""
     return lambda model: scale if model.guidance_embed else None
 
 
@@ -202,7 +200,7 @@ def references_first_positions(_: ModelConfig) -> PositionRule:
 
 
 class ConditionPositions(Protocol):
-    """Positions of the tokens of a picture or clip that is shown in a video from a frame on."""
+    """Positions of the tokens of a picture or clip that is given from a frame of a video on."""
 
     def __call__(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
         """Positions [tokens, axes] float32; `frame` is a pixel frame, `fps` NaN if unknown."""
@@ -211,13 +209,13 @@ class ConditionPositions(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionRules:
-    """How a network that was trained for it gets pictures and clips at any frame of a video."""
+    """Rules for pictures and clips that are given at any frame of a video in generation."""
 
     positions: ConditionPositions
     temporal_stride: int
     """Pixel frames of a latent frame."""
     prefix_frames: int
-    """Latent frames of a clip at a later frame that become tokens of their own."""
+    """Latent frames of a clip, given at a later frame, that become additional tokens."""
 
     def whole_frames(self, frames: int) -> int:
         """Pixel frames of the longest clip with whole latent frames: stride * n + 1."""
@@ -225,7 +223,7 @@ class ConditionRules:
 
 
 class KeptNorm(StrEnum):
-    """The rows whose norm, after guidance, is restored to that of the conditional prediction."""
+    """The part of a prediction whose norm, after guidance, is reset to the conditional one's."""
 
     TOKEN = "token"  # all numbers of a token (Qwen-Image)
     TOKEN_AT_MOST = "token at most"  # the same where guidance makes it larger (LongCat-Image)
@@ -237,34 +235,39 @@ class ObjectiveConventions:
     """Facts about a family's networks that an objective needs."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` that choosing the family sets, below all explicit ones."""
+    """Keys of `objective` that the family sets; explicit keys override them."""
     of_size: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Keys of `objective` that a named size sets over them, such as `level_range` of an expert."""
+    """Name of a size -> keys of `objective` that override `settings`, such as an expert's
+    `level_range`."""
     sign: int = 1
-    """1: the velocity that flow matching learns is noise - data; -1: data - noise (Lumina 2)."""
+    """1: the velocity is noise - data; -1: data - noise (Lumina 2)."""
     tells_data_part: bool = False
-    """Whether flow matching tells the network 1 - t instead of t (Lumina 2, OmniGen2).
+    """Whether the network gets 1 - t as timestep instead of t (Lumina 2, OmniGen2).
 
-    For both, all others see networks like any: `StackedTransformer` turns level and output round.
+    `StackedTransformer` converts `sign` and this one, so that other code sees t and noise - data.
     """
     clean_level: float | None = 0.0
-    """t of tokens without noise, such as a given first frame; None: there are no such tokens."""
+    """Noise level t of clean tokens, such as a given first frame; None: there are no such tokens.
+
+
+
+    """
     guides_by_references: bool = False
-    """Whether guidance leads away from samples without references, by a scale of its own, too."""
+    """Whether guidance also has a separate scale for references, away from samples without them."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
-    """What guidance leaves the norm of its prediction, of a configuration; None: nothing."""
+    """Configuration -> what guidance does to the norm of its prediction; None: nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRules:
-    """Patterns of weight names, as in `fnmatch`."""
+    """Patterns of weight names, as in `fnmatch`, for initialisation and decay."""
 
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
     no_decay: tuple[str, ...] = ()
-    """Embeddings and tables that have no weight decay, as biases and norms."""
+    """Embeddings and tables without weight decay, beside biases and norms."""
     fixed: tuple[str, ...] = ()
-    """Names of tables that checkpoints hold and nothing trains: buffers, filled by their module."""
+    """Tables that checkpoints hold and that are never trained: buffers, filled by their module."""
 
     def starts_at_zero(self, name: str) -> bool:
         """Whether a matrix starts at zero, by its key in a checkpoint."""
@@ -276,49 +279,54 @@ class Family:
     """The description of a model family: data, and small pure functions of its configuration."""
 
     name: str
-    """`model.family`."""
+    """Value of `model.family`."""
     config: type[ModelConfig]
-    """Its configuration, with its own fields, their rules and its named sizes."""
+    """Class of the configuration: its fields, their rules and named sizes."""
     network: Callable[[], Callable[..., Any]]
-    """Imports the network, which is built with (configuration, process groups, virtual stage)."""
+    """Imports the network's class, which is called with (configuration, process groups, virtual
+    stage)."""
     spec: Callable[[Any], NetworkSpec]
-    """The layers of a configuration, which its network is built of."""
+    """Configuration -> the layers of its network."""
     parts: Mapping[str, str]
-    """A word in the names of its weights -> the part of the model whose gradient norm is logged."""
+    """A word in weight names -> part of the model whose gradient norm is logged."""
     diffusers: Callable[[], DiffusersForm] | None = None
-    """Imports what Diffusers calls all this; None: it has no such network, and nothing converts."""
+    """Imports the names and formats of Diffusers' counterpart; None: there is none, and nothing
+    converts."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
-    """What a sample holds beside its latent, of a configuration."""
+    """Configuration -> the inputs of a sample beside its latent."""
     positions: Callable[[Any], PositionRule]
-    """Imports the rule by which tokens have positions, of a configuration."""
+    """Configuration -> the rule for positions of tokens."""
     weights: WeightRules
     objective: ObjectiveConventions
     conditions: Callable[[Any], ConditionRules | None] = lambda _: None
-    """How generation is given pictures at any frame, of a configuration; None: at none."""
+    """Configuration -> rules for pictures given at any frame in generation; None: not supported."""
     guidance: Callable[[Any], float | None] = lambda _: None
-    """The usual `objective.guidance` of a configuration; None: it has no guidance embedding."""
+    """Configuration -> usual `objective.guidance`; None: no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Whether the end of a step is told, too (mean flow, flow maps)."""
+    """Configuration -> whether the network also gets the end of a step (mean flow, flow maps)."""
     trains_step_end: bool = False
-    """Whether training tells the sample's own level as that end; else such networks generate, and
+    """Whether training passes the sample's own level as that end; else such networks generate, and
     are not trained."""
     vae: Callable[[Any], str]
-    """Codec (`dit.codecs.vae`) whose latents the published weights read, of a configuration."""
+    """Configuration -> codec (`dit.codecs.vae`) of the published weights' latents."""
     distilled: Collection[str] = ()
-    """Named sizes whose published weights take few steps, where no pipeline says so."""
+    """Names of sizes whose published weights need few steps, if no pipeline says so."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Published networks by names that sizes would have -> what a network of the family lacks."""
+    """Name of a published network -> the feature that it needs and the family lacks."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Named size -> keys of `model` that make a float32 network of it which trains in seconds on a
-    CPU: one for each kind of network. It has at least four layers, and heads and widths that divide
-    by four, so that it runs on layouts of up to four ranks."""
+    """Name of a size -> keys of `model` for a float32 network that trains in seconds on a CPU: one
+    for each kind of network. It has at least four layers, and heads and widths that divide by
+    four, so that it runs on layouts of up to four ranks."""
 
     def default(self) -> ModelConfig:
-        """The default network: every field of `config` has a default."""
+        """The family's default configuration."""
         return self.config()  # type: ignore[call-arg]
 
     def unguided_by_references(self, model: ModelConfig) -> str:
-        """Why a scale of `objective.guides_by_references` has no effect; empty if it has one."""
+        """Reason why a scale of `objective.guides_by_references` has no effect.
+
+        Empty if it has one.
+        """
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"
         if any(one.kind is InputKind.REFERENCE for one in self.inputs(model)):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
-"""Matrices that are no linears in Diffusers, so that no adapter can have them."""
+"""Words in names of matrices that are no linears in Diffusers, so that they have no adapter."""
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
@@ -25,8 +25,8 @@ _OURS = {
     LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*", _FUSED),
     LoraTargets.MODULATION: ("*modul*",),
 }
-"""What the words mean, by our names, and theirs after these; layers of all families are made of the
-same parts. In single-stream layers one matrix makes both, and another one takes both."""
+"""Word of `lora.targets` -> name fragments of our linears, then of Diffusers'. In single-stream
+layers one matrix belongs to both words, on either side."""
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
@@ -49,12 +49,12 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of Diffusers' modules that the linear joins."""
+    """Names of the Diffusers modules that a linear fuses."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether Diffusers' `module` of `pair` is the part of a layer that the word means."""
+    """Whether Diffusers' `module` of `pair` is in the part of a layer that `word` stands for."""
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
@@ -63,12 +63,12 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
 def _orthogonalised_shapes(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> tuple[tuple[int, int], ...]:
-    """Shapes of all linears that Muon updates; `model` is on one rank."""
+    """(outputs, inputs) of all linears that Muon updates; `model` is on one rank."""
     return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """(outputs, inputs) of each linear of a matrix, also of those that Diffusers fuses."""
+    """(outputs, inputs) of each linear of a matrix, separately for linears that Diffusers fuses."""
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
@@ -76,7 +76,7 @@ def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
 def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
-    `optimizer.groups` may leave others to AdamW.
+    `optimizer.groups` may assign others to AdamW.
 
     Raises:
         Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
@@ -101,15 +101,15 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether a linear has a row for each token; modulation has one for each sample."""
+    """Whether a linear's input has a row per token; that of modulation has one per sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether one of `lora.targets` matches `module` of `pair`, a module of Diffusers.
+    """Whether the entry `target` of `lora.targets` matches Diffusers' `module` of `pair`.
 
-    It is a word, a whole name, the end of one, or a pattern.
+    A target is a word, a whole name, the end of a name, or a pattern.
     """
     if target in [*LoraTargets]:
         return is_in_layers(LoraTargets(target), module, pair)
@@ -119,7 +119,7 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
     """Whether a weight whose name begins with `part` is trained, or has an adapter.
 
-    For a file of adapters, `lora.targets` decide.
+    For an adapter file, `lora.targets` decide.
 
     Raises:
         Problems: as `group_of_weights`.
@@ -136,22 +136,22 @@ def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonalisation:
-    """The work of Muon in one update, over all ranks: matrices, numbers and operations."""
+    """Muon's work in one update, over all ranks: matrices, numbers and FLOPs."""
 
     matrices: int
-    """Linears, each by itself."""
+    """Number of linears, each counted separately."""
     numbers: int
-    """In all of them; the optimizer keeps one state of each in float32, and not two."""
+    """Elements of all of them; the optimizer has one float32 state for each, not two."""
     numbers_here: int
-    """On one of the tensor ranks of a pipeline stage."""
+    """Elements on one tensor rank of a pipeline stage."""
     flops: int
-    """FLOPs of the iterations of one update of all of them."""
+    """FLOPs of all Newton-Schulz iterations in one update."""
 
 
 def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogonalisation:
-    """The work of `optimizer.kind=muon` in one update; zeros for another optimizer.
+    """Work of `optimizer.kind=muon` in one update; zeros for another optimizer.
 
-    An iteration of a matrix of m x n numbers, m <= n, has 4 m^2 n + 2 m^3 operations.
+    An iteration on an m x n matrix, m <= n, has 4 m^2 n + 2 m^3 FLOPs.
 
     Raises:
         Problems: as `orthogonalised`.
@@ -169,10 +169,7 @@ def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogo
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Number of ranks that divide the matrices of Muon.
-
-    They hold one copy of the optimizer state together.
-    """
+    """Number of ranks that divide Muon's matrices: those of one copy of the optimizer state."""
     model = config.model
     stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
     return stages * tensor * config.optimizer_ranks(replicas)

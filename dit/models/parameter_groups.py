@@ -1,4 +1,4 @@
-"""`optimizer.groups`: weights with their own learning rate or weight decay, and frozen weights.
+"""`optimizer.groups`: weights with their own learning rate or weight decay, or frozen.
 
 A weight is matched by its names in our network and in Diffusers', with the number of its layer:
 `blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and the names of
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dit.models.diffusers.names import Pair
 
 Weight = tuple[str, int | None]
-"""Name of a weight as a checkpoint has it, and its layer."""
+"""(name of a weight in a checkpoint, number of its layer)."""
 
 
 def group_of_weights(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group of `optimizer.groups` for each weight that has one.
+    """The group of `optimizer.groups` that applies to each weight, if any.
 
     Raises:
         Problems: a pattern matches nothing, or a part of a weight; or a group has no effect.
@@ -37,7 +37,7 @@ def group_of_weights(
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group of each weight that has one, without a whole configuration."""
+    """The group of each weight that has one, from `groups` and the network `model`."""
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
@@ -53,7 +53,7 @@ def matched_weights(
 
 
 def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelConfig) -> None:
-    """Refuses a weight decay for weights that have none."""
+    """Refuses a weight decay for weights that never decay."""
     without = family_of(model).weights.no_decay
     matrices = [pair.ours for pair in matching if len(pair.shape) > 1]
     decay = any(not any(fnmatchcase(name, one) for one in without) for name in matrices)
@@ -68,7 +68,7 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group whose weights all belong to later groups."""
+    """Refuses a group all of whose weights belong to later groups."""
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(
@@ -96,7 +96,7 @@ def own_name(weight: Weight) -> str:
 
 
 def _matches(pattern: str, pair: Pair) -> bool:
-    """Whether a pattern matches a weight.
+    """Whether a pattern matches a weight, by any of its names.
 
     Raises:
         Problems: it matches some, but not all, of the weights that are joined in it.

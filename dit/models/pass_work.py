@@ -1,7 +1,7 @@
-"""Operations of a forward pass, by the lengths of the samples in a pack.
+"""FLOPs of a forward pass, by the lengths of the samples in a pack.
 
-`dit.sizing.flops` determines them once from a network. They are numbers with which a worker of the
-loader weighs packs without the network.
+`dit.sizing.flops` determines the coefficients once from a network. With them a worker of the loader
+weighs packs without the network.
 """
 
 # n latent tokens, m text tokens, a tokens of sound of a sample
@@ -51,7 +51,7 @@ class Multiplications:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """Multiplications of a part of a network."""
+    """Multiplications of a part of a network: its linears and its attention."""
 
     linears: Multiplications = Multiplications()
     attention: Multiplications = Multiplications()
@@ -65,20 +65,20 @@ class PartWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassWork:
-    """Operations of a forward pass of a network.
+    """FLOPs of a forward pass of a network.
 
-    A product of matrices counts 2 m n k. Padding that no token attends to, and recomputation, do
-    not count. Linears are proportional to tokens or samples, attention to pairs of tokens. Layers
-    of a token route count the tokens that they see.
+    A matrix product counts 2 m n k. Padding that no token attends to, and recomputation, do not
+    count. Linears are proportional to tokens or samples, attention to pairs of tokens. Layers of a
+    token route count only the tokens that they see.
     """
 
     spec: NetworkSpec
     whole: PartWork
-    """Work of all that sees every token."""
+    """Multiplications of everything that sees all tokens."""
     routed: PartWork
-    """Work of the layers of `route`."""
+    """Multiplications of the layers of `route`."""
     conditioner: PartWork
-    """Work of what sees captions before they are filled up."""
+    """Multiplications of the conditioner, which sees captions before padding."""
     route: TokenRoute | None
 
     def flops(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:

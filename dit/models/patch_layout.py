@@ -1,4 +1,4 @@
-"""How a sample becomes tokens, and the other contents of a pack, for the family of a run."""
+"""Conversion of samples to tokens, and the other contents of a pack, for a run's family."""
 
 # C latent channels; F H W latent frames, rows, columns
 
@@ -20,34 +20,34 @@ from dit.models.registry import family_of, network_spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchLayout:
-    """How a sample becomes tokens, and the other contents of a pack."""
+    """The rules by which a run's samples become tokens, and the other contents of a pack."""
 
     patch_temporal: int
     patch_spatial: int
     sample_multiple: int
     """Each sample is padded to a multiple of this many tokens."""
     positions: PositionRule
-    """Where the tokens of a sample stand, as its network's family has it."""
+    """The family's rule for the positions of a sample's tokens."""
     side_cells: int = 1
-    """Latent cells that sides are multiples of."""
+    """Multiple, in latent cells, of a latent's sides."""
     inputs: tuple[SampleInput, ...]
-    """What a sample has beside its latent."""
+    """Inputs of a sample beside its latent."""
     counts_text: bool = False
-    """Whether text takes room in a pack, as where layers attend to latents and text jointly."""
+    """Whether text counts towards the capacity of a pack, as with joint attention."""
     attended: Callable[[Grid, int], int] = lambda _, tokens: tokens
-    """Tokens of a sample that attention sees, of the grid of its target and all its tokens."""
+    """(grid of the target, number of tokens) -> tokens of a sample that attention sees."""
     text_multiple: int = 1
-    """Its tokens there are filled up to a multiple of this many."""
+    """Text tokens are padded to a multiple of this many."""
     clean_level: float | None = 0.0
-    """Noise level of tokens that are given without noise, as the family has it."""
+    """Noise level of clean tokens, from the family."""
     guidance: float | None = None
-    """What a guidance embedding is told of all samples; None: the network has none."""
+    """Guidance scale for the guidance embedding; None: the network has none."""
     draws_given_frames: bool = False
     """Whether frames of a packed sample may be given later, by a draw of the objective."""
     clean_sound_level: float | None = None
     """Noise level of sound that a draw of the objective may give; None: it gives none."""
     level_share: TokenShare | None = None
-    """The tokens of the first of a sample's two levels, in training; None: it has one."""
+    """Tokens with the first of a sample's two noise levels in training; None: one level."""
 
     _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -97,7 +97,7 @@ class PatchLayout:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether each sample is packed as a pair of its two latents, side by side."""
+        """Whether a stored sample is packed as a preference pair of its two latents."""
         return bool(self._names[InputKind.REJECTED])
 
     @property
@@ -106,7 +106,7 @@ class PatchLayout:
         return 2 if self.in_pairs else 1
 
     def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
-        """(tokens, text rows) of the samples as which one with `tokens` and `text` is trained."""
+        """(latent tokens, text tokens) of the samples into which a stored sample is divided."""
         return trained_as(tokens, text, self.level_share) * self.copies
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class PatchLayout:
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Names of the texts made from a picture that a sample may lack."""
+        """Names of texts computed from a picture that a sample may lack."""
         optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
         return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
 
@@ -132,7 +132,7 @@ class PatchLayout:
 
     @property
     def clean_references(self) -> bool:
-        """Whether tokens of references get the clean timestep instead of the sample's."""
+        """Whether tokens of references have the clean timestep instead of the sample's."""
         return any(one.clean for one in self.inputs if one.kind is InputKind.REFERENCE)
 
     @property
@@ -150,7 +150,7 @@ class PatchLayout:
         )
 
     def padded_tokens(self, latent_CFHW: Tensor) -> int:
-        """Tokens of a latent in a pack, with padding."""
+        """Number of tokens of a latent in a pack, padding included."""
         grid = self.grid(latent_CFHW)
         return self.padded(grid, math.prod(grid))
 
@@ -163,7 +163,7 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Tokens that `rows` rows of text take in a pack, once for each level of a sample."""
+        """Tokens that `rows` text tokens take in a pack, once for each noise level of a sample."""
         if not self.counts_text:
             return 0
         levels = 1 if self.level_share is None else 2

@@ -1,4 +1,4 @@
-"""The tokens of a sample: patches of its latent, and rules that give each of them its position.
+"""Tokens of a sample (patches of its latent), and rules that assign positions to them.
 
 A latent is converted to the tokens of one sample, and back; `dit.data.pack` writes the tokens of
 many samples into a pack. A position is one row with a number for each rotary axis. Loader,
@@ -37,7 +37,7 @@ def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tu
 
 
 def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
-    """Writes the tokens [T, C] of a latent [c, F, H, W], in the order of `patchify`."""
+    """Writes the patches of `latent_CFHW` [c, F, H, W] into the tokens `out_TC`, as `patchify`."""
     (f, h, w), (pt, ph, pw) = grid, patch
     latent_CFHW = latent_CFHW.to(out_TC.dtype)
     if pw == 2:  # the two neighbours in a row move as one number, 8 times as fast
@@ -48,7 +48,7 @@ def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) 
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
-    """The latent [c, F, H, W] of the first frames * rows * columns tokens of `latent_TC`."""
+    """The latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
     f, h, w = grid
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
@@ -69,10 +69,7 @@ def unpack_latents(
 
 
 class PositionRule(Protocol):
-    """The interface of position rules.
-
-    They are hashable, because positions are cached by rule and grids.
-    """
+    """Interface of position rules, which are hashable, because positions are cached by rule."""
 
     @property
     def axes(self) -> int:
@@ -91,12 +88,12 @@ class PositionRule(Protocol):
 class GridPositions:
     """Positions (frame, row, column) by index; frames may be scaled to a common frame rate.
 
-    The frames of a reference latent are numbered after those of the target and of earlier
-    references (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
+    Frames of a reference latent are numbered after those of the target and of earlier references
+    (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
     """
 
     base_fps: float | None = None
-    """A frame's position is frame * base_fps / fps; None uses the frame's index (Wan, Hunyuan)."""
+    """A frame's position is frame * base_fps / fps; None: the frame's index (Wan, Hunyuan)."""
 
     @property
     def axes(self) -> int:
@@ -116,7 +113,7 @@ class GridPositions:
 
 @dataclass(frozen=True, slots=True)
 class TimeOffsetPositions:
-    """Positions (time, row, column, place in the text): a picture has time 0, references others.
+    """Positions (time, row, column, place in the text): time 0 for the target, more for references.
 
     Reference number j, counted from 1, has time j * `step` (`Flux2Pipeline` of Diffusers).
     """
@@ -136,14 +133,14 @@ class TimeOffsetPositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 4] float32 of texts with these `lengths`: (0, 0, 0, place)."""
+        """Positions [L, 4] float32 of texts with these `lengths`: (0, 0, 0, index in the text)."""
         places = [torch.arange(length) for length in lengths]
         return pad(torch.cat(places).float()[:, None], (3, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class HalfStepPositions:
-    """Positions (frame, row / 2, column / 2, place): 0 for the target, -j for reference j.
+    """Positions (frame, row / 2, column / 2, place): place 0 for the target, -j for reference j.
 
     Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source:
     `_prepare_image_ids` of Diffusers' modular pipelines.
@@ -164,7 +161,7 @@ class HalfStepPositions:
 
 @dataclass(frozen=True, slots=True)
 class FarPicturePositions:
-    """Positions (place, row, column); a picture counts all from `first`, beyond any text.
+    """Positions (place, row, column); pictures count each axis from `first`, beyond any text.
 
     Source: `Ideogram4Pipeline` of Diffusers.
     """
@@ -189,9 +186,9 @@ class FarPicturePositions:
 class ReferencesFirstPositions:
     """Positions (place, row, column, number): pictures in sequence, the target last.
 
-    A picture takes as many places as its longest side has tokens, and has the first of them. The
-    number is 0 for the target, and counts references from 1; nothing rotates by it. Source: the
-    public code of OmniGen2.
+    A picture takes as many places as its longest side has tokens; its tokens have the first of
+    them. The number is 0 for the target, and counts references from 1; nothing rotates by it.
+    Source: the public code of OmniGen2.
     """
 
     @property
@@ -211,7 +208,7 @@ class ReferencesFirstPositions:
 
 @dataclass(frozen=True, slots=True)
 class CroppedPositions:
-    """Positions (row, column) in a square table, whose middle a picture uses (SD3)."""
+    """Positions (row, column) in a square table; a picture uses the middle of the table (SD3)."""
 
     size: int
     """Rows and columns of the table."""
@@ -238,14 +235,14 @@ class CroppedPositions:
 
 @dataclass(frozen=True, slots=True)
 class CentredPositions:
-    """Positions (number of the picture, row, column), counted from the middle of the picture.
+    """Positions (number of the picture, row, column), with rows and columns from the centre.
 
     The first of h rows is -ceil(h / 2). Each reference is a further picture. Source:
     `QwenEmbedRope` with `scale_rope` in Diffusers.
     """
 
     counts_frames: bool = True
-    """Whether each frame of a clip counts as a picture more."""
+    """Whether each frame of a clip counts as a separate picture."""
 
     @property
     def axes(self) -> int:
@@ -273,7 +270,7 @@ class PixelPositions:
     """Whether the first latent frame is one pixel frame (`LTXConditionPipeline`), or all latent
     frames last equally long (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
     patch: tuple[int, int] = (1, 1)
-    """Frames, and rows or columns, of the latent in one token."""
+    """(frames, rows or columns) of latent cells in one token."""
 
     @property
     def axes(self) -> int:
@@ -289,7 +286,7 @@ class PixelPositions:
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
         """Positions in seconds and pixels: Diffusers' `video_coords`, transposed.
 
-        `frame` is the pixel frame at which positions in time begin.
+        `frame` is the pixel frame at which time begins.
         """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
@@ -306,9 +303,9 @@ class PixelPositions:
 
 
 CELL = (8, 32)
-"""Pixel frames, and rows or columns of pixels, of a latent cell of LTX-Video."""
+"""(pixel frames, pixel rows or columns) of a latent cell of LTX-Video."""
 _LARGEST = (20.0, 2048.0, 2048.0)
-"""Seconds, rows and columns of pixels."""
+"""Largest size: seconds, pixel rows, pixel columns."""
 _USUAL_RATE = 25.0
 """Frames per second of a clip whose rate is unknown, as in the pipelines."""
 _USUAL_RATE_OF_2 = 24.0
@@ -359,7 +356,7 @@ class CellMiddles:
 def padded_positions(
     grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of a sample, with padding, and a mask of real tokens."""
+    """Positions of a sample's tokens, padded to `padded`, and a mask of real tokens."""
     position_TA = positions(grids, fps=fps)
     padding = padded - len(position_TA)
     return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)

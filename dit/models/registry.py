@@ -1,4 +1,4 @@
-"""The table of all model families. A family is imported when it is first asked for.
+"""The table of all model families, each of which is imported when first requested.
 
 `$DIT_FAMILIES` adds external families, as `name=module:attribute`, separated by commas. Processes
 inherit it, so that a test can train its own family in several processes. A configuration cannot
@@ -73,7 +73,7 @@ FAMILIES = {
     # The project's own DiT for text to video with sound; Diffusers has no such network
     "sound_dit": "dit.models.sound_dit.family:FAMILY",
 }
-"""Name -> where its `Family` is. The first one is that of configurations that name none."""
+"""Name -> `module:attribute` of its `Family`; the first is the default."""
 NETWORKS = {
     "CosmosTransformer3DModel": "dit",
     "WanTransformer3DModel": "wan",
@@ -97,7 +97,7 @@ NETWORKS = {
     "Ideogram4Transformer2DModel": "ideogram4",
     "QwenImage21Transformer2DModel": "qwen_image21",
 }
-"""Class of Diffusers' network -> family, so that a folder's network alone is imported."""
+"""Class name of a Diffusers network -> family; only that family is imported."""
 VARIABLE = "DIT_FAMILIES"
 
 
@@ -139,7 +139,7 @@ def family_named(name: str) -> Family:
 
 
 def imported(place: str) -> Callable[[], Any]:
-    """A function that returns the object `module:attribute`, imported when it is called."""
+    """A function that imports and returns the object `module:attribute`."""
     return partial(resolve_name, place)
 
 
@@ -164,8 +164,8 @@ def network_spec(model: ModelConfig) -> NetworkSpec:
 def is_distilled(config: RunConfig) -> bool:
     """Whether published weights with this network and these noise levels need few steps.
 
-    Its size need not be named, because a folder of Diffusers does not do that, but where networks
-    that are not distilled have the same levels.
+    A Diffusers folder does not name the size, so the network is compared with the distilled sizes.
+    It is no match if networks that are not distilled have the same levels.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):
@@ -186,13 +186,13 @@ def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveCo
 
 
 def families(*, first: str | None = None) -> list[Family]:
-    """All families, `first` before the others."""
+    """All families, with the family `first` before the others."""
     names = sorted(family_places(), key=lambda name: name != first)
     return [family_named(name) for name in names]
 
 
 def family_of_size(size: str, *, first: str) -> Family | None:
-    """The family with a named size; `first` is searched before the others are imported.
+    """The family with the named `size`; tries the family `first` before importing others.
 
     Raises:
         Problems: a family knows the size, and has no such network.

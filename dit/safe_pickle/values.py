@@ -190,10 +190,16 @@ def _check_array(shape: Any, dtype: Any, content: Any) -> None:
 
 
 def _check_numbers(numbers: Any) -> None:
-    if type(numbers) is not tuple or len(numbers) > MOST_AXES:
-        raise pickle.UnpicklingError("the pickle has a shape of no known form")
-    if not all(type(n) is int and 0 <= n < 2**48 for n in numbers):
-        raise pickle.UnpicklingError("the pickle has a shape of no known form")
+    if type(numbers) is not tuple:
+        kind = type_in_words(numbers)
+        raise pickle.UnpicklingError(f"the pickle has a shape that is {kind}, not a tuple")
+    if len(numbers) > MOST_AXES:
+        raise pickle.UnpicklingError(
+            f"the pickle has a shape of {len(numbers)} axes, more than {MOST_AXES}"
+        )
+    if wrong := [n for n in numbers if type(n) is not int or not 0 <= n < 2**48]:
+        shown = wrong[0] if type(wrong[0]) is int and abs(wrong[0]) < 2**64 else "no usable number"
+        raise pickle.UnpicklingError(f"the pickle has a shape with {shown} in it")
 
 
 def _array_to_fill(_: Limits, kind: Name, _shape: Any, _dtype: Any) -> np.ndarray:
@@ -248,11 +254,16 @@ def _tensor(
     return numbers.as_strided(size, stride, offset)
 
 
+_LAZY = (
+    "the pickle has a tensor that is conjugate or negated; save tensor.resolve_conj().resolve_neg()"
+)
+
+
 def _tensor_v2(
     limits: Limits, storage: Any, offset: Any, size: Any, stride: Any, *more: Any
 ) -> Any:
     if len(more) > 2 and more[2]:
-        raise pickle.UnpicklingError("the pickle has a tensor that is conjugate or negated")
+        raise pickle.UnpicklingError(_LAZY)
     return _tensor(limits, storage, offset, size, stride, storage.dtype)
 
 
@@ -261,7 +272,7 @@ def _tensor_v3(
 ) -> Any:
     _grad, _hooks, dtype, *metadata = more
     if any(metadata):
-        raise pickle.UnpicklingError("the pickle has a tensor that is conjugate or negated")
+        raise pickle.UnpicklingError(_LAZY)
     return _tensor(limits, storage, offset, size, stride, dtype)
 
 

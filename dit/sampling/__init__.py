@@ -1,4 +1,4 @@
-"""Noise -> latents -> pictures: samplers, and the inputs and outputs of generation.
+"""From noise to pictures: samplers, and the inputs and outputs of generation.
 
 prompts          files of prompts -> `Prompt`
 cards            dataset card -> decoder and text encoder; pipeline of Diffusers -> a card

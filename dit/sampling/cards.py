@@ -1,7 +1,7 @@
-"""Dataset cards: the decoder and text encoder that one names, and a card for a pipeline.
+"""Dataset cards: the decoder and text encoder that a card names, and a card for a pipeline.
 
-No dataset of ours belongs to an imported checkpoint, so nothing but the card of a Diffusers
-pipeline names its text encoder and VAE.
+An imported checkpoint has no dataset, so only the card of a Diffusers pipeline names its text
+encoder and VAE.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of p
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
-    """The decoder that a dataset card names, on the GPU if there is one.
+    """The decoder (VAE) that a dataset card names, on the GPU if there is one.
 
     It prints a notice for each option that the decoder does not use.
 
@@ -50,14 +50,14 @@ def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
 def card_of_pipeline(
     folder: Path, *, processor: str | None = None, stored_padding: bool = False
 ) -> dict[str, Any]:
-    """A dataset card for the text encoder and VAE in the folder of a pipeline.
+    """A dataset card for the text encoder and VAE in a pipeline folder.
 
     If several processors match, the card names `processor`, else the first of them. With
-    `stored_padding` texts include the encoder's states of padding.
+    `stored_padding` texts include the encoder's hidden states of padding.
 
     Raises:
-        CodecError: the folder has none of the two, there is no codec with both, or its text encoder
-            sees first frames and that of `processor` does not, or the other way round.
+        CodecError: the folder has neither, there is no codec with both, or only one of its text
+            encoder and that of `processor` sees first frames.
     """
     found = _config(folder, "vae").get("_class_name")
     for codec in sorted(vae.CODECS.values(), key=lambda one: one.name != processor):
@@ -113,7 +113,7 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
-    """Whether the pipeline `folder` has the network of `encoder`, or of the first of its parts."""
+    """Whether the pipeline `folder` has the network of `encoder`, or of its first part."""
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
     return exists and _architecture(folder, part) == getattr(encoder, "network", None)

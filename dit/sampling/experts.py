@@ -1,7 +1,7 @@
 """Two networks for one sample.
 
-TwoExperts   that of high noise levels, and that of low ones (Wan 2.2)
-GuidedPair   that of captions, and that which guidance leads away from
+TwoExperts   one for high noise levels, one for low noise levels (Wan 2.2)
+GuidedPair   one with captions, and one that guidance leads away from
 """
 
 # T packed tokens, C patch features, N samples, M level rows
@@ -46,7 +46,7 @@ class TwoNetworks(nn.Module):
 
 
 class GuidedPair(TwoNetworks):
-    """A network, and the captionless one that guidance leads away from."""
+    """A network, and the network without captions that guidance leads away from."""
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
@@ -54,12 +54,12 @@ class GuidedPair(TwoNetworks):
 
     @torch.no_grad()
     def away(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """The output [T, C] of the second network."""
+        """Output [T, C] of the second network."""
         return self._called(self.second)(input_TC, level_M, batch)
 
 
 class TwoExperts(TwoNetworks):
-    """Two networks as one: each sample goes to the expert for its noise level."""
+    """Two experts as one network: each sample goes to the expert for its noise level."""
 
     def __init__(
         self, high: FullForward, low: FullForward, *, boundary: float, offload: bool
@@ -111,7 +111,7 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
 
 
 def check_pair(config: RunConfig, away: RunConfig) -> None:
-    """Checks that guidance can lead the network of one run away from that of another.
+    """Checks that guidance can lead from one run's network away from another's.
 
     Raises:
         Problems: they read other latents or inputs.

@@ -62,7 +62,7 @@ from dit.sampling.ode_solvers import (
 from dit.sampling.reference_guidance import guided_by_references, without_references
 
 Watch = Callable[[list[Tensor]], None]
-"""Takes the clean latents [C, F, H, W] that the network predicts for the samples of a pack."""
+"""Callback that gets the predicted clean latents [C, F, H, W] of a pack's samples at each step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,31 +90,34 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """How the sampler gets from noise to latents."""
+    """Settings of sampler and guidance."""
 
     num_steps: int = 35
     guidance: float = 1.0
-    """uncond + guidance * (cond - uncond); 1 is without guidance, and half the work."""
+    """Guidance scale g in uncond + g * (cond - uncond); 1: no guidance, and half the work."""
     reference_guidance: float = 1.0
-    """i of `dit.sampling.reference_guidance`, of samples with references; 1 saves a call."""
+    """Scale i for references (`dit.sampling.reference_guidance`); 1 saves a network call."""
     sampler: Sampler = Sampler.HEUN
     guidance_interval: tuple[float, float] | None = None
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
-    """0 to 1: part of the way back to the deviation that the prediction has without guidance."""
+    """Guidance rescale phi, 0 to 1: 1 restores the standard deviation without guidance."""
     guidance_steps: float = 1.0
-    """Part of the steps, from the first on, that are guided, in all of their network calls."""
+    """Fraction of the steps, from the first on, with guidance."""
     guidance_after: float = 1.0
-    """`guidance` of the steps behind that part."""
+    """Guidance scale of the remaining steps."""
     guidance_least_norm: float = 0.0
-    """Where the family keeps norms in guidance: `Guidance.least_norm`."""
+    """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore norms.
+
+
+    """
     condition_noise: float = 0.0
-    """What conditions of strength 1 get of noise at each step, times the square of the level."""
+    """Noise at each step on conditions of strength 1, divided by the square of the level."""
     guiders: Guiders | None = None
-    """Guiders of a Diffusers pipeline (`guiders.open_guiders`), instead of all guidance above."""
+    """Guiders of a Diffusers pipeline (`guiders.open_guiders`), in place of the guidance above."""
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
-        """The guidance for `model`, with its interval in timesteps instead of sigma or t."""
+        """The guidance for `model`, with its interval converted to timesteps."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
@@ -260,7 +263,7 @@ def _check_conditions(
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
-    """The requests as samples with latents of zeros.
+    """The requests as samples with zero latents.
 
     Raises:
         ValueError: as `generate_latents`.
@@ -278,7 +281,7 @@ def check_requests(requests: Sequence[Request], config: RunConfig) -> list[Laten
 
 
 def _of_captions(inputs: Mapping[str, Tensor], layout: PatchLayout) -> dict[str, Tensor]:
-    """`inputs` that depend on the caption, rows [L, E] and vectors [E], by name.
+    """Inputs that depend on the caption: rows [L, E] and vectors [E], by name.
 
     Inputs of kind `NullInput.KEPT` are left out, because a sample keeps them with every caption.
     """
@@ -319,13 +322,13 @@ def _blank(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pack:
-    """The samples of one pack, with prompts and with negative prompts, and their conditions."""
+    """Samples of one pack with prompts, with negative prompts, and their conditions."""
 
     own: PackedBatch
     negative: PackedBatch
     tokens: ConditionTokens | None
     bare: PackedBatch | None
-    """`negative` without references, where guidance leads away from that."""
+    """`negative` without references, if guidance also leads away from these."""
 
 
 @torch.no_grad()
@@ -340,8 +343,7 @@ def _sample_pack(
 ) -> list[Tensor]:
     """Latents [C, F, H, W] of one pack.
 
-    `after_step` gets a function that returns the latents predicted at a step; it may call it or
-    not.
+    At each step `after_step` gets a function that returns the predicted latents; it may call it.
     """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, negative = pack_to(pack.own, device), pack_to(pack.negative, device)
@@ -442,7 +444,7 @@ def _guided(
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """All predictions combined; a second one is with references and the negative prompt."""
+    """Prediction with guidance from all `predictions`; a second one has negative prompts."""
     conditional, *others = predictions
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
@@ -465,6 +467,6 @@ def _guided(
 def _conditioned(
     network: Network, given: ConditionedSteps, input_TC: Tensor, level_N: Tensor
 ) -> Tensor:
-    """The network's prediction, with conditions applied only while the level is in their range."""
+    """The network's prediction, with conditions while the level is in their range."""
     step = given.steps.number(level_N)
     return given.stepped(network(given.seen(input_TC, step), level_N), step)

@@ -1,8 +1,8 @@
-"""Pictures that are given with a prompt -> inputs of network and text encoder.
+"""Pictures given with a prompt, as inputs of network and text encoder.
 
-1. The first and the last frame, resized to the size that is generated, as in Diffusers' pipelines;
-   an image encoder sees the resized one, as when data are packed, a text encoder the whole one.
-2. References: pictures that the prompt changes, scaled as by data_prep, or videos.
+1. The first and the last frame, resized to the generated size, as in Diffusers' pipelines; an image
+   encoder sees the resized frame, as in data_prep, a text encoder the original.
+2. References: pictures that the prompt edits, scaled as in data_prep, or videos.
 """
 
 # N C H W one picture, its colours, rows and columns
@@ -43,7 +43,7 @@ class PictureOptions:
     place: str = ""  # of the prompt in its file, before each error
 
     def of(self, prompt: Prompt) -> PictureOptions:
-        """The names for one prompt; messages add the prompt's place in its file."""
+        """The names for one prompt, which include the prompt's position in its file."""
         return replace(self, place=f"{prompt.place}: " if prompt.place else "")
 
 
@@ -69,7 +69,7 @@ OF_VALIDATION = PictureOptions(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptTexts:
-    """The text encoder's tensors of a prompt and of its negative prompt, by name."""
+    """The text encoder's tensors for a prompt and its negative prompt, by name."""
 
     prompt: Mapping[str, Tensor]
     negative: Mapping[str, Tensor]
@@ -77,7 +77,7 @@ class PromptTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPictures:
-    """Files of the first and the last frame of one sample, and of its references in their order."""
+    """Files of a sample's first and last frame, and of its references in order."""
 
     first: str | None = None
     last: str | None = None
@@ -86,7 +86,7 @@ class GivenPictures:
     options: PictureOptions = OF_COMMAND_LINE
 
     def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
-        """Raises an error if the network, which has the inputs `inputs`, takes other pictures.
+        """Refuses pictures that do not fit the network's `inputs`.
 
         Raises:
             ValueError: names the option.
@@ -140,7 +140,7 @@ class GivenPictures:
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The network's inputs made from the pictures, by name.
+        """The network's inputs from the pictures, by name.
 
         `size` is the size of the whole latent in pixels, `multiple` the pixels along a token's
         side.
@@ -187,7 +187,7 @@ class GivenPictures:
         return read_picture(self.first, height, width, option=self._option("first"))
 
     def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Raises an error if the encoder needs pictures or a first frame and none is given.
+        """Refuses missing pictures that the text encoder needs.
 
         Raises:
             ValueError: names the remedy.
@@ -211,10 +211,10 @@ class GivenPictures:
         *,
         alone: Callable[[str, bool], Mapping[str, Tensor]],
     ) -> PromptTexts:
-        """The text encoder's tensors of a prompt and its negative prompt, with the pictures.
+        """The text encoder's tensors for a prompt and its negative prompt, with the pictures.
 
-        `alone` encodes a text without a picture, and whether it is a negative prompt: rows [L, E]
-        and vectors [E], by name.
+        `alone` encodes (text, whether negative) without pictures to rows [L, E] and vectors [E], by
+        name.
 
         Raises:
             ValueError: the encoder needs a picture and none is given, or a file is no picture.
@@ -278,13 +278,13 @@ class GivenPictures:
         return _colours(place.apply(self._upright(file, clear=clear)))
 
     def _upright(self, file: str, *, clear: bool = False) -> Image.Image:
-        """A reference, or the first picture of a video."""
+        """A reference picture, or the first picture of a reference video."""
         if is_video(file):
             return first_of_clip(file, option=self._option("reference_video"))
         return _upright(file, option=self._option("reference"), clear=clear)
 
     def _placement(self, file: str, decoder: Any, target: Size, multiple: int) -> Placement:
-        """Scaling and crop of a reference before it is encoded, as when data are packed."""
+        """Scaling and crop of a reference before it is encoded, as in data_prep."""
         width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.TARGET:
             return _covering((width, height), target[1:])
@@ -304,7 +304,7 @@ class GivenPictures:
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """References side by side, or the first frame, as uint8 [H, W, 3] for the grid of samples.
 
-        None if none is given.
+        None if there is none.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))

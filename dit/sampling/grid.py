@@ -27,39 +27,39 @@ from PIL import Image, ImageColor
 from dit.watching import CELLS, NotShown
 
 USUAL = "DejaVu Sans"
-"""This font comes with matplotlib and has most alphabets."""
+"""matplotlib's own font, which covers most alphabets."""
 _LINE, _LINES = 40, 3
 _CONTROL, _FORMAT = "Cc", "Cf"  # Unicode's categories
 _DPI = 120
 _PAGE = 1248  # width of the report on a large screen
 _CELL = (96, 288)
-"""Least and greatest height of a picture."""
+"""Smallest and largest height of a picture."""
 _LABEL = 156
-"""Least width of a prompt: 20 letters."""
+"""Smallest width of a prompt's label: 20 letters."""
 _POINTS = 8
 _LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
 _MOST_PROMPTS, _MOST_OF_ONE = 64, 16
 _MOST_HEIGHT = 12_000
-"""Height of the grid in pixels, about: matplotlib draws at most 65,536 a side."""
+"""Approximate height of the grid in pixels; matplotlib draws at most 65,536 a side."""
 _MOST_ASPECT = 8.0
 _GAP = 6
 _LONGEST = 500  # letters of a prompt in the file
 _INK = "#7a8087"
-"""Legible on white and on black, because the grid has a transparent background."""
+"""Text colour, legible on white and on black, because the background is transparent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fonts:
-    """Font families in order of preference, and the characters that no family has."""
+    """Font families in order of preference, and the characters that none of them has."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """The `pictures` [H, W, 3] from left to right as one picture; None is skipped.
+    """The `pictures` [H, W, 3] side by side; None is skipped.
 
-    Given pictures stand to the left of the sample that begins with them.
+    A given picture is left of the sample that begins with it.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -109,12 +109,12 @@ def _spelled(fonts: Fonts) -> list[NotShown]:
 
 
 Box = tuple[int, int, int, int]
-"""Left, top, right, bottom."""
+"""(left, top, right, bottom) in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """The pictures of one prompt and their label, each with its box on the page."""
+    """The pictures of one prompt and its label, with boxes on the page."""
 
     prompt: str
     pictures: list[tuple[Box, Image.Image]]
@@ -241,7 +241,7 @@ def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
 
 
 def short_label(caption: str) -> str:
-    """The first three lines of a caption, without invisible and direction-changing characters.
+    """First three lines of a caption, without invisible and direction-changing characters.
 
     Control characters become code points, because some fonts draw boxes for them.
     """
@@ -254,7 +254,7 @@ def short_label(caption: str) -> str:
 
 
 def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
-    """The caption as lines of `width` letters; letters without a font become code points."""
+    """The caption in lines of `width` letters; letters without a font become code points."""
     text = _each_spelled(short_label(caption), fonts.missing)
     width = min(width, _LINE) * _width(text) // _LINE
     most = width * _LINES
@@ -276,7 +276,7 @@ def _selects(character: str) -> bool:
 
 
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
-    """The default font, and as few installed fonts as possible for the characters it lacks.
+    """The default font, and the fewest installed fonts that cover the characters it lacks.
 
     `installed` are font files; None asks the system.
     """
@@ -298,7 +298,7 @@ def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None
 
 
 def _coverage(characters: set[str], files: Sequence[str]) -> dict[str, set[str]]:
-    """Font file -> those of the characters that it has."""
+    """Font file -> the `characters` that it has."""
     from matplotlib.font_manager import get_font
 
     found = {}

@@ -26,7 +26,7 @@ from dit.system_errors import reason
 
 FOLDER, OF_QUOTED, CONFIG = "guider", "ocr_guider", "guider_config.json"
 QUOTED = "text_2"
-"""Rows that a prompt with words in quotation marks has."""
+"""Text input that only prompts with words in quotation marks have."""
 GUIDERS = (
     "ClassifierFreeGuidance",
     "ClassifierFreeZeroStarGuidance",
@@ -35,12 +35,12 @@ GUIDERS = (
     "TangentialClassifierFreeGuidance",
     "MagnitudeAwareGuidance",
 )
-"""Guiders that combine two predictions, whatever the order of their numbers: others reach into the
-layers of Diffusers' network, or need rows and columns."""
+"""Diffusers' guiders that combine two predictions element by element; others reach into the layers
+of Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """The guider in `folder`, or in the pipeline in it; `scale` replaces its own.
+    """The guider in a folder, or in the pipeline there; `scale` replaces its own.
 
     Raises:
         ValueError: there is no guider, or one that needs more than two predictions.
@@ -84,12 +84,12 @@ class Guiders:
 
     usual: Any
     of_quoted: Any
-    """For prompts with words in quotation marks; None: the usual one."""
+    """Guider for prompts with words in quotation marks; None: the default one."""
 
     def of(self, batch: PackedBatch) -> list[Any]:
         """A guider for each sample of the pack.
 
-        Each sample has its own, because some keep a running mean.
+        Each sample has its own, because some guiders keep a running mean.
         """
         of_quoted = self.usual if self.of_quoted is None else self.of_quoted
         starts = batch.text_offsets.get(QUOTED, (0,) * (batch.num_samples + 1))
@@ -147,7 +147,7 @@ def _combined(
     predicted: Callable[[int], Tensor],
     batch: PackedBatch,
 ) -> Tensor:
-    """The combined predictions [T, C] of all samples; zero for tokens that are no target."""
+    """The combined predictions [T, C] of all samples; zero for tokens outside targets."""
     made_TC = torch.zeros_like(predicted(0))
     for index, (guider, of_sample) in enumerate(zip(guiders, states, strict=True)):
         first = batch.starts[index]

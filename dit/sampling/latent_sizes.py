@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from dit.config import ModelConfig
 
 MOST_PIXELS = 32_768
-"""Rows, columns or frames of one sample. A larger number is a typing error and fills any memory."""
+"""Most rows, columns or frames of one sample; a larger number is a typing error and fills any
+memory."""
 Size = tuple[int, int, int]
-"""Frames, rows, columns."""
+"""(frames, rows, columns)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """Pixels and frames of one latent cell, and the multiples that sizes in cells must be."""
+    """Pixels and frames of one latent cell, and divisors of sizes in cells."""
 
     stride: int
     temporal_stride: int

@@ -84,7 +84,7 @@ def make_folder(folder: Path, *, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """The files written for a list of pictures, and notices of those that were not."""
+    """Files written for a list of pictures, and notices of failures."""
 
     grid: Path | None  # None where it could not be drawn
     lost: tuple[NotShown, ...]  # pictures that could not be written
@@ -258,7 +258,7 @@ def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Wavefor
 
 
 def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
-    """Writes a picture of the waveform, and the WAV if it is kept; returns what samples.json says.
+    """Writes the waveform's picture, and the WAV if requested; returns their samples.json entries.
 
     A picture without sound has neither.
     """

@@ -35,39 +35,40 @@ from dit.objectives.objective import Prediction, SamplingPath, per_token, real_o
 from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
-"""(input_TC, level_N), both float32 -> raw output [T, C]; text and positions are bound already."""
+"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are bound.
+"""
 Predict = Callable[[Tensor, Tensor], Prediction]
-"""(state_TC, level_N) -> prediction of the network at this state."""
+"""Function (state_TC, level_N) -> the network's prediction at this state."""
 
 TINY_NORM = 1e-12
-"""Padding tokens are zero: of them no norm is divided by."""
+"""Smallest divisor of a norm: padding tokens are zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guidance:
-    """Classifier-free guidance: its scale, and the levels at which it acts."""
+    """Classifier-free guidance: its scale, and the noise levels at which it applies."""
 
     scale: float = 1.0
-    """1 is without guidance, which takes half the network calls."""
+    """Guidance scale; 1: no guidance, with half the network calls."""
     between: tuple[float, float] | None = None
-    """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None guides at all levels."""
+    """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None: all levels."""
     of_references: float = 1.0
-    """Scale of references (`guided_by_references`)."""
+    """Guidance scale for references (`guided_by_references`)."""
     rescale: float = 0.0
     """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
     keeps_norm: KeptNorm | None = None
-    """What gets back the norm that its output has without guidance."""
+    """Vectors whose norm is restored to that without guidance (tokens or pictures); None: none."""
     least_norm: float = 0.0
-    """No norm becomes less than this part of the one with guidance; 1 leaves norms as they are."""
+    """Least fraction of the guided norm that remains; 1 leaves norms as they are."""
     patch: tuple[int, int] = (1, 1)
-    """Frames, and rows or columns, of the latent in one token."""
+    """(frames, rows or columns) of latent cells in one token."""
 
     def at(self, level_N: Tensor) -> Tensor:
         """The guidance scale [N] of each sample at its noise level."""
         return torch.where(self.acts(level_N), self.scale, torch.ones_like(level_N))
 
     def acts(self, level_N: Tensor) -> Tensor:
-        """Whether each sample is guided at its level, bool [N]."""
+        """Whether each sample has guidance at its level, bool [N]."""
         if self.between is None:
             return torch.ones_like(level_N, dtype=torch.bool)
         low, high = self.between
@@ -76,7 +77,7 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """The noise levels of all steps of a sampler, which the network gets as timesteps."""
+    """Noise levels of all steps of a sampler, as the network gets them (timesteps)."""
 
     level_SN: Tensor  # S + 1 of them, the last one of what is made
 
@@ -90,12 +91,12 @@ class StepLevels:
         return len(self.level_SN) - 1
 
     def number(self, level_N: Tensor) -> int:
-        """The index of the step that begins at the levels `level_N`."""
+        """Index of the step that begins at the levels `level_N`."""
         # One sample tells the step of all. The nearest level, as a device may round another way.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:
-        """The levels [N] at the end of the step that begins at `level_N`."""
+        """Levels [N] at the end of the step that begins at `level_N`."""
         return self.level_SN[self.number(level_N) + 1].to(level_N)
 
 
@@ -151,7 +152,7 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The combined prediction with its standard deviation moved towards that of `cond_TC`."""
+    """The guided prediction with its standard deviation moved towards that of `cond_TC`."""
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
@@ -162,7 +163,7 @@ def rescaled(
 def guided_at_first(
     first: Network, after: Network, *, num_steps: int, part: float, sampler: Sampler
 ) -> Network:
-    """A network that calls `first` in the first part of the steps, and `after` in the others.
+    """A network that is `first` in the first part of the steps, and `after` in the others.
 
     It serves a single sampling and counts its calls, because levels are ambiguous: Heun's second
     call of a step has the level of the next step's first, and a step is guided as a whole.
@@ -177,7 +178,7 @@ def guided_at_first(
 
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
-    """The norm that guidance preserves: [T, 1] for tokens, or [T, C] for the rows of pictures."""
+    """Norm that guidance restores: [T, 1] of tokens, or [T, C] of whole pictures."""
     if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
@@ -266,7 +267,7 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
 def euler_or_heun(
     predict: Predict, state_TC: Tensor, level_SN: Tensor, batch: PackedBatch, *, heun: bool
 ) -> Tensor:
-    """The state at the last level, after steps along the velocity.
+    """The state at the last level, after Euler or Heun steps along the velocity.
 
     Euler's method uses the velocity at the start of a step, Heun's the mean of both ends.
     """
@@ -283,7 +284,7 @@ def euler_or_heun(
 
 @dataclass(frozen=True, slots=True)
 class LevelSchedule:
-    """The noise levels that a solver visits; each sample has its own."""
+    """Noise levels that a solver visits; each sample has its own."""
 
     noise_SN: Tensor  # float64, falling to 0
     signal_SN: Tensor
@@ -302,7 +303,7 @@ class LevelSchedule:
         return per_token(value_N, self.batch)
 
     def step(self, i: int, state_TC: Tensor, latent_TC: Tensor) -> Tensor:
-        """The state after step i if the predicted latent does not change during the step."""
+        """The state after step i if the predicted latent is constant during the step."""
         ratio_N = self.noise_SN[i + 1] / self.noise_SN[i]
         return self.per_token(ratio_N) * state_TC + self.latent_factor(i) * latent_TC
 
@@ -314,10 +315,10 @@ class LevelSchedule:
 def consistency(
     predict: Predict, state_TC: Tensor, levels: LevelSchedule, step_noise: Callable[[int], Tensor]
 ) -> Tensor:
-    """The latents of multistep consistency sampling (arXiv:2310.04378, Sec. 4.1).
+    """Latents of multistep consistency sampling (arXiv:2310.04378, Sec. 4.1).
 
-    Each step's predicted latents get new noise of the next level; the last level is without noise.
-    It equals `FlowMatchLCMScheduler` of Diffusers.
+    Each step adds new noise of the next level to the predicted latents; the last level has no
+    noise. It equals `FlowMatchLCMScheduler` of Diffusers.
     """
     for i in range(levels.steps):
         latent_TC = predict(state_TC, levels.noise_SN[i]).latent_TC

@@ -1,4 +1,4 @@
-"""A checkpoint -> a model that samples, with the text encoder and the decoder of its data."""
+"""Opens a checkpoint for sampling, with the text encoder and decoder of its data."""
 
 # L text tokens, E text width
 
@@ -107,7 +107,7 @@ def open_checkpoint(
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
     """The checkpoint's null inputs, else the encoder's outputs for "".
 
-    It is empty for an encoder that needs pictures, where each sample has its own.
+    Empty for an encoder that needs pictures, with which each sample has its own.
     """
     if not encoder.reads_alone:
         return {}
@@ -119,7 +119,7 @@ def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullIn
 
 
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
-    """The second checkpoint, and the lowest timestep of the first one.
+    """The second checkpoint (low-noise expert), and the lowest timestep of the first one.
 
     Raises:
         ValueError: an expert is given alone, or the two do not fit together.
@@ -180,7 +180,7 @@ def _load_experts(
 
 
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
-    """A card from the pipeline in `--t5_cache_dir`, for a checkpoint without a card, or None."""
+    """Dataset card from the pipeline in `--t5_cache_dir`, for a checkpoint without one; or None."""
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     stored = model.text_pad_to is TextPadding.STORED
@@ -189,7 +189,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
-    """The configuration of a run, with the parallelism that `options` ask for.
+    """The run's configuration with the parallelism of `options`.
 
     Raises:
         ValueError: the parallelism does not divide the processes or the model.
@@ -221,7 +221,7 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
 def open_decoder(
     card: dict[str, Any], options: LoadOptions, model: ModelConfig, *, needed: bool
 ) -> tuple[Codec | None, LatentStride]:
-    """The decoder of a dataset, and the size of a latent cell in pixels and frames.
+    """The decoder (VAE) of a dataset, and the size of a latent cell in pixels and frames.
 
     Without a decoder the sizes come from the dataset card.
 

@@ -25,7 +25,7 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt, with the size and pictures that a file gives it."""
+    """A prompt, with its size and pictures in the file."""
 
     text: str
     height: int | None = None
@@ -39,7 +39,7 @@ class Prompt:
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
 
     def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
-        """Frames, rows and columns: the prompt's own, else those `asked` for, else `usual` ones."""
+        """(frames, rows, columns): the prompt's own, else those `asked` for, else `usual` ones."""
         names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
         return {
             name: getattr(self, name) or getattr(asked, name) or usual.get(known)
@@ -48,7 +48,7 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of keys in a file of prompts that nothing reads; empty without such keys."""
+    """A notice of unknown keys in a file of prompts; empty without such keys."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
@@ -64,7 +64,7 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
 
 
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
-    """The prompts of a file, in order; errors name it by `option`.
+    """The prompts of a file, in order; error messages call the file by `option`.
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
@@ -212,7 +212,7 @@ def _prompt(item: Any, where: str) -> Prompt:
 
 
 def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) -> tuple[str, ...]:
-    """The files that a key of an entry names: none, one, or a list if several are allowed.
+    """Files that a key of an entry names: none, one, or a list if several are allowed.
 
     Raises:
         ValueError: the value is something else.

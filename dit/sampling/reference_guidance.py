@@ -1,12 +1,12 @@
 """Guidance away from samples without references (OmniGen2).
 
-Such a network is guided by two scales, s of the text and i of the references:
+Such a network has two guidance scales, s for the text and i for the references:
 
     none + i (references - none) + s (both - references)
 
-of its predictions with neither, with the references and the negative prompt, and with the
-references and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which omits the
-second prediction if i is at most 1: none + s (both - none).
+with predictions from neither, from the references and the negative prompt, and from the references
+and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which omits the second
+prediction if i is at most 1: none + s (both - none).
 """
 
 # T packed tokens, C patch features, N samples
@@ -53,7 +53,7 @@ def _targets(batch: PackedBatch) -> Tensor:
 def guided_by_references(
     both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """A network that combines three predictions: with both, with references only, and with none.
+    """A network that combines predictions with both inputs, with references, and with none.
 
     `references` is not called if the scale i is at most 1. As with other guidance,
     `Guidance.rescale` restores the deviation of `both`.

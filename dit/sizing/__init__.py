@@ -1,18 +1,17 @@
-"""The size of a run: parameters, operations and memory, from the network on torch's meta device.
+"""The size of a run: parameters, FLOPs and memory, from the network on torch's meta device.
 
-cuda_kernels    operations that a GPU has a kernel for, of tensors without values
-meta_network    one stage of a network, and packs for it, of tensors without values
+cuda_kernels    operations that are one kernel on CUDA, for meta tensors
+meta_network    one pipeline stage of a network, and packs for it, on the meta device
 inventory       its weights and linears: before, in and after the layers
 count_work      multiplications of its linears and attentions, by the lengths of samples
-flops           operations of a pass, for the log, the planner, and the loader to weigh packs by
-kept            what a layer keeps for the backward pass, traced in passes
-activations     what the passes of a run keep on one device
-memory          parameters of a run, those that it trains, and the memory of one device
-recomputation   which layers a device computes again, for what it keeps to fit
-pack_traffic    what data ranks with weights in shares send each other
+flops           FLOPs of a pass, for the log, the planner, and the loader's balance of packs
+kept            bytes that a layer saves for backward, traced on the meta device
+activations     bytes that all layers of a device save for backward, over the packs in flight
+memory          parameters of a run, trained parameters, and the memory of one device
+recomputation   which layers a device recomputes in backward, so that activations fit
+pack_traffic    bytes that data ranks send each other with fully sharded weights (FSDP)
 passes          how many packs a pass through the data makes: `train.epochs`
 describe        what `--dry-run` prints
 
-The import of a file here brings neither torch nor Megatron-Core, but for the first two,
-`count_work` and `kept`.
+Only the first two files, `count_work` and `kept` import torch and Megatron-Core.
 """

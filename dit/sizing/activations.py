@@ -1,4 +1,4 @@
-"""What the passes of a run keep on one device for the backward pass, of packs in flight."""
+"""Bytes of activations saved for backward on one device, over all packs in flight."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dit.models.linears import part_learns
 from dit.models.registry import network_spec
 
 _CUBE_PAIR_BYTES = 8
-"""Bytes that a pair of cubes takes for each head: a place, int32, in the list of cubes that one
-sees, and one in the list of cubes that see it."""
+"""Bytes saved for each pair of cubes and head: an int32 index in the list of the cubes that a cube
+attends to, and one in the list of the cubes that attend to a cube."""
 
 
 def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
-    """Bytes kept for the backward pass."""
+    """Bytes of activations that the fullest device saves for backward."""
     model = config.model
     pipeline = model.pipeline_model_parallel_size
     in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
@@ -34,10 +34,10 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
 
 
 def _kept_by_layer(config: RunConfig) -> float:
-    """Bytes that a layer keeps of a pack like `dataset.mock_samples`, on average over the layers.
+    """Mean bytes that a layer saves for backward for a pack of `dataset.mock_samples`.
 
-    Layers of a token route keep less of what they see. Where they attend to latents and text
-    jointly, text counts as tokens of a pack, and all of them are taken for latents.
+    Layers inside a token route save less. In layers of joint attention to latents and text, text
+    counts as tokens of the pack, and all tokens are counted as latents.
     """
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
@@ -53,9 +53,10 @@ def _kept_by_layer(config: RunConfig) -> float:
 
 
 def _kept_of_texts(config: RunConfig) -> float:
-    """Bytes that parts over text alone keep on the first stage, for each row of a text.
+    """Bytes that layers over text alone save for backward on the first stage, for each text token.
 
-    Every rank has all captions that a conditioner reads; layers over text share them out.
+    The conditioner (layers before the first one) has all captions on every context rank; layers
+    over text divide them.
     """
     from dit.sizing.kept import kept_of_text
 
@@ -70,7 +71,7 @@ def _kept_of_texts(config: RunConfig) -> float:
 
 
 def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
-    """Rows of text of the packs that the first stage holds at once."""
+    """Text tokens of the packs that the first pipeline stage holds at once."""
     model = config.model
     lengths = [one.text_length for one in config.dataset.mock_samples]
     rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
@@ -80,7 +81,7 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 
 
 def _cube_pairs(config: RunConfig) -> float:
-    """Bytes that a layer keeps of all pairs of cubes of a pack like `dataset.mock_samples`."""
+    """Bytes that a layer saves for all pairs of cubes of a pack of `dataset.mock_samples`."""
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
     heads = sum(n * one.attention.heads for n, one in each if one) / spec.layers
@@ -99,13 +100,13 @@ def _cube_pairs(config: RunConfig) -> float:
 
 
 def numbers_of_pack(config: RunConfig) -> float:
-    """Tokens of a pack on one rank, times their width."""
+    """Tokens of a pack on one rank, times the model's width."""
     model = config.model
     return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
 
 
 def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
-    """Rows for each token of a pack, of samples like `dataset.mock_samples` with `lengths` rows."""
+    """Text tokens for each token of a pack of `dataset.mock_samples` with texts of `lengths`."""
     mixture = config.dataset.mock_samples
     latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
@@ -121,14 +122,14 @@ def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
 
 
 def number_bytes(model: ModelConfig) -> int:
-    """Bytes of a number in the precision of the model."""
+    """Bytes of a number in the model's compute dtype."""
     return 4 if model.precision is Precision.FP32 else 2
 
 
 def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
-    """Bytes that all layers keep of a pack, as they recompute.
+    """Bytes that all layers save for a pack, given `recompute_granularity`.
 
-    Each keeps those of `layer`, of which its input is those of `row`.
+    `layer` are the bytes of a layer that saves everything, `row` those of a layer's input alone.
     """
     layers = network_spec(model).layers
     stages = model.pipeline_model_parallel_size * model.virtual_stages
@@ -147,7 +148,7 @@ def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
 
 
 def seen_tokens(model: ModelConfig) -> float:
-    """Part of the latent tokens that layers see in training, on average over the layers."""
+    """Mean fraction of the latent tokens that a layer sees in training (1 without token route)."""
     if (route := model.token_route) is None:
         return 1.0
     routed = (route.last - route.first + 1) / network_spec(model).layers

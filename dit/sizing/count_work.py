@@ -44,10 +44,10 @@ _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
 def count_work(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
-    """Work of a network on one rank: outside the layers, in each layer, and in a conditioner.
+    """Multiplications on one rank: outside the layers, in each layer, and in a conditioner.
 
-    The network is built with as many pipeline stages as layers, but only the first and the last of
-    each stack: layers between them equal the first.
+    The network is built with as many pipeline stages as layers, but only the first and the last
+    stage of each stack: layers between them equal the first.
     """
     if model.text_zeros_to is not None:
         model = replace(model, text_pad_to=None)  # captions of any length stay as they are
@@ -75,10 +75,10 @@ class _Attended:
 
 @dataclass(slots=True)
 class _Pass:
-    """The linears and attentions of a pass over a pack."""
+    """The linears and attentions that a pass over a pack computes."""
 
     rows: Counter[str] = field(default_factory=Counter)
-    """Rows of each linear, by its name."""
+    """Rows of each linear's input, by the linear's name."""
     attentions: list[_Attended] = field(default_factory=list)
     place: str = _OUTSIDE
 
@@ -95,7 +95,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StageWork:
-    """The passes of a stage over the packs, and the lengths of their samples."""
+    """The passes of a pipeline stage over the packs, and the lengths of their samples."""
 
     network: StackedTransformer
     passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples, then with more sound, if any
@@ -115,7 +115,7 @@ class _StageWork:
         )
 
     def part(self, place: str) -> PartWork:
-        """The work at one place of the stage."""
+        """The multiplications at one `place` of the stage."""
         linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
         of_lines = (*self.passes[:3], *self.passes[4:])
         groups = zip(*(one.attentions for one in of_lines), strict=True)
@@ -149,7 +149,7 @@ class _StageWork:
         return one.times(self.network.get_parameter(f"{name}.weight").numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
-        """The multiplications of queries with keys, and of weights with values."""
+        """The multiplications of queries with keys, and of attention weights with values."""
         q, k = self._line(*(a.queries for a in group)), self._line(*(a.keys for a in group))
         of_pairs = Multiplications(
             sample=q.sample * k.sample,
@@ -202,7 +202,7 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
-    """Inside, attention of a pack of so many `samples` is not computed, but counted."""
+    """A context in which attention over a pack of `samples` samples is recorded, not computed."""
     cubes = (stack.layer.among_cubes for stack in network_spec(model).stacks)
     sparse = next((one.pairs for one in cubes if one), None) or 1.0
 

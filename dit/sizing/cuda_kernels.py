@@ -1,7 +1,7 @@
-"""Operations that a GPU has one kernel for, and torch composes of several elsewhere.
+"""Operations that are one kernel on CUDA, and that torch composes of several on other devices.
 
-Tensors on `meta` take a GPU's way through the network. Inside of `CudaKernels` they also meet its
-kernels, so that what is read, written and kept is what a GPU would read, write and keep.
+Meta tensors take the path of a GPU through the network. In the context `CudaKernels` they also take
+a GPU's kernels, so the bytes that are read, written and saved for backward are those of a GPU.
 """
 
 # T tokens, S key tokens, K head width
@@ -33,7 +33,7 @@ class CudaKernels(TorchFunctionMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA: it wants contiguous tokens, [..., K]."""
+    """aten's `_fused_rms_norm` of CUDA on meta tensors; it needs contiguous tokens [..., K]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class _FusedNorm(torch.autograd.Function):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Attention whose scores are never kept: its inputs, its output, and a sum for each query.
+    """Attention that saves its inputs, its output and a log-sum-exp for each query, but no scores.
 
     Queries are [..., T, K], keys and values [..., S, K].
     """
@@ -77,7 +77,7 @@ def _like_inputs(
 
 
 def _on_meta(name: str, function: Callable[..., Any]) -> Any:
-    """An operator of tensors without values; torch 2.11 knows no `device_types="meta"`."""
+    """A custom operator on meta tensors; torch 2.11 has no `device_types="meta"`."""
     made = custom_op(name, function, mutates_args=())
     made.register_fake(function)
     return made

@@ -1,4 +1,4 @@
-"""Operations of a network, determined from the network itself (count_work.py)."""
+"""FLOPs of a network, counted from the network itself (count_work.py)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def forward_flops(
 
 
 def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
-    """The part of `forward_flops` that attention takes."""
+    """The part of `forward_flops` that attention accounts for."""
     return pass_work(model).attention_flops(tokens, text)
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of one forward pass, from the true sizes of the pack's samples.
+    """FLOPs of one forward pass over the samples of `batch`, by their true sizes.
 
-    Without a drawn route all layers see all tokens.
+    If `batch` has no token route, all layers see all tokens.
     """
     if not batch.is_routed and model.token_route is not None:
         model = model.with_all_tokens()
@@ -41,12 +41,12 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
 
 def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """Operations of both passes on a pack: the backward pass costs twice the forward one."""
+    """FLOPs of forward and backward pass over `batch`: backward costs twice the forward pass."""
     return 3 * pack_forward_flops(model, batch)
 
 
 def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None:
-    """Operations of a pass, for the loader to weigh packs; None if it does not weigh them."""
+    """Multiplications by sample length, for a loader that balances packs; None if it does not."""
     if dataset.balance is Balance.NONE:
         return None
     # A route may begin or end at a resume, and a share of attention follows the step.

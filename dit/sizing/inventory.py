@@ -30,7 +30,7 @@ class Linear:
 
     @property
     def all_outputs(self) -> int:
-        """Outputs on all tensor ranks together."""
+        """Outputs of the linear over all tensor ranks."""
         return self.outputs * (self.tensor if self.axis == 0 else 1)
 
 
@@ -43,12 +43,12 @@ class Part:
 
     @property
     def matrix_numbers(self) -> int:
-        """The number of `parameters` that are in matrices of linears."""
+        """Number of `parameters` that belong to the weight matrices of linears."""
         return sum(one.inputs * one.outputs for one in self.linears)
 
     @property
     def matrix_rows(self) -> int:
-        """Rows (outputs) of all matrices, over all tensor ranks."""
+        """Rows (output channels) of all matrices, over all tensor ranks."""
         return sum(one.all_outputs for one in self.linears)
 
 
@@ -58,13 +58,13 @@ class Inventory:
 
     before: Part
     stacks: tuple[tuple[int, Part], ...]
-    """How many layers a stack has, and one of them."""
+    """(number of layers, one of these layers) for each stack of equal layers."""
     after: Part
 
     def ends(self, *, pipeline: int = 1) -> int:
         """Number of weights outside the layers on the fullest of `pipeline` stages.
 
-        The first stage has the parts before the layers, the last one the parts after them.
+        The first stage has the weights before the layers, the last stage those after them.
         """
         both = [self.before.parameters, self.after.parameters]
         return sum(both) if pipeline == 1 else max(both)
@@ -72,26 +72,26 @@ class Inventory:
     def parameters(self, *, pipeline: int = 1) -> int:
         """Number of weights on the fullest of `pipeline` stages.
 
-        Each stage has equally many layers; if there are several kinds, those of the fullest are the
-        largest.
+        Each stage has equally many layers; if layers differ in size, the stage with the largest
+        counts.
         """
         runs = [(count, layer.parameters) for count, layer in self.stacks]
         held = -(-sum(count for count, _ in runs) // pipeline)
         return self.ends(pipeline=pipeline) + _fullest(runs, held)
 
     def layer_matrices(self) -> tuple[int, int]:
-        """Numbers, and rows, of the matrices of a layer, averaged over the layers."""
+        """(numbers, rows) of the matrices of a layer, averaged over the layers."""
         layers = sum(count for count, _ in self.stacks)
         numbers = sum(count * layer.matrix_numbers for count, layer in self.stacks)
         rows = sum(count * layer.matrix_rows for count, layer in self.stacks)
         return numbers // layers, rows // layers
 
     def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Numbers in adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
+        """Parameters of LoRA adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
 
-        All linears of layers that tensor ranks divide have one: an A and a B for each part, of
-        which a tensor rank has one whole and its part of the other. This network itself is on one
-        tensor rank.
+        Each tensor-parallel linear of the layers has an adapter: for each of its parts (such as
+        query, key, value) a matrix A and a matrix B, one of which is divided over tensor ranks.
+        This inventory itself must be that of one tensor rank.
         """
         total = 0
         for count, layer in self.stacks:
@@ -102,7 +102,7 @@ class Inventory:
 
 
 def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
-    """The largest sum of `held` consecutive layers, of runs of equal layers (count, number)."""
+    """The largest sum over `held` consecutive layers; `runs` are (count, size) of equal layers."""
     each = [number for count, number in runs for _ in range(count)]
     return max(sum(each[at : at + held]) for at in range(0, len(each), held))
 
@@ -116,9 +116,9 @@ def alone(model: ModelConfig) -> ModelConfig:
 
 @lru_cache(maxsize=256)
 def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
-    """The parts of a network on one of `tensor` ranks; `model` is on one rank (see `alone`).
+    """Weights and linears of a network on one of `tensor` ranks; `model` must come from `alone`.
 
-    The network is built with as many pipeline stages as layers, but only one of each kind.
+    The network is built with as many pipeline stages as layers, but only one stage of each kind.
     """
     from dit.sizing.meta_network import stage_on_meta  # Megatron-Core takes 4 s to import
 

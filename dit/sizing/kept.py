@@ -1,9 +1,9 @@
-"""What layers keep for the backward pass, traced in passes over packs on the meta device.
+"""Activations that layers save for backward, traced in passes over packs on the meta device.
 
-A layer of each stack runs once, and then once more on what it made: what autograd keeps of the
-second time, and not of the first, is what a layer keeps that follows another one. That grows by
-straight lines with the latent tokens, the text and the samples of a pack, and packs of equal
-samples say which. Counted are bytes in bfloat16, on a GPU's way.
+A layer of each stack runs once, and then again on its own output. The tensors that autograd saves
+in the second run, and not in the first, are what a layer adds behind another layer. Their size is a
+linear function of the latent tokens, text tokens and samples of a pack, which packs of equal
+samples determine. Bytes are those in bfloat16, with the kernels of a GPU.
 """
 
 # S places of all cubes, C cubes, B places of a cube, H heads, K head width
@@ -38,9 +38,9 @@ _SIDE, _TEXT, _SAMPLES = 16, 64, 2  # one sample is in joint order already, and 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes for each latent token of a rank, each text row of a pack, and each of its samples.
+    """Bytes saved for backward for each latent token of a rank, text token of a pack, and sample.
 
-    Layers over latents and text together share the text out: there, take it for latents.
+    Layers of joint attention divide the text over context ranks: count their text as latents.
     """
 
     token: float = 0.0
@@ -57,13 +57,13 @@ class Kept:
         return Kept(*(getattr(self, x.name) * factor for x in fields(Kept)))
 
     def of(self, *, tokens: float, text: float = 0.0, samples: float = 0.0) -> float:
-        """Bytes of a pack with so many."""
+        """Bytes saved for a pack of `tokens`, `text` tokens and `samples`."""
         return self.token * tokens + self.text * text + self.sample * samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Bytes of numbers in the precision of the model, and of all others."""
+    """Bytes saved for backward: tensors in the model's compute dtype, and all others."""
 
     narrow: Kept
     others: Kept
@@ -73,29 +73,32 @@ class _Bytes:
 
 
 def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
-    """How many layers each stack of `model` has, and what one of them keeps on one such rank."""
+    """(number of layers, saved bytes of one layer) of each stack of `model`, on one rank."""
     counts = [stack.count for stack in network_spec(model).stacks if stack.count]
     return [*zip(counts, _on_rank(model), strict=True)]
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def kept_by_layer(model: ModelConfig) -> Kept:
-    """What a layer of `model` keeps on one rank of tensor and context parallelism, on average."""
+    """Mean bytes that a layer of `model` saves, on one rank of tensor and context parallelism."""
     each = kept_by_layers(model)
     total = sum((kept.times(count) for count, kept in each), Kept())
     return total.times(1 / sum(count for count, _ in each))
 
 
 def kept_of_text(model: ModelConfig, part: str) -> float:
-    """Bytes that a part of the network keeps for each row of text, which it alone sees.
+    """Bytes saved for each text token by `part`, a part of the network over text alone.
 
-    It has the text of all captions, on one rank.
+    One rank has the text of all captions.
     """
     return _traced_on_text(alone(model), part).of(model.precision).text
 
 
 def _on_rank(model: ModelConfig) -> list[Kept]:
-    """Two traces tell what tensor ranks share: numbers between two split matrices."""
+    """Bytes saved for backward on one tensor rank, from traces with one and two ranks.
+
+    The difference shows which tensors are divided: those between two split matrices.
+    """
     ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
     more = _exchanged(model, whole)
     if ranks == 1:
@@ -111,10 +114,10 @@ def _on_rank(model: ModelConfig) -> list[Kept]:
 
 
 def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
-    """What a context rank keeps more than `alone`, where it attends: on one tensor rank.
+    """Bytes that attention saves on a context rank in addition to `alone`, on one tensor rank.
 
-    By heads it is the same for all numbers of ranks, and grows evenly with them where they gather
-    keys and values. A ring is not traced: what it keeps is taken for what one rank does.
+    With parallelism over heads they do not depend on the number of ranks; with gathered keys and
+    values they grow linearly with it. A ring is not traced: its bytes are taken from one rank.
     """
     ranks, comm = model.context_parallel_size, model.cp_comm_type
     if ranks == 1 or comm is ContextComm.P2P:
@@ -135,7 +138,7 @@ def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Form:
-    """What a trace depends on, by which the traces of a process are told apart."""
+    """Everything that a trace depends on, the key under which a process caches it."""
 
     family: str
     spec: NetworkSpec
@@ -147,7 +150,7 @@ class _Form:
 
 
 def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list[Kept]:
-    """What a layer of each stack keeps with so many tensor and context ranks."""
+    """Bytes that a layer of each stack saves, on one of `tensor` and `context` ranks."""
     spec, comm = network_spec(model), model.cp_comm_type if context > 1 else ContextComm.A2A
     stacks = (replace(one, count=min(one.count, 2)) for one in spec.stacks)
     fused = model.fused_kernels and not model.compile
@@ -166,10 +169,10 @@ def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list
 
 @lru_cache(maxsize=256)
 def _traced(form: _Form) -> tuple[_Bytes, ...]:
-    """Bytes that one layer of each stack keeps for the backward pass.
+    """Bytes that one layer of each stack saves for backward.
 
-    The network is cut into a pipeline stage for each layer, and the first stage of each stack is
-    built and traced.
+    The network is divided into one pipeline stage for each layer, and the first stage of each stack
+    is built and traced.
     """
     model = form.model
     stacks = [stack for stack in network_spec(model).stacks if stack.count]
@@ -185,14 +188,14 @@ def _traced(form: _Form) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Packs:
-    """Packs of equal samples, the second with more tokens, the third, if any, with more text."""
+    """Packs of equal samples: one with more tokens than the first, one with more text."""
 
     all: tuple[PackedBatch, ...]
     texts: Sequence[int]
-    """Rows of text of a sample of each of them, as layers see it; some networks fill it up."""
+    """Text tokens of a sample of each pack as layers see them; some networks pad the text."""
 
     def line_of(self, kept: Sequence[Counter[bool]]) -> _Bytes:
-        """What grows with tokens, text and samples, of what is kept of each of the packs."""
+        """Bytes for each token, text token and sample, from the bytes saved for each pack."""
         return _Bytes(*(self._line([one[narrow] for one in kept]) for narrow in (True, False)))
 
     def _line(self, kept: Sequence[int]) -> Kept:
@@ -207,7 +210,7 @@ class _Packs:
 
 @lru_cache(maxsize=64)
 def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
-    """Packs of which a context rank has its `share`."""
+    """Packs of which one context rank has its `share`."""
     spec = network_spec(model)
     layers = [stack.layer for stack in spec.stacks if stack.count]
     more: Any = {
@@ -227,7 +230,7 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
 
 
 def _side(model: ModelConfig) -> int:
-    """Tokens of a side of the pictures in packs: the network accepts pictures of twice the side."""
+    """Tokens along a side of the pictures in packs; the network also accepts twice this side."""
     if model.largest_latent is None:
         return _SIDE
     return min(_SIDE, *(side // model.patch_spatial // 2 for side in model.largest_latent[1:]))
@@ -254,7 +257,7 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 
 def _sees_references(layer: LayerSpec) -> bool:
-    """Whether `layer` runs over the references of samples alone, and samples may have some."""
+    """Whether `layer` runs over reference latents alone, and samples may have such references."""
     return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
@@ -263,7 +266,7 @@ def _kept_by_next(
 ) -> Counter[bool]:
     """Bytes that a layer keeps that follows `layer`, the only one of a stage, and is like it.
 
-    Those of numbers in bfloat16 are at True, all others at False.
+    Key True counts tensors in bfloat16, key False all others.
     """
     before, then = _Saved(), _Saved()
 
@@ -280,7 +283,7 @@ def _kept_by_next(
 
 
 class _Saved(saved_tensors_hooks):
-    """A context that holds the memory of all tensors that autograd saves in it."""
+    """A context that records the memory of all tensors that autograd saves in it."""
 
     def __init__(self) -> None:
         self.storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # which stay alive here
@@ -291,7 +294,7 @@ class _Saved(saved_tensors_hooks):
         return x
 
     def bytes(self, *, beside: _Saved, weights: Iterable[Tensor]) -> Counter[bool]:
-        """Bytes by whether numbers are bfloat16, without weights and what `beside` holds."""
+        """Bytes of bfloat16 (True) and other tensors (False), without weights and `beside`."""
         others = {_place(weight) for weight in weights} | beside.storages.keys()
         found = Counter[bool]()
         for key, (storage, narrow) in self.storages.items():
@@ -306,9 +309,9 @@ def _place(x: Tensor) -> int:
 
 @contextmanager
 def _cubes_in_one_kernel() -> Iterator[None]:
-    """Inside, attention among cubes does without FlexAttention, which cannot compile on `meta`.
+    """A context in which attention among cubes avoids FlexAttention, which `meta` cannot compile.
 
-    The lists of the cubes that see each other are not among what it keeps: see `Memory`.
+    The lists of the cubes that attend to each cube are not counted in it: see `activation_bytes`.
     """
     from dit.models.attention import cube_kernel  # it takes FlexAttention in
 

@@ -23,24 +23,24 @@ from dit.sizing.activations import activation_bytes, number_bytes, numbers_of_pa
 from dit.sizing.inventory import Inventory, Part, alone, inventory
 
 _BACKWARD = 7
-"""Numbers for each token and unit of width that the backward pass of a layer makes beside what was
-kept, at most: counted at the peak, 3 of most layers, 5 of single-stream ones, 7 of Wan without the
-fused kernels."""
+"""Peak of temporary tensors of a layer's backward pass, in numbers for each token and unit of
+width, beside saved activations: counted at the peak, 3 for most layers, 5 for single-stream
+layers, 7 for Wan without the fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
-"""Bytes of the factor of a row of a matrix in 8 bits, with what fills the row up."""
+"""Bytes of the scale of one row of an 8-bit matrix, including its alignment."""
 _UNREAD_RANK = 32
-"""Rank that is assumed of adapters in a file that is not on this machine."""
+"""Rank that is assumed for an adapter file that is not on this machine."""
 MOST_BYTES = 2**44
-"""16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
+"""Limit of 16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The parts of a network, on one tensor rank of `model`."""
+    """The weights and linears of `model`'s network, on one tensor rank."""
     return inventory(alone(model), tensor=model.tensor_model_parallel_size)
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Parameters of the whole model, over all ranks."""
+    """Parameters of the whole model, over all tensor and pipeline ranks."""
     return inventory(alone(model)).parameters()
 
 
@@ -50,7 +50,7 @@ def parameters_here(model: ModelConfig) -> int:
 
 
 def trained_count(config: RunConfig) -> int:
-    """Numbers that are trained, over all ranks; for adapters it assumes the default targets."""
+    """Number of trained parameters over all ranks; of adapters with the default targets."""
     if config.lora.enabled:
         return inventory(alone(config.model)).adapter_numbers(adapter_rank(config))
     return parameter_count(config.model) - frozen_count(config)
@@ -70,9 +70,9 @@ def frozen_count(config: RunConfig) -> int:
 
 
 def trained_here(config: RunConfig) -> int:
-    """Numbers that are trained on the fullest rank: parameters, or adapters instead.
+    """Number of trained parameters on the fullest rank: of the network, or of adapters.
 
-    Frozen groups count as if they were distributed over the ranks like all parameters.
+    Frozen groups are assumed to be spread over ranks as all parameters are.
     """
     model = config.model
     if not config.lora.enabled:
@@ -81,7 +81,7 @@ def trained_here(config: RunConfig) -> int:
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
-    """Weights of adapters with the default targets on the rank that has most of them."""
+    """Adapter parameters of `rank`, with the default targets, on the rank that has most of them."""
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
@@ -90,7 +90,7 @@ def _adapters_here(model: ModelConfig, rank: int) -> int:
 
 
 def adapter_rank(config: RunConfig) -> int:
-    """Rank of the adapters in `lora.init_from`, if given, else `lora.rank`."""
+    """Rank of the adapters in `lora.init_from`, if set, else `lora.rank`."""
     lora = config.lora
     if lora.init_from is not None:
         return _rank_of_file(config.model, lora.init_from)
@@ -98,7 +98,7 @@ def adapter_rank(config: RunConfig) -> int:
 
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
-    """The adapter rank at which the default targets have as many weights as the adapter `file`."""
+    """The adapter rank at which the default targets have as many parameters as `file`."""
     numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
@@ -107,9 +107,9 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 
 @lru_cache(maxsize=8)  # a plan asks for each of its layouts
 def _numbers_of_file(place: str) -> int | None:
-    """Numbers in all factors of a LoRA file, or a folder's first one, from its header.
+    """Numbers in all matrices of a LoRA file, or of a folder's first file, read from its header.
 
-    None if there is no such file: an estimate can be made on another machine.
+    None if the file is absent, so that an estimate can be made on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -131,13 +131,13 @@ class Memory:
     optimizer: int
     ema: int
     activations: int
-    """What a forward pass keeps for the backward pass."""
+    """Activations that a forward pass saves for backward."""
     backward: int
-    """What the backward pass of one layer makes."""
+    """Temporary tensors of the backward pass of one layer."""
     norms: int
-    """Copy of the weights of a step that is logged, for `update_ratio`."""
+    """Copy of the weights at steps that are logged, from which `update_ratio` is computed."""
     gathered: int = 0
-    """With weights in shares: the layers that a pass has gathered, and gradients not yet summed."""
+    """With FSDP: layers whose weights are gathered, and their gradients before reduction."""
 
     @property
     def total(self) -> int:
@@ -182,13 +182,13 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
 
 
 def _averages(config: RunConfig) -> int:
-    """Networks with an average of their weights."""
+    """Number of networks with an exponential moving average of their weights."""
     of_critic = config.has_critic and config.of_critic.ema.kind is not EmaKind.NONE
     return (config.ema.kind is not EmaKind.NONE) + of_critic
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of weights and adapters on the fullest rank, in the type that passes read."""
+    """Bytes of weights and adapters on the fullest rank, in the dtype of forward and backward."""
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -208,15 +208,16 @@ def weight_bytes(config: RunConfig) -> int:
 
 
 def teacher_bytes(config: RunConfig) -> int:
-    """Bytes of a teacher's weights on the fullest rank; 0 if it is the base of adapters."""
+    """Bytes of a teacher's weights on the fullest rank; 0 if it is the base of the adapters."""
     c, model = config.distill, config.model
     return parameters_here(model) * number_bytes(model) if c.method is not None and c.teacher else 0
 
 
 def critic_bytes(config: RunConfig) -> int:
-    """Bytes of a critic's weights on the fullest rank: adapters have the base of the student's.
+    """Bytes of a critic's weights on the fullest rank.
 
-    With weights in shares they have one of their own.
+    A critic of adapters shares the student's base, but with `ddp.sharding=weights` (FSDP) it has a
+    copy of the base.
     """
     if not config.has_critic:
         return 0
@@ -225,10 +226,11 @@ def critic_bytes(config: RunConfig) -> int:
 
 
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
-    """Bytes besides the shares at the peak of a backward pass, with `ddp.sharding=weights`.
+    """Peak bytes of gathered weights and gradients in a backward pass, with `ddp.sharding=weights`.
 
-    Weights outside the layers stay gathered; of the layers all, or one and those that are
-    prefetched. Gradients of two layers wait for their sums, as computed and in the type of the sum.
+    Weights outside the layers stay gathered. Of the layers, all are gathered, or one and those that
+    are prefetched. Gradients of two layers wait for reduction, both in the compute dtype and in the
+    dtype of the reduction.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers
@@ -244,7 +246,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
 
 
 def _layer_bytes(config: RunConfig, layer: Part) -> int:
-    """Bytes of the weights of a layer, as they are gathered."""
+    """Bytes of a layer's weights after FSDP's all-gather."""
     size = number_bytes(config.model)
     whole = layer.parameters * size
     if config.lora.base_dtype is None:
@@ -257,17 +259,17 @@ def _layer_bytes(config: RunConfig, layer: Part) -> int:
 
 
 def summed_size(config: RunConfig) -> int:
-    """Bytes of a gradient's number while gradients are summed over ranks."""
+    """Bytes of one number of a gradient during the reduction over ranks."""
     wide = config.model.precision is Precision.FP32
     return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
 
 
 def check_memory(config: RunConfig, *, world_size: int) -> None:
-    """Refuses a run that no device could hold, before any process tries.
+    """Refuses a run that no device could hold, before any process starts.
 
     Raises:
-        Problems: names the sizes that need it, or numbers of processes and packs that do not
-            divide.
+        Problems: names the sizes that need the memory, or the number of processes or packs that
+            does not divide.
     """
     model, data = config.model, config.dataset
     need = memory(config, world_size=world_size)

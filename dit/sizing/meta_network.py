@@ -1,6 +1,6 @@
 """A network on torch's meta device, whose tensors have no values, and packs for it.
 
-Nothing is sent: the process groups are stand-ins, which know only their sizes.
+Stand-ins replace the process groups: they have only sizes, and nothing is communicated.
 """
 
 # T tokens of a rank, W of all ranks, X any width
@@ -43,7 +43,7 @@ from dit.token_ids import as_digits
 
 @dataclass(frozen=True, slots=True)
 class StandInGroup:
-    """A process group that knows only its size and this process's rank."""
+    """A process group that has only a size and this process's rank."""
 
     ranks: int = 1
     number: int = 0
@@ -77,10 +77,10 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Sta
 
 @contextmanager
 def groups_as_given() -> Iterator[None]:
-    """Inside, linears of Megatron-Core ask the group that they are given, and nothing is sent.
+    """A context in which Megatron-Core's linears use the group that they receive, and send nothing.
 
-    Where no process group was started, they take none and one rank. What ranks would gather, sum or
-    exchange has the size that it would have.
+    Without a process group Megatron-Core would assume one rank. Collectives return tensors of the
+    size that the real ones would return.
     """
     whole = "get_tensor_model_parallel_group_if_none"
     given: list[tuple[Any, str, Any]] = [
@@ -104,7 +104,7 @@ def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:
 
 @contextmanager
 def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """A context in which these attributes of modules have these values."""
+    """A context in which each (object, attribute name) of `attributes` has the third value."""
     own = [(module, name, getattr(module, name)) for module, name, _ in attributes]
     for module, name, value in attributes:
         setattr(module, name, value)
@@ -137,7 +137,7 @@ def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     references: bool = False,
     share: SequenceShard | None = None,
 ) -> PackedBatch:
-    """A pack on the meta device of equal samples: `frames` of `side` x `side` tokens, `text` rows.
+    """A meta pack of equal samples: `frames` of `side` x `side` tokens, `text` tokens each.
 
     In networks with sound each has `sound` tokens of it.
 
@@ -185,7 +185,7 @@ def _others(
     references: bool,
     sound: int,
 ) -> dict[str, Tensor]:
-    """What a sample must have beside its latent of this `size` and its `text` rows."""
+    """Inputs that a sample needs beside text and latent; `size` is (frames, rows, columns)."""
     others: dict[str, Tensor] = {}
     for one in inputs:
         if one.kind is InputKind.CHANNELS or (one.kind is InputKind.REFERENCE and references):

@@ -1,4 +1,4 @@
-"""Traffic of data ranks with weights in shares in every pack (`ddp.sharding=weights`)."""
+"""FSDP traffic of data ranks for every pack (`ddp.sharding=weights`)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dit.sizing.memory import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackTraffic:
-    """Bytes that a device sends in each pack with `ddp.sharding=weights`, in rings."""
+    """Bytes that a device sends for each pack with `ddp.sharding=weights`, by ring collectives."""
 
     forward: float
-    """Weights for the forward pass."""
+    """All-gather of weights for the forward pass."""
     backward: float
-    """Weights that are sent again, unless they stay gathered (`ddp.reshard_after_forward`)."""
+    """All-gather of weights for the backward pass; 0 without `ddp.reshard_after_forward`."""
     gradients: float
-    """Their sums, of which each rank keeps its rows; `ddp.reduce_each_pack` says in which packs."""
+    """Reduce-scatter of gradients; `ddp.reduce_each_pack` decides for which packs."""
 
     @property
     def total(self) -> float:
@@ -32,7 +32,7 @@ class PackTraffic:
 
 
 def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
-    """The traffic of a pack whose weights, including frozen ones, are in `shards` shares."""
+    """The FSDP traffic of a pack, with all weights, frozen ones too, divided into `shards`."""
     others = (shards - 1) / shards
     weights = others * weight_bytes(config)
     gradients = others * trained_here(config) * summed_size(config)
@@ -41,10 +41,10 @@ def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
 
 
 def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
-    """Tokens of a pack whose products take as long as the traffic of its weights.
+    """Tokens of a pack whose matrix products take as long as its FSDP traffic.
 
-    Products count two operations for each weight and token in the forward pass, two for gradients
-    of inputs, and two for those of trained weights, at `flops` a second, without recomputation.
+    Matrix products count two FLOPs for each weight and token in the forward pass, two for gradients
+    of inputs, and two for gradients of trained weights, at `flops` a second, without recomputation.
     """
     model = config.model
     trained = trained_count(config) / parameter_count(model)

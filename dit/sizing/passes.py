@@ -37,14 +37,14 @@ from dit.sizing.flops import forward_flops, work_of_packs
 # Heads are read until the mean length is known so well, or so many: 0.1 ms each on a local disk.
 _PRECISE, _AT_ONCE, _MOST = 0.0025, 1000, 8000
 LEAST_FILL = 0.9
-"""Packs that are expected to be less full are named."""
+"""Packs that are expected to be less full than this fraction get a warning."""
 FEW_SAMPLES = 32_000
-"""Times that samples are seen: of the quickstart's digits 9% are recognised after 16,000, 86% after
-32,000 (docs/small_data.md)."""
+"""Times that each sample is seen: of the quickstart's digits 9% are recognised after 16,000, 86%
+after 32,000 (docs/small_data.md)."""
 
 
 class Length(NamedTuple):
-    """The tokens that a sample, or both samples of a pair, take in a pack."""
+    """Tokens that a sample, or both samples of a preference pair, take in a pack."""
 
     padded: int
     real: int
@@ -52,12 +52,12 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Lengths, in tokens, of the training samples of a dataset."""
+    """Token lengths of the training samples of a dataset."""
 
     counts: Counter[Length]
-    """How many of those that were looked at have each length."""
+    """Number of examined samples of each length."""
     usable: float
-    """Part of the samples that fit the model and the pack."""
+    """Fraction of the samples that the model and the pack capacity admit."""
 
     @property
     def mean(self) -> float:
@@ -85,7 +85,7 @@ class PackForecast:
     samples: int
     packs: float
     fill: float
-    """Tokens without padding over the capacity, of all packs."""
+    """Tokens without padding, divided by the capacity, over all packs."""
     lengths: Lengths
 
     @property
@@ -94,7 +94,7 @@ class PackForecast:
 
 
 def forecast_packs(config: RunConfig) -> PackForecast | None:
-    """The forecast for a run; None for mock data, blends, or remote shards without a list of sizes.
+    """The forecast of a run's packs; None for mock data, blends, or remote shards without sizes.
 
     Raises:
         DataError: none of the examined samples can be used.
@@ -130,7 +130,7 @@ def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForec
 
 
 def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
-    """Lengths of the training samples of `leaf`; None if neither shards nor card have them.
+    """Lengths of the training samples of `leaf`; None if neither shards nor card state them.
 
     The card lists only the most frequent sizes, without texts and references.
     """
@@ -143,7 +143,7 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
 
 
 def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
-    """Lengths from the heads of samples in random order; None if that is not possible."""
+    """Lengths of samples read from `leaf` in random order; None if they cannot be read."""
     total = count_samples(leaf)
     order = np.random.default_rng(0).choice(total, min(total, _MOST), replace=False)
     found, refused, looked = list[Length](), list[SampleRefused](), 0
@@ -210,7 +210,7 @@ def _sizes_in_shard(
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
-    """Lengths from the sizes in a card, without texts and references."""
+    """Lengths from the sizes listed in a card, without texts and references."""
     layout, latent = expected.layout, card["latent"]
     counts, lost = Counter[Length](), 0
     for one in card["sizes"]:
@@ -230,10 +230,10 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 
 
 def length_shares(config: RunConfig) -> dict[int, float]:
-    """Tokens of a sample -> the fraction of such samples; all datasets have equal weight.
+    """Tokens of a sample -> fraction of such samples; all datasets have equal weight.
 
-    The two samples of a pair count separately. Text counts if it takes room in packs. The result is
-    empty for mock data, and for remote shards whose cards list no sizes.
+    The two samples of a preference pair count separately. Text counts if it takes room in packs.
+    Empty for mock data, and for remote shards whose cards list no sizes.
     """
     shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
     for leaf in dict.fromkeys(train_leaves(config.dataset)):
@@ -245,9 +245,9 @@ def length_shares(config: RunConfig) -> dict[int, float]:
 
 
 def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
-    """How often each sample is seen, in words; empty if that is unknown.
+    """Sentence on how often each sample is seen; empty if unknown.
 
-    If mock data replace a dataset, the dataset's path is named.
+    Names the path of a dataset that mock data replace.
     """
     if config.dataset.mock and config.dataset.path:
         return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
@@ -266,7 +266,7 @@ def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
-    """A warning if packs stay partly empty, and settings that fill them; else empty."""
+    """A warning that packs stay partly empty, with settings that fill them; else empty."""
     if forecast is None or forecast.fill >= LEAST_FILL:
         return ""
     better = []
@@ -284,7 +284,7 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
-    """Lines about the token route of `config`: FLOPs that it saves, and where it may harm."""
+    """Lines about the token route of `config`: FLOPs that it saves, and where it may do harm."""
     model, mixture = config.model, config.dataset.mock_samples
     route = model.token_route
     if route is None:
@@ -316,7 +316,7 @@ def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
 
 
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:
-    """Keys of `dataset` and values that may fill packs better."""
+    """(key of `dataset`, value) pairs that may fill packs better."""
     if lengths.real_part < LEAST_FILL:  # padding is in the way
         halves = [data.sample_multiple >> n for n in range(1, 12)]
         fits = (n for n in halves if n and lengths.padded_to(n).real_part >= LEAST_FILL)
@@ -331,7 +331,7 @@ def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str
 
 
 def steps_of_epochs(config: RunConfig) -> RunConfig:
-    """The configuration with the `train_iters` that follow from `train.epochs`, if it is set.
+    """The configuration with `train_iters` computed from `train.epochs`, if that is set.
 
     Raises:
         Problems: the number of samples in a pack is unknown, or the other keys do not fit that
@@ -360,7 +360,7 @@ def steps_of_epochs(config: RunConfig) -> RunConfig:
 
 
 def absent_data(config: RunConfig) -> str:
-    """The first dataset that is not on this machine; empty if all are."""
+    """Path of the first dataset that is not on this machine; empty if all are."""
     paths = map(EPath, data_paths(config.dataset))
     return next((str(path) for path in paths if not (path.is_dir() or path.is_file())), "")
 

@@ -15,15 +15,15 @@ from dit.models.registry import network_spec
 from dit.sizing.memory import memory
 
 USABLE = 0.90
-"""Part of a device's memory; libraries' buffers and fragmentation take the rest."""
+"""Usable fraction of a device's memory; libraries' buffers and fragmentation take the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recomputation:
-    """The choice of `auto`."""
+    """The recomputation that `auto` chooses, and why."""
 
     config: RunConfig
-    """The run with the keys of the choice."""
+    """The run's configuration with the chosen recomputation keys."""
     reason: str
     """One line for the log."""
 
@@ -31,7 +31,7 @@ class Recomputation:
 def choose_recomputation(
     config: RunConfig, *, world_size: int, device_memory: float | None
 ) -> Recomputation:
-    """The keys that a device of `device_memory` bytes needs; None is a CPU, which needs none."""
+    """The recomputation for a device of `device_memory` bytes; None is a CPU, which needs none."""
     choices = list(_choices(config))
     if device_memory is None:
         return Recomputation(config=choices[0], reason="auto: none on a CPU")
@@ -48,10 +48,10 @@ def choose_recomputation(
 
 
 def _choices(config: RunConfig) -> Iterator[RunConfig]:
-    """Choices of layers to recompute, from the fastest to the one of least memory.
+    """Configurations with more and more layers recomputed, from the fastest to the smallest.
 
-    The last layer of a stage is never one of them: the backward pass begins with it, when no memory
-    has been freed yet.
+    The last layer of a stage is never recomputed: backward begins with it, when no memory has been
+    freed yet.
     """
     model = config.model
     stages = model.pipeline_model_parallel_size * model.virtual_stages

@@ -30,10 +30,10 @@ from dit.parsing import cause
 from dit.sizing.passes import length_shares
 
 _MOST_TOKENS = 32_768
-"""Most tokens of the pack that is timed; attention to longer samples takes seconds a layer."""
+"""Most tokens of the pack that is timed; attention over more takes seconds a layer."""
 _MOST_SHAPES = 4
-"""SDPA is timed where its calls for a pack have so few shapes at most: cuDNN, which torch takes for
-it on Hopper, makes a graph for each, and a pack of many sizes is a call for each."""
+"""SDPA is timed only if its calls for a pack have at most this many shapes: on Hopper torch uses
+cuDNN, which builds a graph for each shape, and a pack of many sizes makes a call for each."""
 
 
 def with_attention(
@@ -74,10 +74,10 @@ def with_attention(
 
 
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
-    """(tokens, rows of text) of the samples of a pack, or of the part of it that is timed.
+    """(latent tokens, text tokens) of the samples of a usual pack, or of a part that is timed.
 
-    Data whose sizes are unknown count as `dataset.mock_samples`, which also determine the texts. If
-    texts take room in packs, the sizes of the data include them, and the tokens returned do not.
+    If the data's sizes are unknown, they count as `dataset.mock_samples`, which also determine the
+    texts. If text takes room in packs, the data's sizes include it, and the tokens returned do not.
     """
     mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
@@ -99,7 +99,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA computes the packs in few calls, whatever texts the samples have."""
+    """Whether SDPA needs few call shapes for the packs, whatever texts the samples have."""
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])
@@ -119,10 +119,10 @@ def _capability() -> tuple[int, int] | None:
 
 
 def check_named(config: RunConfig) -> None:
-    """Checks that `model.attention_backend` can be used on this machine with any samples.
+    """Checks that the kernel `model.attention_backend` works on this machine with any samples.
 
     Raises:
-        ValueError: it names a kernel that does not fit or does not work.
+        ValueError: the kernel does not fit or does not work.
     """
     _refuse(config.model, _reason(config.model, AttentionCase.of(config, _capability())))
 
@@ -141,7 +141,7 @@ def _refuse(model: ModelConfig, reason: str) -> None:
 
 
 def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
-    """Why `backend` does not work on this rank; empty if it does."""
+    """Reason why `backend` does not work on this rank; empty if it does."""
     if backend is AttentionBackend.SDPA:
         return ""
     return fault(backend, case.head_width, device())

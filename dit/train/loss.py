@@ -35,7 +35,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """The sum of errors over this rank's tokens, and its part of the divisor of the mean."""
+    """Sum of weighted errors over this rank's tokens, and this rank's part of the divisor."""
 
     total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
@@ -52,7 +52,7 @@ class Loss:
     made_23: Tensor | None = None
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
-        """Error and count of each sample, float64 [N, 2]."""
+        """(error, count) of each sample, float64 [N, 2]."""
         return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
 
     def of_stream(self, name: str, batch: PackedBatch) -> Tensor:
@@ -82,7 +82,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Mean error over the features of each target token, weighted, float32 [T]; 0 elsewhere."""
+    """Mean error over the channels of each target token, weighted, float32 [T]; 0 elsewhere."""
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC
@@ -113,9 +113,9 @@ def loss_of(
 ) -> Loss:
     """Loss of a pack, float32: a sum over tokens (`token`) or over samples' means (`sample`).
 
-    Weights of the objective and of the data multiply errors and leave the counts: a weight of 2
-    has the gradient of two copies of the sample, and the others' gradients stay as they are. Pairs
-    whose errors without adapters are known have the loss of preferences, summed over pairs;
+    Weights of the objective and of the data multiply errors but not counts: a weight of 2 has the
+    gradient of two copies of the sample, and the others' gradients stay as they are. Pairs with
+    known errors of the network without adapters have the preference loss, summed over pairs;
     `context` has the ranks with the other tokens of the pack.
 
     Of several streams, by name in `prediction_TC`, the losses add up. The mean error of a sample's
@@ -190,7 +190,7 @@ def _tokens_of_given(batch: PackedBatch) -> int:
 def made_latents(
     batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor | None:
-    """`Loss.made_23` of a student; None of any other network."""
+    """`Loss.made_23` of a distilled student; None for other networks."""
     if problem.made_N is None:
         return None
     noise_T1 = per_token(problem.noise_N.double(), batch)
@@ -208,7 +208,7 @@ def made_latents(
 def _parts_of_means(
     error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
-    """Each token's part of the mean error of its sample, or of its entry of `read`."""
+    """Each token's part of the mean error of its sample, or of the sample's entry in `read`."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)
@@ -238,10 +238,10 @@ def preference_loss(
     beta: float,
     context: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """The loss of Flow-DPO; `reference_N` are `mean_errors` of the network without adapters.
+    """The Flow-DPO loss; `reference_N` are `mean_errors` of the network without adapters.
 
     The sigmoid needs a sample's tokens on all context ranks. Its slope is therefore computed first,
-    as a number that multiplies the errors of this rank's tokens: the gradient is exact.
+    as a factor of the errors of this rank's tokens: the gradient is exact.
     """
     part_T = _parts_of_means(error_T, batch)
     # Of the first context rank alone, since each has all pairs.

@@ -1,9 +1,8 @@
-"""Memory: what a device held when it was full, keys that save memory; Python's garbage collection.
+"""Contents of a full device, keys that save memory, and Python's garbage collection.
 
 Garbage is collected at fixed steps, equal on all ranks. By itself Python looks for unreachable
-cycles when enough objects were created: on each rank at another time, while all others wait for it
-in the next collective. A step leaves no tensor in such a cycle, so no memory waits for a
-collection.
+cycles after a number of new objects: on each rank at another time, while all others wait for it in
+the next collective. A step leaves no tensor in such a cycle, so no memory waits for a collection.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Held:
-    """The known contents of memory, such as the model once it is built."""
+    """Objects whose memory is known, such as the model once it is built."""
 
     model: ModelAndOptimizer | None = None
 
 
 @contextmanager
 def memory_explained(config: RunConfig) -> Iterator[Held]:
-    """A context in which an error of a full device lists what its memory held."""
+    """A context in which an out-of-memory error of the device lists what its memory held."""
     held = Held()
     try:
         yield held
@@ -66,7 +65,7 @@ def _report(config: RunConfig, model: ModelAndOptimizer | None) -> Iterator[str]
 
 
 def bytes_held(model: ModelAndOptimizer) -> dict[str, int]:
-    """Bytes of device memory by content; storage shared by several counts for the first."""
+    """Content -> bytes of device memory; shared storage counts for the first content."""
     states = chain.from_iterable(
         state.values()
         for inner in chained_optimizers(model.optimizer)

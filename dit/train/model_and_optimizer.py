@@ -1,6 +1,6 @@
-"""Configuration -> model under data parallelism, its optimizer, and the average of its weights.
+"""Configuration -> model under data parallelism, its optimizer, and the EMA of its weights.
 
-1. build       model, optimizer and average; all of them are one `ModelAndOptimizer`
+1. build       model, optimizer and EMA, together a `ModelAndOptimizer`
 2. initialise  initial values that depend on the seed and on a weight's name, never on the layout
 """
 
@@ -57,7 +57,7 @@ DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAndOptimizer:
-    """The parts that a step changes, and the process groups that share them."""
+    """A model, its optimizer and its EMA, and the process groups that share them."""
 
     chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
     optimizer: MegatronOptimizer
@@ -68,11 +68,11 @@ class ModelAndOptimizer:
 
     @property
     def modules(self) -> list[Any]:
-        """The networks inside the chunks."""
+        """The networks inside the chunks, without wrappers."""
         return [chunk.module for chunk in self.chunks]
 
     def at_step(self, step: int) -> None:
-        """Sets the training step, counted from 1, as which passes compute."""
+        """Sets the training step, counted from 1, for passes that depend on it."""
         for module in self.modules:
             module.at_step(step)
 
@@ -87,10 +87,10 @@ def build_model_and_optimizer(
     load_base: LoadFrozen | None = None,
     base: Sequence[MegatronModule] | None = None,
 ) -> ModelAndOptimizer:
-    """A model filled by `fill`, a fresh optimizer, and the average of the weights if configured.
+    """A model filled by `fill`, a fresh optimizer, and the EMA of the weights if configured.
 
     With `adapters`, only these are trained; the frozen weights and `frozen` adapters come from
-    `load_base`, or are those of `base`, the parts of another network, with which they are shared.
+    `load_base`, or are shared with `base`, the chunks of another network.
     """
     check_moments(config.optimizer)
     fill = fill or partial(initialise_weights, config=config)
@@ -144,7 +144,7 @@ def build_model(
     load_base: LoadFrozen | None = None,
     base: Sequence[MegatronModule] | None = None,
 ) -> list[ModelChunk]:
-    """The parts of the model on this rank, filled and wrapped for data parallelism."""
+    """Model chunks of this rank, filled by `fill` and wrapped for data parallelism."""
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
@@ -202,9 +202,9 @@ def _wrapped(
     *,
     shared: bool = False,
 ) -> list[ModelChunk]:
-    """The parts on the device, wrapped, with their frozen weights frozen.
+    """The model chunks on the device, wrapped, with frozen weights marked as frozen.
 
-    Parts that are `shared` with another network are frozen already.
+    Chunks that are `shared` with another network are frozen already.
     """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
@@ -231,7 +231,7 @@ def draw_weights(
     copies: dist.ProcessGroup | None = None,
     chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Gives each `chosen` weight its part of `draw(name, whole shape, generator)`.
+    """Sets each `chosen` weight to this rank's shard of `draw(name, whole shape, generator)`.
 
     The generator is seeded by (seed, name, layer), and the whole tensor is drawn in float32 before
     this rank takes its shard, so every layout starts from the same numbers. The ranks `copies` hold
@@ -242,9 +242,9 @@ def draw_weights(
 
 
 def weight_shards(model: MegatronModule) -> list[ShardedTensor]:
-    """This rank's part of each weight of `model`, in a fixed order.
+    """This rank's shard of each weight of `model`, in a fixed order.
 
-    For a weight in shares (`ddp.sharding=weights`) it is the rows that this rank keeps.
+    With `ddp.sharding=weights` (FSDP) the shard consists of this rank's rows.
     """
     found = nested_values(dict(enumerate(stored_by(model))))
     return [one for one in found if isinstance(one, ShardedTensor) and one.data is not None]
@@ -256,9 +256,9 @@ def fill_shards(
     value_of: Callable[[ShardedTensor], Tensor],
     copies: dist.ProcessGroup | None,
 ) -> None:
-    """Sets this rank's part of each weight to its value, which one of the ranks `copies` computes.
+    """Sets this rank's shard of each weight to its value, computed by one of the ranks `copies`.
 
-    These ranks hold the same parts, or rows of them. They compute their values at the same time,
+    These ranks hold the same shards, or rows of them. They compute their values at the same time,
     about as much each, one at a time, and send each to the others before the next.
     """
     owned: list[list[ShardedTensor]] = [[] for _ in range(_size(copies))]
@@ -276,7 +276,7 @@ def fill_shards(
 def _send(
     shard: ShardedTensor, value: Tensor | None, copies: dist.ProcessGroup | None, *, source: int
 ) -> None:
-    """Copies the value of rank `source` into the parts of all ranks."""
+    """Copies the value of rank `source` into the shards of all ranks."""
     part = shard.data
     assert part is not None
     whole = torch.empty(shard.local_shape, dtype=shard.dtype, device=part.device)
@@ -317,7 +317,8 @@ def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 _STORED_AT_ZERO = (".bias", ".offset")
-"""Ends of names: biases, and weights of norms that are stored less 1 (`CentredNorm`)."""
+"""Suffixes of names of weights that start at 0: biases, and norms stored minus 1 (`CentredNorm`).
+"""
 
 
 def initialise(
@@ -332,13 +333,13 @@ def initialise(
 ) -> None:
     """Sets the weights from which training starts.
 
-    Norms are 1, or 0 if they are stored less 1. Biases are 0, and so are the matrices whose keys in
-    a checkpoint `zero` accepts. Other matrices are normal with deviation `std`, or 1 / sqrt(inputs)
-    if that is None. By xavier only those that embed the noise level and pooled text are normal; the
-    others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, AISTATS 2010, Eq. 16),
-    where queries, keys and values of a layer count as one matrix. Ranks with the same shards
-    (`copies`) divide the work. The first matrix of an adapter is uniform in +-1 / sqrt(inputs), the
-    second is 0, as in PEFT.
+    Norms are 1, or 0 if they are stored minus 1. Biases are 0, and so are the matrices whose
+    checkpoint keys `zero` accepts. Other matrices are normal with deviation `std`, or 1 /
+    sqrt(inputs) if that is None. With `method` xavier only those that embed the noise level and
+    pooled text are normal; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and
+    Bengio, AISTATS 2010, Eq. 16), where queries, keys and values of a layer count as one matrix.
+    Ranks with the same shards (`copies`) divide the work. Matrix A of an adapter is uniform in +-1
+    / sqrt(inputs), B is 0, as in PEFT.
     """
 
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Passes without gradients before the one that learns, with whose predictions the loss compares.
+"""Passes without gradients before the learning pass; the loss compares with their predictions.
 
 The packs of a step run once more, with null captions or without adapters. The predictions stay on
 the last pipeline stage, where the loss is computed; `references` describes their use.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkTurn:
-    """A network that learns in a step, and the problems that it learns."""
+    """A network that learns in a step, and its regression problems."""
 
     model: ModelAndOptimizer
     config: RunConfig  # of this network
@@ -49,14 +49,14 @@ class NetworkTurn:
 
     @property
     def prefix(self) -> str:
-        """The prefix of logged names, for a network other than the run's main one."""
+        """Prefix of logged names, for a network other than the run's main one."""
         return "critic_" if self.critic else ""
 
 
 def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterator[NetworkTurn]:
     """The networks that learn in a step, one after the other; all ranks call it.
 
-    The problems of each are made after the networks before it have learned.
+    The problems of each network are created after earlier networks have learned.
     """
     number = run.progress.updates + 1
     own: Any = {"model": run.model, "config": run.config, "number": number, "averaged": number}
@@ -81,7 +81,7 @@ def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterat
 def training_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References | None]:
-    """The problems of the packs of a step, and the predictions that their loss compares with.
+    """Regression problems of a step's packs, and the predictions that the loss compares with.
 
     All ranks call it.
     """

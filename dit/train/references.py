@@ -21,25 +21,25 @@ from dit.batch import PackedBatch, Problem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class References:
-    """Predictions of passes without gradients, one entry for each pack of a step, in their order.
+    """Predictions of passes without gradients, one entry for each pack of a step, in order.
 
     Only the last pipeline stage has them; other stages have empty lists.
     """
 
     factor_N: Sequence[Tensor]
-    """w of each sample of each pack, on every stage; no packs without `cfg_target`."""
+    """Guidance scale w of each sample of each pack, on every stage; empty without `cfg_target`."""
     uncaptioned_TC: Sequence[Tensor] = ()
     unadapted_TC: Sequence[Tensor] = ()
     error_N: Sequence[Tensor] = ()
-    """Mean error of each sample of pairs without adapters, float64."""
+    """Mean error, without adapters, of each sample of the preference pairs, float64."""
     flops: int = 0
-    """FLOPs of all these passes: the whole network on the packs of a replica; on every stage."""
+    """FLOPs of all these passes: the whole network on a replica's packs; on every stage."""
 
 
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
-    """The problem of this context rank's part of a pack, with the target that the loss uses."""
+    """The regression problem of this context rank's shard of a pack, with the loss's target."""
     unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]

@@ -1,7 +1,7 @@
 """One optimizer step: packs -> loss and gradients -> updated weights.
 
 1. forward_backward    the replica's packs through the pipeline; gradients of the global batch
-2. optimizer_step      clipped gradients, AdamW, average of the weights
+2. optimizer_step      clipped gradients, AdamW, EMA of the weights
 """
 
 # T packed tokens, C patch features
@@ -58,7 +58,7 @@ class RankLoss:
 
     @property
     def total(self) -> float:
-        """The summed error; it waits for the device, as the members below do."""
+        """The summed error; waits for the device, as the members below do."""
         return self.sums[0].item()
 
     @property
@@ -110,11 +110,11 @@ def optimizer_step(
     grad_norm: float | None = None,
     averaged: int | None = None,
 ) -> Update:
-    """The second half of a step: gradients -> updated weights and average.
+    """The second half of a step: gradients -> updated weights and EMA.
 
-    `number` counts updates from 1, and `averaged` those of the average, if they differ; `loss` is
-    the global batch's; `grad_norm` is the root of `prepare_update`'s result, if that was called. If
-    the loss or the gradient is not finite, nothing changes on any rank.
+    `number` counts updates from 1, and `averaged` those of the EMA, if they differ; `loss` is the
+    global batch's; `grad_norm` is the root of `prepare_update`'s result, if that was called. If the
+    loss or the gradient is not finite, nothing changes on any rank.
     """
     heartbeat("update")
     c = config.optimizer
@@ -139,8 +139,8 @@ def run_schedule(
 ) -> list[PackLoss]:
     """Runs this replica's packs through the model, one micro-batch each.
 
-    Returns the losses on the rank that counts them, and an empty list on others. Gradients, unless
-    `forward_only`, are of the mean over the global batch.
+    Returns the losses on the rank that computes them, and an empty list on others. Gradients,
+    unless `forward_only`, are of the mean over the global batch.
     """
     module: Any = chunks[0].module
     mine = [rank_part(module, item) for item in items]

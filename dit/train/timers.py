@@ -1,4 +1,4 @@
-"""The seconds of the parts of a step.
+"""Seconds of the parts of a step.
 
 A part inside another is subtracted from the outer one, so that no second counts twice. On a GPU the
 host runs ahead of the device, so seconds are measured only after `synchronize_timers`, which makes
@@ -31,8 +31,7 @@ def synchronize_timers() -> None:
 def timed(part: str) -> Iterator[None]:
     """A context, or decorator, whose seconds count for `part`.
 
-    After an error it does not wait: work that the device began with a rank that has left never
-    ends.
+    After an error it does not wait: work of the device with a rank that has left never ends.
     """
     began = _now()
     _inner.append(0.0)
@@ -43,7 +42,7 @@ def timed(part: str) -> Iterator[None]:
 
 
 def elapsed() -> dict[str, float]:
-    """Seconds of each part since the last call; empty if they would be wrong."""
+    """Seconds of each part since the last call; empty on a GPU without `synchronize_timers`."""
     seconds = dict(_seconds)
     _seconds.update(dict.fromkeys(TIMED_PARTS, 0.0))
     return seconds if _synchronized or not torch.cuda.is_available() else {}

@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
 
 Export = Callable[[Path], Path]
-"""Exports a checkpoint and returns where the export lies."""
+"""Function that exports a checkpoint and returns the path of the export."""
 Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
-"""Writes samples of a model on all ranks; the first rank gets where they are."""
+"""Function, called on all ranks, that writes samples of a model; returns them on the first rank."""
 
 
 class InitialWeights(Protocol):
-    """The interface of another tool's weights from which a new run starts."""
+    """Interface of weights in another tool's format from which a new run starts."""
 
     def fill(self, model: MegatronModule) -> None:
-        """Fills a part of the model on this rank; all ranks call it."""
+        """Fills a model chunk on this rank; all ranks call it."""
         ...
 
     def origin(self) -> Origin:
@@ -53,12 +53,12 @@ class InitialWeights(Protocol):
 
 
 ReadFolder = Callable[[Path, ModelConfig], InitialWeights]
-"""Opens a Diffusers folder of frozen weights, which fits the network of the run."""
+"""Function that opens a Diffusers folder of frozen weights for the network of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSamples:
-    """The samples of one validation."""
+    """The samples of one validation, and where they lie."""
 
     grid: Path | None  # the first frames of all samples, in the folder with their files
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts

@@ -110,7 +110,7 @@ def measure_steps(
     fill: Initialise | None = None,
     read_folder: ReadFolder | None = None,
 ) -> list[Values]:
-    """The values that `steps` steps inside `around` would log, after `warm_up` other steps.
+    """The logged values of `steps` steps inside `around`, after `warm_up` other steps.
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
 
@@ -219,9 +219,9 @@ def _is_last(run: TrainState) -> bool:
 def _step(
     run: TrainState, stop_signals: StopSignals
 ) -> tuple[Values, SkippedStep | None, StepMetrics]:
-    """One step; returns the values to log, why it was skipped, and its sums over all ranks.
+    """One step; returns the values to log, the skipped step if any, and its sums over all ranks.
 
-    A skipped step uses up its data and its number; learning rate, Adam and average do not change.
+    A skipped step uses up its data and its number; learning rate, Adam and EMA do not change.
     """
     c, began, step = run.config, time.perf_counter(), run.progress.step + 1
     heartbeat("read of packs", step=step)
@@ -252,7 +252,7 @@ def _step(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learned:
-    """The result of a network's turn to learn."""
+    """Outcome of one network's update in a step."""
 
     turn: NetworkTurn
     sums: StepMetrics
@@ -261,7 +261,7 @@ class Learned:
 
     @property
     def values(self) -> Values:
-        """The values to log."""
+        """The network's values for the log."""
         rate = learning_rate(self.turn.config, self.turn.number)
         found = {"loss": self.sums.loss, "grad_norm": self.update.grad_norm, "lr": rate}
         if (ratio := self.turn.config.lora.plus_ratio) is not None:
@@ -272,7 +272,7 @@ class Learned:
 def _learn(
     run: TrainState, turn: NetworkTurn, packs: Sequence[PackedBatch], *, stop: bool
 ) -> Learned:
-    """One update of a network, unless its loss or gradient is not finite."""
+    """Updates a network, unless its loss or gradient is not finite."""
     step, items, references = run.progress.step + 1, turn.items, turn.references
     # Before the device has the work of the step: behind it, the device would wait for the host.
     counts = count_packs(run, [batch for batch, _ in items], references)

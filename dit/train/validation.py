@@ -77,7 +77,7 @@ Sums = dict[str, tuple[float, float]]  # error and its divisor, by the name of a
 def read_validation_packs(
     config: RunConfig, replica: Replica, *, rank: int, world_size: int
 ) -> dict[str, ValidationPacks]:
-    """The packs of a data-parallel rank of each validation set, by the name of its loss.
+    """Validation packs of a data-parallel rank, by the name of the validation set's loss.
 
     All ranks call it. The samples of a pack depend on all samples before them: the first rank
     determines them from the headers of the tar files, and each replica reads its own packs.
@@ -110,7 +110,7 @@ def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> 
 def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
     """All losses and then the samples of this step, with their seconds.
 
-    The first rank gets the samples.
+    Only the first rank gets the samples.
     """
     began = time.perf_counter()
     values: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def validate(
     name: str = "val_loss",
     null: NullInputs | None = None,
 ) -> dict[str, float]:
-    """The losses over the packs of all ranks, with names that begin with `name`.
+    """The losses over the packs of all ranks, by names that begin with `name`.
 
     Noise, numbers of given frames and captions that `null` replaces depend on the seed and the
     pack, drawn latents (`validation.latents`) on the seed and the sample; images are never dropped.
@@ -203,7 +203,7 @@ def _sums_of(
 
 
 def _groups(batch: PackedBatch, config: RunConfig) -> list[tuple[str, ...]]:
-    """The groups of each sample of `batch`, whose mean losses are written."""
+    """Names of the groups to which each sample of `batch` belongs, for mean losses by group."""
     kinds = [kind(grid, config.model) for grid in batch.grids]
     levels = batch.method(FixedLevels) if config.validation.fixed_levels else None
     if levels is None:
@@ -218,7 +218,7 @@ def _problems(
     null: NullInputs | None,
     quantile: float | None,
 ) -> Iterator[list[Item]]:
-    """Problems of all samples at one quantile of the levels, or of each at its own fixed level."""
+    """Regression problems at one quantile of the noise levels, or at each sample's fixed level."""
     c = config.validation
     told = {"options": config.objective, "latents": c.latents}
     told |= {"null": null, "text_dropout": c.text_dropout}
@@ -255,10 +255,10 @@ def _mean_over_ranks(mine: Sums) -> dict[str, float]:
 
 
 def draw_samples(run: TrainState) -> DrawnSamples | None:
-    """Calls `run.samples` with the model, whose weights are the average if there is one.
+    """Calls `run.samples` with the model, whose weights are the EMA if there is one.
 
     Weights, random numbers and device memory are restored afterwards, so training is not affected.
-    The first rank gets the result.
+    Only the first rank gets the result.
     """
     if run.samples is None:
         return None

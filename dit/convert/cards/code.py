@@ -1,7 +1,8 @@
-"""Python for a card that makes one picture or clip with the export.
+"""Example code of a card: Python that makes one picture or clip with the export.
 
-For latents of a published VAE it calls a pipeline of Diffusers. No pipeline decodes latents of the
-codec `pixel`, so there it is a loop over a scheduler's steps, with this project's encoders.
+For latents of a published VAE the code calls a pipeline of Diffusers. No pipeline decodes latents
+of the codec `pixel`, so for these it is a loop over a scheduler's steps, with this project's
+encoders.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.registry import REGISTRY
 
 DATA_CARD = "dataset_card.json"
-"""In an export whose code is a loop: how captions were encoded, and what makes pictures."""
+"""File in an export whose code is a loop: how captions were encoded, and how latents are decoded.
+"""
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _COPIED = ("format_version", "processor", "text_encoder", "latent")
 _GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")
-"""Words in the names of pipelines that are given a picture."""
+"""Words in the names of pipelines that take a picture as input."""
 _STEPS = 35
 _TRANSFORMER = "transformer"
 _HALF = "torch_dtype=torch.bfloat16"
@@ -92,7 +94,7 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """The class of a pipeline that feeds the network the inputs it was trained on.
+        """Diffusers pipeline that feeds the network the inputs of its training.
 
         None without one.
         """
@@ -137,12 +139,12 @@ class PictureCode:
         return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'
 
     def _all_adapted(self) -> list[str]:
-        """Lines that load the adapters into each network of a pipeline."""
+        """Lines that load the adapters into each transformer of a pipeline."""
         names = [_TRANSFORMER] + ([] if self._second is None else [self._second.folder])
         return [self._adapted(f"pipe.{name}", name) for name in names]
 
     def _loaded(self) -> str:
-        """Lines that load only the network, where no pipeline or short loop can run it."""
+        """Lines that load only the network, if no pipeline or short loop can run it."""
         place = json.dumps(self.base if self.adapters else "FOLDER")
         module = diffusers_form(self.config.model).module
         lines = [f"from {module} import {self._network}"]
@@ -150,7 +152,7 @@ class PictureCode:
         return "\n".join(lines + [self._adapted("network")] * self.adapters)
 
     def _piped(self, kind: str) -> list[str]:
-        """Lines that load a pipeline with the export in it and call it once."""
+        """Lines that load the pipeline class `kind` with the export in it, and call it once."""
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         second = self._second if own else None
@@ -186,7 +188,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """Lines of a pipeline's call, and the names that they import from diffusers.utils."""
+        """Lines of the pipeline's call, and the names that they import from diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""
@@ -230,7 +232,7 @@ class PictureCode:
         )
 
     def _latent(self) -> tuple[int, int, int]:
-        """Frames, rows and columns of the dataset's most frequent size, in latent cells."""
+        """(frames, rows, columns) of the dataset's most frequent size, in latent cells."""
         size, latent = usual_size(self.card), self.card["latent"]
         stride, frames = latent["stride"], 1 + (size["num_frames"] - 1) // latent["temporal_stride"]
         return frames, size["height"] // stride, size["width"] // stride
@@ -245,7 +247,7 @@ class PictureCode:
         return _STEPS if c.method is None else c.steps
 
     def _levels(self) -> str:
-        """The arguments of `set_timesteps` that give the noise levels of our samplers."""
+        """Arguments of `set_timesteps` that reproduce the noise levels of our samplers."""
         flow: FlowConfig = self.config.objective
         steps, told = self._steps, [str(self._steps)]
         if flow.ends_at_one_step:

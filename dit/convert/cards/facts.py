@@ -53,7 +53,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, checkpoint: Path, config: RunConfig, *more: str) -> RunFacts:
-        """The facts about a checkpoint; `more` are keys of settings that come first.
+        """Facts about a checkpoint and its run; settings with the keys `more` come first.
 
         Raises:
             CheckpointError: the card of its data is damaged.
@@ -73,7 +73,7 @@ class RunFacts:
 
     @property
     def prompt(self) -> str:
-        """The prompt of the first picture, as an example."""
+        """Prompt of the first picture, for the example code."""
         return next((one.prompt for one in self.pictures if one.prompt), "a prompt")
 
     def lines(self) -> list[str]:
@@ -103,7 +103,7 @@ def write_card(folder: Path, text: str, facts: RunFacts) -> None:
 
 
 def _table(pictures: tuple[ShownPicture, ...]) -> str:
-    """Rows of pictures as a Markdown table, each row with its prompts below."""
+    """A Markdown table of pictures, with the prompts below each row."""
     rows = []
     for first in range(0, len(pictures), _IN_A_ROW):
         row = pictures[first : first + _IN_A_ROW]
@@ -122,7 +122,7 @@ def _in_a_cell(text: str) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> dict[str, str]:
-    """The objective in one line, and its keys that differ from the defaults."""
+    """The objective in one line, and those of its keys that differ from the defaults."""
     kinds = {str(ObjectiveName.EDM): EdmConfig, str(ObjectiveName.FLOW): FlowConfig}
     kind = kinds.get(objective.name)  # None: one that others registered
     changed = {

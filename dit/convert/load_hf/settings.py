@@ -1,4 +1,4 @@
-"""Network and objective of a Diffusers folder, which the keys of the user override."""
+"""Network and objective of a Diffusers folder, overridden by the user's keys."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ LOAD_HF = "checkpoint.load_hf"
 def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
     """Network and objective of `checkpoint.load_hf` if it is set, in the recipe's layout.
 
-    `given` returns the value that a person set for a key, or its second argument. A run that
-    resumes has the settings of its own checkpoint and does not need the folder again.
+    `given(key, default)` returns the user's value for a key, or the default. A run that resumes has
+    the settings of its own checkpoint and does not need the folder again.
 
     Raises:
         ConvertError: no run can start from the folder.
@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """The network `model`, computed as `recipe` says if both are of one family."""
+    """The network `model` with the layout and precision of `recipe`, if of the same family."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
@@ -80,11 +80,11 @@ class HfWeights:
 
 
 def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
-    """Opens a Diffusers folder for a network; only its JSON files and headers are read.
+    """Opens a Diffusers folder for a network; reads only its JSON files and tensor headers.
 
     Raises:
-        ConvertError: the folder is damaged, or holds the weights of another network; names the
-            keys with both values.
+        ConvertError: the folder is damaged, or holds the weights of another network; names the keys
+            with both values.
     """
     source = open_folder(path, option=LOAD_HF)
     told = found_model(source, precision=model.precision, given=weight_settings(model))
@@ -107,7 +107,7 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
 
 
 def weights_of_run(config: RunConfig) -> HfWeights | None:
-    """The folder of `checkpoint.load_hf`; None if it is not set, or the run has a checkpoint.
+    """The opened folder of `checkpoint.load_hf`; None if unset, or if the run resumes.
 
     Raises:
         ConvertError: as `open_hf_weights`.
@@ -120,7 +120,7 @@ def weights_of_run(config: RunConfig) -> HfWeights | None:
 
 
 def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveConfig) -> list[str]:
-    """Lines for the log: the origin of the objective, and the keys that the run changes.
+    """Log lines: where the objective comes from, and which of its keys the run changes.
 
     Raises:
         ConvertError: the folder's scheduler is damaged.
@@ -136,7 +136,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
 
 
 def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:
-    """The name table for `model`, which differs from the folder's model; None if none fits."""
+    """Name table for `model` if it differs from the folder's model `told`; None if none fits."""
     if model.num_attention_heads != told.num_attention_heads:
         return None  # the shapes are the same, but not what the numbers mean
     try:
@@ -180,7 +180,7 @@ def found_objective(
 def _of_few_steps(
     found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the pipeline's settings for a distilled network, unless `given` has others."""
+    """`found` with the pipeline's settings for a few-step network, unless `given` has others."""
     runs = diffusers_form(model).pipelines.get(source.pipeline or "")
     if runs is None or not source.is_distilled:
         return found
@@ -210,7 +210,7 @@ def _of_expert(
 def checked_table(
     source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
 ) -> list[Pair]:
-    """The name table of the model; tensors that are `left_out` may be present.
+    """The name table of `model`; the folder may also have the tensors `left_out`.
 
     Raises:
         ConvertError: the folder holds other tensors.
@@ -219,7 +219,7 @@ def checked_table(
     if network_spec(model).layers > len(source.headers):
         raise ConvertError(
             f"{source.path / CONFIG} says num_layers={model.num_layers}, but there are only"
-            f" {len(source.headers)} tensors beside it"
+            f" {len(source.headers)} tensors beside it; download it again"
         )
     table, form = pairs(model), diffusers_form(model)
     ignored = form.ignored

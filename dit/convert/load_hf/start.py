@@ -1,8 +1,8 @@
-"""The start of a run from a Diffusers folder, whose weights are read one tensor at a time.
+"""Start of a run from a Diffusers folder, whose weights are read one tensor at a time.
 
-1. shared out  ranks that hold the same parts (data and context parallelism) read a share each
-2. read        this rank's part of matrices with equal layout on both sides; the whole of others,
-               such as queries, keys and values that we join
+1. shared out  ranks that hold the same shards (data and context parallelism) divide the reading
+2. read        this rank's shard of matrices with equal layout in both formats; others, such as
+               joined queries, keys and values, as a whole
 3. exchanged   the ranks of step 1 send each other what they have read
 
 No optimizer is needed: the network may be unwrapped, or trained in part.
@@ -43,11 +43,11 @@ from dit.train.model_and_optimizer import fill_shards, weight_shards
 
 @dataclass(frozen=True, slots=True)
 class HfStart:
-    """Fills the network of a new run, and names the source (see `train_state.InitialWeights`)."""
+    """Fills a new run's network and records the source (see `train_state.InitialWeights`)."""
 
     weights: HfWeights
     of_run: tuple[str, ...] = ()
-    """Lines for the start of the log, of these weights under the run's settings."""
+    """Log lines about these weights that depend on the run's settings."""
 
     def fill(self, model: MegatronModule) -> None:
         """Fills the weights of `model`; collective; raises as `fill_from_diffusers`."""
@@ -60,7 +60,7 @@ class HfStart:
 
     @property
     def notes(self) -> list[str]:
-        """Lines for the start of the log."""
+        """Log lines for the start of a run from these weights."""
         source = self.weights.source
         kind, zeros = source.config.get("_class_name"), source.absent
         count = len(source.headers) - len(zeros)
@@ -73,7 +73,7 @@ class HfStart:
 
 
 def origin_of(source: DiffusersFolder) -> Origin:
-    """Digests of config.json and all files with weights; all ranks call it, and share the reading.
+    """Digests of config.json and all weight files; all ranks call it and share the reading.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -82,7 +82,7 @@ def origin_of(source: DiffusersFolder) -> Origin:
 
 
 def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
-    """The frozen weights for adapters, from a Diffusers folder.
+    """The frozen base weights of adapters, from a Diffusers folder.
 
     Raises:
         ConvertError: the folder is damaged, or does not fit the network.
@@ -104,14 +104,14 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
-    """A warning if plain fine-tuning would undo the distillation of a network of few steps."""
+    """A warning if plain fine-tuning would undo the distillation of a few-step network."""
     held = config.passes_without_gradient or config.lora.frozen_adapter
     if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
 
 
 LayerWeight = tuple[str, int | None]
-"""Name of a weight as a checkpoint has it, and its layer."""
+"""(name of a weight in a checkpoint, number of its layer)."""
 
 
 def fill_from_diffusers(
@@ -121,11 +121,11 @@ def fill_from_diffusers(
     copies: dist.ProcessGroup | None = None,
     left_out: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    """Fills the parameters of `module` on this rank, in their own type and on their device.
+    """Fills the parameters of `module` on this rank, in their own dtype and on their device.
 
-    The ranks `copies` hold the same parts and share the reading. `left_out` recognises names that
-    the folder lacks, such as those of an adapter; these keep their values. Collective: all ranks
-    call it, once for each of their modules.
+    The ranks `copies` hold the same shards and divide the reading. `left_out` accepts names that
+    the folder lacks, such as those of an adapter; these parameters stay unchanged. Collective: all
+    ranks call it, once for each of their modules.
 
     Raises:
         ConvertError: a file is damaged, or holds NaN or Inf; on all ranks.
@@ -169,7 +169,7 @@ def _place(shard: ShardedTensor) -> LayerWeight:
 def _part(
     shard: ShardedTensor, pair: Pair, source: DiffusersFolder, not_finite: list[str]
 ) -> Tensor:
-    """This rank's part of a weight; names of tensors with NaN or Inf go to `not_finite`."""
+    """This rank's shard of a weight; appends names of tensors with NaN or Inf to `not_finite`."""
     begins = shard.global_offset[shard.prepend_axis_num :]
     part = tuple(slice(at, at + size) for at, size in zip(begins, shard.local_shape, strict=True))
     alike = type(pair.arrangement) is Same

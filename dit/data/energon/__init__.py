@@ -1,4 +1,4 @@
-"""Our parts of Energon's chain of datasets, in the order of the data.
+"""This project's stages in Energon's chain of datasets, in the order of the data.
 
 task_encoder       opens the chain for one rank; Energon's task encoder
 shard_reader       reads records from shards, and reports damage as a record

@@ -1,4 +1,4 @@
-"""Private members of Energon, and of torch's DataLoader below it. No other file touches them.
+"""Private members of Energon, and of torch's DataLoader below it; no other file uses them.
 
 1. shards    the open tar file of a sample; the slices of a reader
 2. chain     the reading buffer of Energon's packing; the hook that opens a dataset
@@ -27,11 +27,11 @@ from megatron.energon.wrappers.packing_dataset import PackingDataset
 from dit.data.rejections import DataError
 
 IndexRange = tuple[int, int]
-"""Samples start ... stop - 1 of a dataset."""
+"""(start, stop): samples start ... stop - 1 of a dataset."""
 
 
 def tar_of_sample(reader: ShardInfosITarReader, index: int, shard: int) -> tuple[Any, int]:
-    """The open tar file of a sample, and the byte of the tar at which the sample ends."""
+    """The open tar file of a sample, and the byte offset in the tar at which the sample ends."""
     pointer = reader._get_itar_sample_pointer(index)
     tar = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
     return tar, pointer.byte_offset + pointer.byte_size
@@ -43,7 +43,7 @@ def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[
 
 
 class OpenPacking(PackingDataset, ABC):
-    """Energon's packing, with a reading buffer that takes samples back and adapts its size."""
+    """Energon's packing, with a buffer that takes samples back and adapts its size."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
         """The buffer holds `buffer_size` samples, or as many as fill `capacity` together."""
@@ -55,7 +55,7 @@ class OpenPacking(PackingDataset, ABC):
         """Number of tokens that `sample` takes of a pack's capacity."""
 
     def put_back(self, samples: list[Any]) -> None:
-        """Puts samples into the reading buffer, which is empty while groups are selected."""
+        """Returns samples to the reading buffer, which is empty while groups are selected."""
         self._reading_buffer.extend(samples)
 
     def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
@@ -139,9 +139,9 @@ class WatchedLoader(SavableDataLoader):
 
 
 def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
-    """`chain` in the form in which Energon's loader reads it without workers.
+    """`chain` in Energon's form for loaders without workers.
 
-    It yields (worker id, sample index, sample), as a worker process would.
+    Yields (worker id, sample index, sample), as a worker process would.
     """
     return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 
@@ -156,7 +156,7 @@ def worker_died(which: str) -> str:
 
 
 def nested_states(state: FlexState) -> Iterator[FlexState]:
-    """The state of a dataset and of all datasets that it reads from, the outermost first."""
+    """The state of a dataset, then of the datasets that it reads from, the outermost first."""
     yield state
     for inner in state.get("datasets", ()):
         yield from nested_states(inner)
@@ -171,12 +171,12 @@ def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
 
 
 def passes_read(state: FlexState) -> int:
-    """Number of complete passes that a reader of shards has read."""
+    """Number of complete passes of a reader over its shards."""
     return state["_epoch_count"]
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """Index ranges of the current pass that a reader has not read; `slices` are its bounds."""
+    """Index ranges that a reader has not yet read in this pass; `slices` are its bounds."""
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges
@@ -186,10 +186,9 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain`, extracted from the states that surround it.
+    """The state of the dataset of class `chain`, without the states that Energon's loader adds.
 
-    Energon's loader adds those. Also returns how many packs were made, if the loader's wrapper
-    counted.
+    Also returns how many packs were made, if the loader's wrapper counted.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -200,7 +199,7 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
     """The inverse of `unwrapped`: `state` inside the states that Energon's loader adds.
 
-    They depend on whether the loader has workers.
+    These depend on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

@@ -1,4 +1,4 @@
-"""Energon's savable loader, with repairs where it would hang, die of a signal, or resume wrongly.
+"""Energon's savable loader, repaired where it would hang, die of a signal, or resume wrongly.
 
 1. ResumableLoader    packs of one rank; saves and restores the positions of its workers
 2. workers            they survive signals to the job, and end with the trainer
@@ -45,16 +45,14 @@ _DYING_S = 2.0  # a process is seen to be dead so long after its connections hav
 class Snapshot:
     """The position of a loader: the number of packs from each worker.
 
-    Making one is cheap, because no worker is asked.
+    Creating one is cheap, because no worker is asked.
     """
 
     newest: tuple[int, ...]
     """Index of the newest pack of each worker."""
     since: dict[int, tuple[list[tuple[SampleId, ...]], int]]
-    """For each worker the list of its packs since it was last saved, and how many of them count.
-
-    The loader goes on adding to the list.
-    """
+    """For each worker, the list of its packs since it was last saved, and how many of them count.
+    The loader continues to append to the list."""
 
 
 class ResumableLoader(WatchedLoader):
@@ -65,7 +63,7 @@ class ResumableLoader(WatchedLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """At most `ahead` packs may be taken between a snapshot and the call that saves it."""
+        """At most `ahead` packs may be read between a snapshot and the call that saves it."""
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -137,7 +135,7 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """Bottom stage of each dataset; empty if Energon does not read each dataset in passes."""
+        """The bottom stage of each dataset; empty if Energon does not read all in passes."""
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -183,7 +181,7 @@ class ResumableLoader(WatchedLoader):
 def _position(
     saved: SavableDatasetCheckpoint, packs: list[tuple[SampleId, ...]], count: int
 ) -> WorkerState:
-    """The state of a worker: what Energon saved, and the first `count` of its later `packs`."""
+    """State of a worker: Energon's checkpoint `saved`, and `count` of its later `packs`."""
     assert saved.state is not None
     since = packs[:count] if saved.offset else []
     assert len(since) == saved.offset, "packs since a snapshot have been lost"
@@ -206,9 +204,9 @@ def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
 
 @contextmanager
 def deaths_in_words() -> Iterator[None]:
-    """Explains what to do when a loader process dies while the trainer does other work.
+    """A context in which the death of a loader process becomes an error with a remedy.
 
-    torch reports it from a signal handler, so its error is raised wherever the trainer is.
+    torch reports a death from a signal handler, so its error is raised wherever the trainer is.
 
     Raises:
         DataError: instead of torch's RuntimeError.
@@ -227,11 +225,11 @@ def _shutdown(loader: weakref.ref[ResumableLoader]) -> None:
 
 
 def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) -> None:
-    """Replaces Energon's start of a worker: Ctrl-C is ignored, and only a second SIGTERM ends it.
+    """Start function of a worker: ignores Ctrl-C, and ends only at a second SIGTERM.
 
-    Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The trainer then saves a
-    checkpoint, for which it needs the workers' positions; as it leaves, it sends the workers the
-    second SIGTERM.
+    It replaces Energon's. Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The
+    trainer then saves a checkpoint, for which it needs the workers' positions; as it leaves, it
+    sends the workers the second SIGTERM.
     """
     energons(worker)
     sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
@@ -243,7 +241,7 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """An excepthook that is silent about connections that break because the trainer was killed."""
+    """Excepthook that is silent about connections broken because the trainer was killed."""
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 

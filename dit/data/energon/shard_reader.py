@@ -1,8 +1,8 @@
-"""Reads records from shards for Energon, even from damaged shards.
+"""Readers of records in shards for Energon, even in damaged shards.
 
 1. SafeReader     reports damage as a record instead of ending the loader
-2. PlainReader    plain samples: first the head of a record (read_head), and all of it when it is
-                  chosen for a pack
+2. PlainReader    plain samples: first the head of a record (read_head), and the whole record when
+                  it is chosen for a pack
 3. read_whole     other samples, remote or with unusual headers, by Energon's own reader
 """
 
@@ -101,7 +101,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The whole record at `place`, or a record that holds the reason why it cannot be read."""
+    """The whole record at `place`, or a record with the reason why it cannot be read."""
     try:
         try:
             return place.parts()
@@ -114,7 +114,7 @@ def read_parts(place: SampleLocation) -> dict[str, Any]:
 
 
 def _said(error: BaseException) -> str:
-    """What a refusal says of an error; a ShardError's own message is enough."""
+    """Text of an error for a refusal; that of a ShardError is complete."""
     return str(error) if isinstance(error, ShardError) else f"{type(error).__name__}: {error}"
 
 
@@ -127,7 +127,7 @@ class PlainReader:
         self._paths: dict[int, str | None] = {}  # by shard; None where it is not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
-        """The record that Energon's reader would give; None if the split excludes it.
+        """The record that Energon's reader would return; None if the split excludes it.
 
         In a large record, `.safetensors` is a RecordHeader and PLACE has the location.
 
@@ -209,7 +209,7 @@ def read_head(
 
 
 class _Window:
-    """Reads bytes of a sample in larger pieces than are asked for."""
+    """Reads a sample's bytes in larger pieces than requested, and buffers them."""
 
     def __init__(self, place: SampleLocation):
         self._place = place
@@ -234,7 +234,7 @@ def _head(window: _Window, at: int, size: int, extension: str) -> RecordHeader |
 
 
 class _Member(tarfile.TarInfo):
-    """A member that lies within its sample.
+    """A tar member that must lie within its sample.
 
     Energon trusts the sizes in headers: a sparse member may claim terabytes of zeros, and a
     negative size leads back to the same header for ever.
@@ -253,7 +253,7 @@ class _Member(tarfile.TarInfo):
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
-    """The record of a sample, read by Energon's reader; None if the split excludes it.
+    """A record, read by Energon's own reader; None if the split excludes it.
 
     Raises:
         ValueError: a part has the name of one of Energon's own entries.

@@ -1,4 +1,4 @@
-"""Our stages in Energon's chain of datasets, each of which reads from the one before.
+"""This project's stages in Energon's chain of datasets, each of which reads from the one before.
 
 1. Cooking               records -> samples; counts refused ones and passes on the others
    (Energon's repeat, blend and shuffle)
@@ -52,15 +52,14 @@ class CookedSample(Sample):
 
     origin: SourceInfo
     stored_key: str
-    """Key in the shard. In a blend, the key of the sample has the name of its dataset before it."""
+    """Key in the shard; in a blend, the sample's own key has its dataset as a prefix."""
     load: Callable[[], LatentSample] | None = None
-    """Reads and decodes the sample for its pack; raises SampleRefused where it is unusable.
+    """Reads and decodes the sample for its pack; raises SampleRefused if it is unusable.
 
-    The tensors may be overwritten when the next sample is read.
-    """
+    The tensors may be overwritten when the next sample is read."""
     measured: SampleSize | None = None
     cost: float = 0.0
-    """Cost of the sample in training, in any unit, where it decides which samples share a pack."""
+    """Relative cost of training on the sample, by which samples are grouped into packs."""
     refusal: SampleRefused | None = None
 
     @property
@@ -86,7 +85,7 @@ class CookedSample(Sample):
 
 
 class Cooking(ThinWrapper):
-    """Cooks records, counts all of them, and passes on those that were not refused.
+    """Stage that cooks and counts records, and passes on those that were not refused.
 
     Energon does this in two stages that number the samples, so that random draws can be repeated.
     They take as long as decoding a small sample, and nothing in cooking is random.
@@ -141,7 +140,7 @@ def _record(raw: Any) -> Any:
 
 
 def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
-    """Raises DataError if a whole pass had no good sample."""
+    """Raises DataError if a whole pass over the data had no usable sample."""
     least, most = _PATIENCE
     if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
         raise DataError(f"no usable sample among the last {patience} that were read")
@@ -153,14 +152,14 @@ class SampleGroup(Sample):
 
     samples: tuple[CookedSample, ...]
     cost: float
-    """Cost of the pack in training, in any unit; 0 where `dataset.balance` asks for none."""
+    """Relative cost of training on the pack; 0 with `dataset.balance=none`."""
 
 
 class OldestFirst(OpenPacking):
-    """Energon's packing, one group at a time; samples that are not chosen stay in the buffer.
+    """Stage that packs samples one group at a time, each with the oldest sample in the buffer.
 
     The order is that of `full_packs` in dit/bin_packing.py. Energon 7.4 has no hook for it, so
-    those samples go back to its reading buffer, which is saved with the state.
+    samples that are not chosen go back to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class OldestFirst(OpenPacking):
 
 
 class FlopsBalancedOrder(ThinWrapper):
-    """Orders groups so that those of all ranks have about equal cost at each turn."""
+    """Stage that orders groups so that all ranks' groups have about equal cost at each turn."""
 
     _savable_fields = ("_waiting", "_turns")
 
@@ -236,16 +235,16 @@ class FlopsBalancedOrder(ThinWrapper):
             yield waiting.pop(self._next([group.cost for group in waiting.buffer], now))
 
     def _arrived(self, cost: float) -> None:
-        """Notes the cost of a group that joined the waiting ones."""
+        """Records the cost of a group that joined the waiting ones."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Index of the waiting group to hand out next."""
+        """Index of the waiting group to return next."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Orders groups by a cost for each turn, which all ranks estimate from many of their groups."""
+    """Stage that orders groups by a target cost for each turn, which all ranks estimate alike."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -264,33 +263,34 @@ class FlopsTargetOrder(FlopsBalancedOrder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedPack:
-    """A pack and the samples it consists of."""
+    """A pack and the samples that it consists of."""
 
     pack: PackedBatch | None
-    """None if all its samples were refused."""
+    """The pack; None if all its samples were refused."""
     samples: tuple[SampleId, ...]
-    """The samples in the pack. Refused ones are read again by a run that resumes elsewhere."""
+    """The samples in the pack; refused ones are read again by a run that resumes with another
+    layout."""
     refused: tuple[tuple[RefusedSample, SampleId], ...] = ()
-    """Samples that were found unusable when they were read for the pack."""
+    """Samples that turned out to be unusable when they were read for the pack."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBatch:
-    """What a worker sends to the main process: a pack with its counts, or an error."""
+    """Message of a worker to the main process: a pack with its counts, or an error."""
 
     worker: int
-    """Worker of this rank, from 0."""
+    """Index of the worker on this rank."""
     counts: RejectCounts
-    """Its counts when the pack was made."""
+    """The worker's counts when the pack was made."""
     pack: PackedBatch | None = None
-    """None at the end of a finite stream, and with an error."""
+    """The pack; None at the end of a finite stream, and with an error."""
     slot: BufferSlot | None = None
-    """Where the numbers of the pack lie in shared memory; None if they are sent with it."""
+    """Location of the pack's numbers in shared memory; None if they are sent with it."""
     samples: tuple[SampleId, ...] = ()
     refused: tuple[RefusedSample, ...] = ()
-    """Samples that the worker has refused since its last batch."""
+    """Samples that the worker has refused since its last message."""
     follows_snapshot: bool = False
-    """Whether the worker was saved just before it made this pack."""
+    """Whether the worker's state was saved just before this pack."""
     error: str = ""
 
     def pin_memory(self) -> WorkerBatch:
@@ -301,7 +301,10 @@ class WorkerBatch:
 
 
 class WorkerOutput(ThinWrapper):
-    """Last stage of a worker; errors are values, because torch would hide them in a traceback."""
+    """Last stage of a worker.
+
+    Sends errors as values, because torch would hide them in a traceback.
+    """
 
     _savable_fields = ("tally",)  # the name of the counts in saved states
 
@@ -326,7 +329,7 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Sets how many packs each worker makes without sending, as they were sent before."""
+        """Sets how many packs each worker makes without sending, because they were sent before."""
         self._skipped = packs
 
     def save_state(self) -> FlexState:
@@ -371,7 +374,7 @@ class WorkerOutput(ThinWrapper):
         return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)
 
     def _count(self, finished: FinishedPack) -> None:
-        """Counts samples that were refused after they had been chosen."""
+        """Counts samples that were refused after they had been chosen for a pack."""
         for sample, (dataset, _) in finished.refused:
             self._counts.refuse(sample)
             self._refused_in_a_row[dataset] += 1

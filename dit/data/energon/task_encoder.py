@@ -89,7 +89,7 @@ def open_training(
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, work: PassWork | None
 ) -> tuple[PackEncoder, SavableDataset]:
-    """A chain that reads every sample once, in stored order, in groups; and its encoder."""
+    """A chain of groups of validation samples, each once in stored order; and its encoder."""
     worker_config = _worker_config(config.rng, rank=0, world_size=1, workers=0)
     encoder = _encoder(config, leaves, bound, worker_config, packs=False, work=work)
     return encoder, _chain(config, encoder, worker_config, validation=True)
@@ -243,7 +243,7 @@ class PackEncoder(DatasetOpener):
         source: str,
         size: SampleSize,
     ) -> LatentSample:
-        """Loads a sample whose head was read before, when it had this size.
+        """Loads a sample whose head was read before, with the size `size`.
 
         Raises:
             SampleRefused: the sample is faulty, or its size has changed.
@@ -300,17 +300,19 @@ class PackEncoder(DatasetOpener):
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset[CookedSample]:
-        """Energon's reading of shards and our cooking, made safe against damage, with counts."""
+        """The chain that reads and cooks one dataset, safe against damaged shards, with counts."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
+            key = "aux" if dataset.aux else "join"
             raise DataError(
-                "a metadataset with `join` or `aux` cannot be read; use `blend` instead"
+                f"dataset.path: the metadataset has `{key}`, which cannot be read; list its folders"
+                " under `blend` instead"
             )
         built = dataset.dataset.build(worker_rotation_offset=worker_rotation_offset)
         shard = self._shard(built, dataset.dataset, worker_config)
         return Cooking(shard, self.cook, self.counts, worker_config=worker_config)
 
     def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """The shard files, read safely, and each reader's part of them."""
+        """The shard files, read safely, and each reader's slice of them."""
         if not isinstance(built, MapDataset):
             return MockShard(built, worker_config=worker_config)
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
@@ -357,7 +359,7 @@ class PackEncoder(DatasetOpener):
 
 
 def _lasting(sample: LatentSample) -> LatentSample:
-    """The sample with copies of tensors that reading other samples would overwrite."""
+    """The sample, with copies of tensors that reading other samples would overwrite."""
     logvar_CFHW = sample.latent_logvar_CFHW
     return replace(
         sample,

@@ -26,26 +26,26 @@ from dit.stored_samples import LEVELS, uneven_levels
 
 
 class PlannedGroup(NamedTuple):
-    """Samples that share a pack."""
+    """Validation samples that share a pack."""
 
     key: tuple[Any, ...]
-    """Where they lie: Energon's restore key of their group."""
+    """Position in the data: Energon's restore key of the group."""
     sizes: tuple[tuple[int, int], ...]
-    """Tokens and text of each."""
+    """(latent tokens, text tokens) of each sample."""
     levels: tuple[int, ...]
-    """The k of the fixed level of each: that of its shard, or without one its place modulo 8."""
+    """Index k of each sample's fixed noise level: from its shard, else its position modulo 8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPacks:
-    """Packs that are read once and kept."""
+    """Validation packs, read once and held in memory."""
 
     packs: list[PackedBatch]
     counts: RejectCounts
     """Counts of the samples of the whole list of packs."""
     refused: tuple[RefusedSample, ...] = ()
     samples: int = 0
-    """Samples of the whole list of packs."""
+    """Number of samples in the whole list of packs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,14 +57,14 @@ class ValidationPlan:
     refused: tuple[RefusedSample, ...]
     bound: Bound
     needs_all: bool
-    """Whether levels would be uneven without one of the samples."""
+    """Whether the fixed noise levels would be uneven if one of the samples were missing."""
 
     def of(self, indices: Iterable[int]) -> list[PlannedGroup]:
-        """The groups at `indices` of the list, which repeats at its end."""
+        """The groups at `indices` of the list, which is repeated cyclically."""
         return [self.groups[index % len(self.groups)] for index in indices]
 
     def packs(self, packs: list[PackedBatch], *, late: Iterable[RefusedSample]) -> ValidationPacks:
-        """The packs of a rank; `late` are samples that any rank refused when it read them.
+        """The packs of a rank; `late` are samples that any rank refused while reading packs.
 
         Raises:
             DataError: too many samples were refused, or one that has a fixed level of its own.
@@ -90,7 +90,7 @@ class ValidationPlan:
 
 
 class ValidationGroups:
-    """Validation samples in groups that share a pack, in stored order, each sample once.
+    """Groups of validation samples that share a pack, in stored order, each sample once.
 
     A group depends on the lengths of all samples before it, and not on the layout.
     """
@@ -107,7 +107,7 @@ class ValidationGroups:
         self._groups: SavableDataset[Any] = in_this_process(groups)
         self._fixed_levels = config.validation.fixed_levels
         self.late: list[RefusedSample] = []
-        """Samples that were found unusable when their packs were read."""
+        """Samples that turned out to be unusable when their packs were read."""
 
     def plan(self, count: int) -> ValidationPlan:
         """The first `count` groups; fewer if the split has fewer.

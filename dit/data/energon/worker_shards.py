@@ -1,4 +1,4 @@
-"""The samples of a reader: its shard of each dataset, and what other readers left of a pass.
+"""The samples of a reader: its shard of each dataset, and remaining samples of other readers.
 
 A reader is a loader worker, or a rank without workers. Packs come from all readers in turn, so
 their sequence depends only on the number of readers: reader q of N gives packs q, q + N, q + 2N,
@@ -25,7 +25,7 @@ from dit.data.energon.internals import IndexRange, passes_read, set_slices, unre
 from dit.data.rejections import DataError
 
 SampleId = tuple[int, int]
-"""(number of the dataset in the blend, index of the sample in it)."""
+"""(index of the dataset in the blend, index of the sample in it)."""
 
 # As many ranges are read side by side as Energon opens shards.
 _SIDE_BY_SIDE = 16
@@ -45,7 +45,7 @@ class ReaderConfig(WorkerConfig):
         return self.world_size * max(1, self.num_workers)
 
     def reader(self, worker: int) -> int:
-        """Number of one of this rank's readers."""
+        """Global index of this rank's reader `worker`."""
         return worker * self.world_size + self.rank
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
@@ -54,7 +54,7 @@ class ReaderConfig(WorkerConfig):
 
 
 def sample_id(restore_key: Sequence[Any]) -> SampleId:
-    """The sample to which Energon's restore key of a cooked sample refers."""
+    """The sample that Energon's restore key of a cooked sample refers to."""
     blend = "BlendDataset"
     dataset = restore_key[restore_key.index(blend) + 1] if blend in restore_key else 0
     return dataset, restore_key[-1]
@@ -62,11 +62,11 @@ def sample_id(restore_key: Sequence[Any]) -> SampleId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """Samples of other readers that this one has to read before its own shard."""
+    """Samples of former readers that this one reads before its own shard, after resharding."""
 
     runs: tuple[IndexRange, ...] = ()
     first: int = 0
-    """Mock data: from this sample on, the present readers share the samples out."""
+    """For mock data: index from which the present readers divide the samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +77,9 @@ class ReadCounts:
     """Index of the first sample."""
     times: np.ndarray
     cuts: np.ndarray
-    """bool: whether a range is cut before the sample, so that none is long."""
+    """Boolean mask of samples before which a range is cut, so that no range is long."""
     behind: int = 0
-    """How many readers are several passes behind the foremost; they count as one pass behind."""
+    """Number of readers several passes behind the foremost; they count as one pass behind."""
 
 
 class ThinWrapper(BaseWrapperDataset[Any, Any]):
@@ -106,7 +106,7 @@ class WorkerShard(ThinWrapper, ABC):
         self._left: list[IndexRange] | None = None  # the last one is next; None before the start
 
     def inherit(self, left: Mapping[int, Remaining]) -> None:
-        """Sets what each worker reads first; called before they start."""
+        """Sets the samples that each worker reads first; called before the workers start."""
         self._inherited = left
 
     def save_state(self) -> FlexState:
@@ -133,7 +133,7 @@ class WorkerShard(ThinWrapper, ABC):
 
     @property
     def has_passes(self) -> bool:
-        """Whether the dataset is read in passes; False where Energon mixes or lacks them."""
+        """Whether the dataset is read in passes; False if Energon mixes them or has none."""
         return True
 
     @abstractmethod
@@ -142,15 +142,15 @@ class WorkerShard(ThinWrapper, ABC):
 
     @abstractmethod
     def start_at(self, first: int) -> None:
-        """Makes the reader's own shard begin at `first`, for datasets without an end."""
+        """Makes the reader's own shard begin at sample `first`, for datasets without an end."""
 
     @abstractmethod
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """How often samples were read by readers 0, 1, ..., from their saved states."""
+        """How often samples were read, from the saved states of readers 0, 1, ..."""
 
 
 class FolderShard(WorkerShard):
-    """The part of a folder of shards that one reader reads."""
+    """One reader's slice of a folder of shards."""
 
     def __init__(
         self,

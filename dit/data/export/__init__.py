@@ -1,4 +1,4 @@
-"""Our shards for other trainers: samples as dicts, and batches under the names of AutoModel.
+"""Shards for other trainers: samples as dicts, and batches under the names of NeMo AutoModel.
 
     samples   NumberedSamples: the samples of any folder; ShardSamples: a split of our shards
     caches    CacheSamples: the samples of a cache of AutoModel; open_samples
@@ -6,7 +6,7 @@
     batches   samples -> a batch with AutoModel's keys
     loaders   AutoModel's loaders for videos and for pictures; state of a loader
 
-This folder neither packs nor needs torch.distributed: rank and world come as arguments.
+This folder neither packs nor needs torch.distributed: rank and world size come as arguments.
 """
 
 from dit.data.export.caches import CacheSamples, open_samples

@@ -29,7 +29,7 @@ Samples = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoBatches:
-    """Makes batches of videos; all texts get `text_length` rows."""
+    """Collates videos into batches; all texts are padded to `text_length` rows."""
 
     text_length: int
 
@@ -75,13 +75,15 @@ def image_batch(samples: Samples) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Rows [L, E] of B samples -> [B, length, E] with zeros behind them, and a mask [B, length].
+    """Rows [L, E] of B samples, zero-padded to [B, length, E], and a mask [B, length].
 
     The mask is int64: 1 for rows of the sample, 0 for padding.
     """
     lengths_B = torch.tensor([len(one) for one in rows])
     if int(lengths_B.max()) > length:
-        raise ValueError(f"a text has {int(lengths_B.max())} rows, more than text_length={length}")
+        raise ValueError(
+            f"a text has {int(lengths_B.max())} rows, more than {length}: raise text_length"
+        )
     filled = rows[0].new_zeros(length, rows[0].shape[1])  # sets the length of the others
     text_BLE = pad_sequence([*rows, filled], batch_first=True)[:-1]
     return text_BLE, (torch.arange(length) < lengths_B[:, None]).long()

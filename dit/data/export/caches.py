@@ -40,7 +40,7 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
     if (folder / META).exists() or not (folder / INDEX).is_file():
         return ShardSamples(folder, split=split)
     if split != "train":
-        raise DataError(f"{folder} is a cache of AutoModel, which has no split `{split}`")
+        raise DataError(f"{folder} is a cache of AutoModel without a split `{split}`; give `train`")
     return CacheSamples(folder)
 
 
@@ -89,7 +89,7 @@ class CacheSamples(NumberedSamples):
 
 
 def _content(path: Path, *, whole: bool) -> dict[str, Any]:
-    """The object that `torch.save` wrote to `path`; its numbers are read only if `whole`.
+    """The object that `torch.save` wrote to `path`; reads tensor data only if `whole`.
 
     Raises:
         OSError: the file cannot be read.
@@ -110,7 +110,7 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
 
 
 def _record(content: dict[str, Any], *, whole: bool) -> ShardRecord:
-    """A record from the content of a sample's file; its texts keep their padding unless `whole`."""
+    """A record from the content of a sample's file; texts keep their padding unless `whole`."""
     given = automodel_tensors(content)
     inputs = shaped(given, EXPORTED)
     if whole and content.get("video_latents") is not None:
@@ -140,7 +140,7 @@ def _rows(root: Path) -> list[dict[str, Any]]:
 def _about(
     row: Mapping[str, Any], content: Mapping[str, Any], before: tuple[int, int]
 ) -> dict[str, Any]:
-    """The description of a sample as in our shards, with our names where we have such a field."""
+    """Description of a sample with the field names of our shards."""
     source = row.get("image_path") or row.get("video_path") or content.get("image_path")
     return {
         "source": str(source or row.get("cache_file")),

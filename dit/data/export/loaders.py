@@ -58,7 +58,7 @@ class BucketLoader(DataLoader[dict[str, Any]]):
 
 
 class Loaders(NamedTuple):
-    """Loader and sampler for a trainer, under the names that AutoModel's recipe reads."""
+    """Loader and sampler, under the names that AutoModel's recipe reads."""
 
     dataloader: DataLoader[dict[str, Any]]
     sampler: BucketSampler
@@ -66,14 +66,14 @@ class Loaders(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _LoaderConfig:
-    """The settings that both loaders have: first AutoModel's names and defaults, then our own."""
+    """Settings of both loaders: first AutoModel's names and defaults, then additional ones."""
 
     cache_dir: Path | str
-    """A folder of data_prep, or a cache of AutoModel."""
+    """A folder of data_prep's shards, or a cache of AutoModel."""
     base_resolution: Sequence[int]
-    """Width and height at which a dynamic batch has `batch_size` samples."""
+    """(width, height) at which a dynamic batch has `batch_size` samples."""
     drop_last: bool = True
-    """Whether the last batch of a bucket is left out where it is not full."""
+    """Whether the last batch of a bucket is left out if it is not full."""
     shuffle: bool = True
     dynamic_batch_size: bool = False
     """Whether smaller pictures have larger batches, so that all have about as many pixels."""
@@ -83,7 +83,10 @@ class _LoaderConfig:
     split: str = "train"
     seed: int = 42
     stateful: bool = True
-    """Whether the loader is also torchdata's StatefulDataLoader, else a BucketLoader alone."""
+    """Whether the loader is a subclass of torchdata's StatefulDataLoader, not only a BucketLoader.
+
+
+    """
 
     def _loaders(
         self,
@@ -124,10 +127,11 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
     base_resolution: Sequence[int] = (512, 512)
     num_workers: int = 2
     text_length: int | None = None
-    """Rows of all texts: by default as many as the text encoder takes, or the longest has."""
+    """Text tokens in each sample after padding: by default the text encoder's limit, or the
+    longest."""
 
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
-        """Opens the folder.
+        """Opens the folder and returns its loader and sampler.
 
         Ranks are data-parallel ranks; those that share a sample, as in tensor parallelism, count as
         one. `batch_size` is the number of samples in a batch of one rank.
@@ -164,7 +168,7 @@ class TextToImageDataloaderConfig(_LoaderConfig):
     num_workers: int = 4
 
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
-        """Opens the folder, as TextToVideoDataloaderConfig does.
+        """Opens the folder, as TextToVideoDataloaderConfig.build does.
 
         Raises:
             DataError: the folder cannot be read, holds videos, or no bucket fills a batch.
@@ -187,7 +191,7 @@ class TextToImageDataloaderConfig(_LoaderConfig):
 def build_video_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """AutoModel's function of this name, for our shards."""
+    """AutoModel's function of this name, for shards of this project."""
     made = TextToVideoDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
@@ -195,7 +199,7 @@ def build_video_multiresolution_dataloader(
 def build_text_to_image_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """AutoModel's function of this name, for our shards."""
+    """AutoModel's function of this name, for shards of this project."""
     made = TextToImageDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 

@@ -1,4 +1,4 @@
-"""The order of samples, their division over ranks, and a check that a state has this order.
+"""Order of samples, their division over ranks, and a check that a saved state has this order.
 
 1. BucketSampler  samples of one shape share a batch, and every rank has a batch of that shape at
                   each step
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
-    """One rank's part of `members`: every `world`-th, from `rank` on.
+    """Every `world`-th of `members`, from `rank` on.
 
-    Members repeat until the ranks divide them.
+    Members repeat until the number of ranks divides their number.
     """
     return np.resize(members, -(-len(members) // world) * world)[rank::world]
 
@@ -94,7 +94,8 @@ class BucketSampler(Sampler[list[int]]):
         sides = (1, 1) if base_resolution is None else tuple(base_resolution)
         if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
             raise ValueError(
-                f"{batch_size=} and {base_resolution=}: a whole number and two, of at least 1"
+                f"{batch_size=} must be a whole number of at least 1, and {base_resolution=}"
+                " two such numbers or None"
             )
         self._samples, self._ranks = samples, ranks
         self._drop_last, self._shuffle, self._seed = drop_last, shuffle, seed
@@ -108,7 +109,7 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def start(self) -> int:
-        """Number of batches that the next pass skips, because they came before the loaded state."""
+        """Number of batches that the next pass skips, because they precede the loaded state."""
         return self._first
 
     def size_of(self, bucket: SizeBucket) -> int:
@@ -131,9 +132,9 @@ class BucketSampler(Sampler[list[int]]):
         self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next pass, which starts from its beginning.
+        """Sets the order of the next pass, which starts from its beginning.
 
-        After a state of the same epoch was loaded, it starts from there.
+        After a state of the same epoch was loaded, it starts from that state.
         """
         if epoch != self.epoch:
             self.epoch, self.batches_yielded, self._first, self._ended = epoch, 0, 0, False
@@ -164,7 +165,7 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """Everything that decides the order, except the epoch."""
+        """Everything that determines the order, except the epoch."""
         return {
             "samples": len(self._samples),
             "dataset": self._samples.fingerprint,
@@ -215,12 +216,12 @@ class BucketSampler(Sampler[list[int]]):
 
 
 class SampleStream(IterableDataset[dict[str, Any]]):
-    """The samples of one rank, one at a time; workers of a DataLoader share them.
+    """The samples of one rank, one at a time, divided over the workers of a DataLoader.
 
-    Every rank has equally many: a few samples come twice if the ranks do not divide them. The state
-    is the number of samples that this process has returned. With it torchdata's StatefulDataLoader,
-    or a loop over the stream itself, continues. A plain DataLoader cannot ask its workers for it:
-    use `BucketLoader`.
+    Every rank has equally many: a few samples come twice if the number of ranks does not divide
+    theirs. The state is the number of samples that this process has returned. With it torchdata's
+    StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader cannot ask
+    its workers for it: use `BucketLoader`.
     """
 
     def __init__(
@@ -248,7 +249,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         return -(-len(self.samples) // self._world)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the next pass, which starts anew for another epoch."""
+        """Sets the order of the next pass, which starts anew for another epoch."""
         if epoch != self.epoch:
             self._epoch.fill_(epoch)
             self._given, self._first = 0, 0
@@ -278,7 +279,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """Everything that decides the order, except the epoch."""
+        """Everything that determines the order, except the epoch."""
         return {
             "samples": len(self.samples),
             "dataset": self.samples.fingerprint,

@@ -1,9 +1,8 @@
-"""The samples of any folder, or of shards (ours and DFM's), as dicts by index.
+"""Samples of any folder, or of shards (ours and DFM's), as dicts by index.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
-`text` [L, E], and those of the names in EXPORTED that the folder has. Tensors have the types in
-which they are stored.
+`text` [L, E], and the tensors of EXPORTED that the folder has. Tensors have their stored dtypes.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -50,7 +49,7 @@ EXPORTED: Mapping[str, InputKind] = {
     "condition_latent": InputKind.CHANNELS,
     **{f"reference_latent_{number}": InputKind.REFERENCE for number in range(4)},
 }
-"""What a sample has beside its latent and its loss mask, by the names in our shards."""
+"""Name in our shards of a tensor beside latent and loss mask -> its kind."""
 _STRIDE = 8  # pixels along a side of a latent cell, where neither sample nor card say it
 _LARGE = 2**17  # more than the head of any tensors has
 _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
@@ -58,7 +57,7 @@ _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class SizeBucket:
-    """The properties that samples share if they can be stacked: size, latent shape, tensors."""
+    """Properties that samples must share to be stacked: size, latent shape, tensors."""
 
     width: int  # pixels, as encoded
     height: int
@@ -72,7 +71,7 @@ class SizeBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
-    """A sample that was read, or only its outline, whose tensors are on the device `meta`."""
+    """A sample that was read, or only its shapes, with tensors on the device `meta`."""
 
     key: str
     record: ShardRecord
@@ -91,24 +90,24 @@ class NumberedSamples(Dataset[dict[str, Any]]):
     """
 
     remedy = ""
-    """What to do about a sample that cannot be read."""
+    """Advice on a sample that cannot be read."""
 
     def __init__(self, folder: Path | str, *, count: int, card: Mapping[str, Any]):
         self.folder, self.card = Path(folder), card
         self.buckets: list[SizeBucket] = []
-        """In the order of their samples."""
+        """Buckets in the order of their first samples."""
         self.bucket_of = np.empty(count, np.int32)
         self.longest_text = 0
         self.fingerprint = ""
-        """Of the keys and descriptions of all samples in their order."""
+        """Hash of the keys and descriptions of all samples in order."""
         self._read_outlines()
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
-        """Sample number `index`; its tensors may be on `meta` unless `whole`."""
+        """Sample number `index`; unless `whole`, its tensors may be on `meta`."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """The place of sample `index` in the data, for messages."""
+        """Position of sample `index` in the data, for messages."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -156,7 +155,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
 
 
 def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
-    """The value `name` of a part of the dataset card; None if it has none."""
+    """The entry `name` in a `part` of the dataset card; None if absent."""
     entries = card.get(part)
     return entries.get(name) if isinstance(entries, Mapping) else None
 
@@ -212,11 +211,11 @@ class ShardSamples(NumberedSamples):
         return f"{self._paths[shard]}, sample {number}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle, without open files, which another process opens again."""
+        """The state to pickle, without open files, which the other process opens again."""
         return self.__dict__ | {"_open": OpenShards()}
 
     def _shard_of(self, index: int) -> tuple[int, int]:
-        """Number of the shard that holds sample `index`, and the sample's place in it."""
+        """(index of the shard that holds sample `index`, index of the sample in it)."""
         shard = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return shard, int(index - self._firsts[shard])
 
@@ -226,7 +225,7 @@ class ShardSamples(NumberedSamples):
 
 
 def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
-    """Key and parts of a record; unless `whole`, only the RecordHeader of its `.safetensors`.
+    """Key and parts of a record; unless `whole`, `.safetensors` is only a RecordHeader.
 
     Raises:
         NotPlain: its tar has unusual headers.

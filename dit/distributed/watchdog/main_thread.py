@@ -1,4 +1,4 @@
-"""What the main thread reports to the watchdog: its activity, and the process it waits for."""
+"""Reports of the main thread to the watchdog: its activity, and the process it waits for."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch.distributed as dist
 
 
 class PeerError(ConnectionError):
-    """An error of another process because of which this one cannot go on.
+    """Another process failed, so that this one cannot go on.
 
-    Its message is empty if the other process says why.
+    The message is empty if the other process shows the cause.
     """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """What the main thread is doing, and at which step."""
+    """The main thread's activity in words, and its step."""
 
     what: str = "start"
     step: int = 0
@@ -34,7 +34,7 @@ class MainThread:
 
 
 def heartbeat(what: str, *, step: int | None = None) -> None:
-    """Reports the activity `what` that the main thread begins.
+    """Reports that the main thread begins the activity `what`.
 
     The first call in a step gives `step`. No more than `dist.distributed_timeout_minutes` may pass
     between two calls.
@@ -50,7 +50,7 @@ def heartbeat(what: str, *, step: int | None = None) -> None:
 
 @contextmanager
 def waiting_for(thread: threading.Thread) -> Iterator[None]:
-    """A context in which the watchdog reports where `thread` is, instead of the main thread."""
+    """A context in which the watchdog reports the position of `thread`, not of the main thread."""
     MainThread.waits_for = thread
     try:
         yield
@@ -59,7 +59,7 @@ def waiting_for(thread: threading.Thread) -> Iterator[None]:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether `error` of gloo or NCCL means that another process ended without a message."""
+    """Whether `error`, of gloo or NCCL, shows that another process ended without a message."""
     if error is None:
         return False
     gloo = isinstance(error, RuntimeError) and "gloo" in str(error)

@@ -1,11 +1,11 @@
-"""The watchdog of one process: threads that report what it does, judge all reports, and end it.
+"""The watchdog of one process: threads that report its activity, judge all reports, and end it.
 
-1. _report   writes the main thread's activity, its place and a sign of life into the store
+1. _report   writes the main thread's activity, position and a sign of life into the store
 2. _judge    rank 0 reads all reports, and the others read rank 0's: every process is watched
 3. _leave    all processes end at the first verdict, whatever their main threads wait for
 
 Without a launcher the store ends with rank 0, which therefore leaves last, after the others have
-settled in the store which of them shows the message.
+agreed in the store which of them shows the message.
 
 In each round the store answers a few small requests per process. A round takes a second, and longer
 with many ranks, because rank 0 reads all reports while it trains. There are no collectives.
@@ -48,7 +48,7 @@ from dit.distributed.watchdog.verdict import (
 from dit.launched import LauncherWatch, is_launched, meets_others
 
 _PATIENCE_S = 10.0
-"""Wait for a main thread that leaves, or that wants to hear why it must."""
+"""Seconds to wait for a main thread that is leaving or asks for the verdict."""
 _ROOT = f"{Path(__file__).parents[3]}/"
 _OURS = tuple(f"{_ROOT}{part}/" for part in ("dit", "recipes"))
 # A thread in one of these files waits for another process.
@@ -69,11 +69,11 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
     """A context in which one process that dies or hangs ends all processes of the run.
 
     A process hangs if it makes no progress for `limit_s` seconds. `say` shows a message unless
-    another process has shown one; `again` is its last sentence, about the future of the run.
+    another process has shown one; `again` is the message's last sentence, on what happens next.
     Without a launcher there is one process and no watchdog.
 
     Raises:
-        PeerError: instead of the error of a broken connection; it names the rank that broke it.
+        PeerError: instead of the error of a broken connection; names the rank that broke it.
     """
     if not meets_others():
         yield
@@ -92,7 +92,7 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
 
 
 class Monitor:
-    """The watchdog's threads in one process, from its construction to `stop`."""
+    """Threads of the watchdog in one process, from construction to `stop`."""
 
     def __init__(self, *, limit_s: float, say: Callable[[str], None], again: str):
         self.say = say
@@ -205,10 +205,10 @@ class Monitor:
         self._leave()
 
     def _release_store(self, verdict: Verdict = _NONE) -> None:
-        """Reports that this process no longer needs the store; rank 0, its host, waits for all.
+        """Reports that this process no longer needs the store; its host, rank 0, waits for all.
 
-        It does not wait for processes that have died or are stopped, nor longer than a busy machine
-        needs.
+        Rank 0 does not wait for processes that have died or are stopped, nor longer than a busy
+        machine needs.
         """
         self.store.set(_released(self.me.rank), "")
         if self.me.rank == 0 and not self.launched:
@@ -234,7 +234,7 @@ class Monitor:
         self._leave()
 
     def _show(self, verdict: Verdict) -> None:
-        """Shows the verdict from this thread, because the main thread may wait for ever."""
+        """Shows the verdict from this thread, because the main thread may be blocked for ever."""
         self.verdict = verdict
         for report in verdict.silent:
             if report.host == self.me.host:
@@ -256,7 +256,7 @@ def _released(rank: int) -> str:
 
 
 def _place(thread: int) -> tuple[str, bool]:
-    """The line of our code at which a thread is, and whether it waits for another process."""
+    """(line of our code at which `thread` is, whether it waits for another process)."""
     innermost, waits = "", False
     for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename
@@ -269,7 +269,7 @@ def _place(thread: int) -> tuple[str, bool]:
 
 
 def _frame_of(thread: int) -> FrameType:
-    """The current frame of a thread, or of the helper thread for which it waits."""
+    """The current frame of a thread, or of the helper thread that it waits for."""
     with _no_collection():
         frames = sys._current_frames()
     helper, own = MainThread.waits_for, frames[thread]

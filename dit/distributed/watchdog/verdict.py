@@ -1,4 +1,4 @@
-"""Reports of all processes -> the one that has died, or holds up the others.
+"""Reports of all processes -> the process that has died, or that blocks the others.
 
 The functions are pure: no store and no clock. Time is counted in rounds of the reader, because
 clocks of nodes differ, and a machine that was asleep must not accuse others when it wakes.
@@ -18,9 +18,10 @@ SUMMARY = (
     " memory)"
 )
 _REPORTS_A_SECOND = 200
-"""Rank 0 reads no more of them, at 8 us of Python each; 1,024 ranks report every 5 s."""
+"""Reports that rank 0 reads per second at most, at 8 us of Python each; 1,024 ranks report every 5
+s."""
 _MOST_SCENES = 6
-"""A verdict names at most so many places at which other processes wait."""
+"""Most positions of waiting processes that a verdict lists."""
 
 
 class Departure(StrEnum):
@@ -33,7 +34,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """The report of a process: its rank, its place in the code and its activity."""
+    """Report of a process: its rank, its position in the code and its activity."""
 
     rank: int
     host: str
@@ -65,14 +66,14 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastHeard:
-    """The last report of a process, and the number of rounds since it changed."""
+    """Last report of a process, and the number of rounds since it changed."""
 
     report: Heartbeat
     silent: int = 0  # rounds without a sign of life
     still: int = 0  # rounds without progress
 
     def then(self, new: Heartbeat) -> LastHeard:
-        """The state one round later, after the report `new`."""
+        """This record one round later, after the report `new`."""
         old = self.report
         moved = (new.step, new.marks) != (old.step, old.marks)
         return LastHeard(
@@ -84,7 +85,7 @@ class LastHeard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """How long a process may be silent, or make no progress."""
+    """Limits on how long a process may be silent, or make no progress."""
 
     seconds: float
     round_s: float  # seconds from one report and judgement to the next
@@ -107,9 +108,9 @@ class Limit:
     def dead(self) -> int:
         """Rounds of silence after which a process counts as dead, once a connection is broken.
 
-        They make five seconds, but at least three rounds, because a report and its reader may each
-        be a round late. All is over before the launcher kills the others, 30 seconds after the
-        first one.
+        Five seconds, but at least three rounds, because a report and its reader may each be a round
+        late. So the run has ended before the launcher kills the other processes, 30 seconds after
+        the first one.
         """
         return max(3, min(5, math.ceil(5 / self.round_s)))
 
@@ -140,8 +141,8 @@ class Verdict:
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
     """The verdict that processes have died or failed, or None.
 
-    `lost` says that a process has met a broken connection: one has died, and a short silence shows
-    which.
+    `lost` says that some process met a broken connection: then another one has died, and a short
+    silence shows which.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
@@ -161,9 +162,9 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 
 
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
-    """The verdict that live processes hold up the others for too long, or None.
+    """The verdict that live processes block the others for too long, or None.
 
-    These processes do not wait for another one and have made the least progress.
+    The accused processes do not wait for another one and have made the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):
@@ -183,7 +184,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """A sentence that says where all processes outside `told` are, grouped by place."""
+    """A sentence on where all processes outside `told` are, grouped by position."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)

@@ -1,4 +1,4 @@
-"""Attention in which a text token sees everything before it, a picture's also its whole picture.
+"""Block-causal attention: text is causal; a picture sees all of itself and everything before it.
 
 A sample is a sequence of texts and pictures:
 
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlaces:
-    """The places of tokens in the sequence of one sample, int64 on the host, [tokens] each."""
+    """Positions of tokens in the sequence of one sample, int64 on the host, [tokens] each."""
 
     place: Tensor
     end: Tensor  # they see the keys at places below this
@@ -46,7 +46,7 @@ class SequencePlaces:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, text: bool) -> SequencePlaces:
-        """Places of a sample's text or of its latents, in the order of that row of tokens."""
+        """Positions of a sample's text tokens or latent tokens, in the order of their rows."""
         starts = [*accumulate((one.count for one in segments), initial=0)]
         numbers = [n for n, one in enumerate(segments) if one.is_text is text]
         parts = [torch.zeros(3, 0, dtype=torch.int64)]
@@ -58,25 +58,27 @@ class SequencePlaces:
         return cls(*torch.cat(parts, dim=1))
 
     def part(self, first: int, count: int) -> SequencePlaces:
-        """The places of `count` tokens, from `first` on."""
+        """The positions of `count` tokens, from token `first` on."""
         here = slice(first, first + count)
         return SequencePlaces(self.place[here], self.end[here], self.picture[here])
 
     @classmethod
     def joined(cls, parts: Sequence[SequencePlaces]) -> SequencePlaces:
-        """Places of the tokens of all `parts`, one after the other."""
+        """Positions of the tokens of all `parts`, concatenated."""
         each = zip(*((one.place, one.end, one.picture) for one in parts), strict=True)
         return cls(*(torch.cat(values) for values in each))
 
 
 Located = Mapping[int, tuple[int, SequencePlaces]]
-"""By sample: its first row, and where the tokens of its rows stand in its sequence."""
+"""For each sample: the row of its first token in the pack, and its tokens' positions in its
+sequence.
+"""
 
 
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:
-    """The calls for `total` rows of queries, and rows of keys.
+    """The attention calls for a pack with `total` rows, from the samples' `queries` and `keys`.
 
-    All keys of a sample with queries must be among `keys`.
+    `keys` must hold all keys of each sample that has queries.
     """
     rows, seen, of_text, texts = [_NONE], [_NONE], [_NONE], list[MaskedCall]()
     for sample, (first, own) in queries.items():
@@ -112,7 +114,7 @@ _NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each tensor if they are laid end to end."""
+    """(first row, number of rows) of each tensor after all `rows` are concatenated."""
     ends = accumulate((len(one) for one in rows), initial=0)
     return [(start, len(one)) for start, one in zip(ends, rows, strict=False)]
 
@@ -129,9 +131,9 @@ def attend_block_causal(
     attend: Attend,
     attend_masked: AttendMasked,
 ) -> Tensor:
-    """Attention [T, H, K], by `attend` for pictures and `attend_masked` for text.
+    """Block-causal attention [T, H, K]: `attend` computes pictures, `attend_masked` text.
 
-    Zeros for padding.
+    Outputs of padding are zeros.
     """
     calls = spans.block_causal
     assert calls is not None
@@ -149,6 +151,6 @@ def attend_block_causal(
 
 
 def masked_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, sees_TS: Tensor) -> Tensor:
-    """Attention [T, H, K] by torch's SDPA, of queries to the keys that `sees_TS` allows."""
+    """Attention [T, H, K] by torch's SDPA, with the boolean mask `sees_TS` of queries and keys."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_SHK, v_SHK))
     return scaled_dot_product_attention(q, k, v, attn_mask=sees_TS)[0].transpose(0, 1)

@@ -29,7 +29,7 @@ from dit.models.registry import network_spec
 from dit.parsing import cause
 
 BUDGET_S = 1.0
-"""For all kernels together, after a first call of each, which compiles it or plans it."""
+"""Seconds for timing all kernels, without each kernel's first call, which compiles or plans it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +42,10 @@ class AttentionCall:
     layers: int
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Queries [T, H, K], keys and values, in bfloat16, and a gradient of the output.
+        """Random queries [T, H, K], keys and values, and a gradient of the output, all in bfloat16.
 
-        Values are a part of a wider matrix, as in layers, because some kernels copy them first.
+        Values are a slice of a wider matrix, as in layers, because some kernels copy such slices
+        first.
         """
         spans, width = self.spans, self.width
         keys = spans.key_starts[-1] + spans.key_lengths[-1]
@@ -60,7 +61,7 @@ class AttentionCall:
 def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
-    """The calls for a pack of `samples`, (tokens, text tokens), without a ring's own attention."""
+    """Attention calls for a pack of `samples` (tokens, text tokens), without those of a ring."""
     network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
     latents = network.filled([tokens for tokens, _ in samples])
@@ -94,7 +95,7 @@ def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
 
 
 def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
-    """Spans of samples (queries, keys) laid end to end, with this rank's part of the queries."""
+    """Spans of concatenated samples (queries, keys); this rank has 1 / `parts` of the queries."""
     queries, keys, at, key_at = [], [], 0, 0
     for number, key_number in rows:
         mine = -(-number // parts)
@@ -116,7 +117,7 @@ def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
 
 @cache
 def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
-    """Why a kernel does not work with heads of this width; empty if it does.
+    """Error of a kernel with heads of this width on this device; empty if the kernel works.
 
     A package that was built for another torch raises errors of several types, at its import or its
     first call.
@@ -160,7 +161,7 @@ def _wait(device: torch.device) -> None:
 
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
-    """The function of a kernel; `auto` is the likely fastest that works on this device."""
+    """Attention function of `backend`; for `auto`, the likely fastest kernel that works here."""
     if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
             q_THK.device,
@@ -175,9 +176,9 @@ def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
 def first_working(
     device: torch.device, dtype: torch.dtype, width: int, *, deterministic: bool
 ) -> AttentionBackend:
-    """The likely fastest kernel that works, for a process that chooses for itself.
+    """The likely fastest kernel that works on `device`, found by trying the kernels in order.
 
-    It warns of kernels that fit but do not work.
+    Warns about kernels that should work by `fit.py` but fail.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     if device.type == "meta" and half:

@@ -27,10 +27,10 @@ from dit.models.attention.spans import Attend, Spans
 def attend_cubes(
     qkv: tuple[Tensor, Tensor, Tensor], gate_THK: Tensor, spans: Spans, *, attend: Attend
 ) -> Tensor:
-    """Attention among chosen cubes, plus gate * attention among means of cubes, [T, H, K].
+    """Output [T, H, K] of sparse attention: fine part + gate * coarse part.
 
-    `qkv` are queries, keys and values [T, H, K]. `attend` is the dense attention, which computes
-    the first part if all cubes are chosen.
+    `qkv` are queries, keys and values [T, H, K]. `attend` is dense attention; it computes the fine
+    part if all cubes are chosen.
     """
     cubes = spans.cubes
     assert cubes is not None
@@ -50,7 +50,7 @@ def attend_cubes(
 
 
 def _spans_of_cubes(spans: Spans) -> Spans:
-    """Spans in which cubes attend to the cubes of their sample; made once for all layers."""
+    """Spans in which a sample's cubes attend to each other; computed once for all layers."""
 
     def make() -> Spans:
         assert spans.cubes is not None
@@ -63,10 +63,10 @@ def _spans_of_cubes(spans: Spans) -> Spans:
 
 @torch.no_grad()
 def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
-    """For each cube, the indices [H, C, J] of the J cubes with the highest scores, int64.
+    """Indices [H, C, J], int64, of the J cubes with the highest scores for each cube.
 
-    Scores are products of the mean query and the mean keys [C, H, K] of cubes. They are sorted
-    downwards, so cubes of other samples, if any, come last.
+    A score is the product of a cube's mean query and another cube's mean key, both [C, H, K]. The
+    indices are sorted by descending score, so cubes of other samples, if any, come last.
     """
     heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
     chosen = []
@@ -78,10 +78,7 @@ def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
 
 
 def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
-    """Attention of each cube to its chosen cubes, by dense attention with a mask.
-
-    It runs on any device.
-    """
+    """Attention of each cube to its chosen cubes, by dense attention with a mask, on any device."""
     cubes = spans.cubes
     assert cubes is not None
     pieces, row = [], 0

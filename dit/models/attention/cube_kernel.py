@@ -1,4 +1,4 @@
-"""The fine part of attention among cubes, by torch's FlexAttention: a block of keys is a cube.
+"""The fine part of attention among cubes, by torch's FlexAttention: each block of keys is a cube.
 
 FlexAttention uses blocks only when compiled: plain calls silently see all keys that the mask of
 tokens allows. On CPUs the compiled forward pass is correct, and there is no backward pass.
@@ -39,8 +39,8 @@ def attend_in_blocks(
 ) -> Tensor:
     """Attention [C, B, H, K] of each cube to its chosen cubes, by FlexAttention.
 
-    `placed_CBHK` are queries, keys and values by cube and place in it; outputs at places without a
-    token are undefined.
+    `placed_CBHK` are queries, keys and values by cube and by position in the cube; outputs at
+    positions without a token are undefined.
     """
     q, k, v = (x.flatten(0, 1).transpose(0, 1)[None] for x in placed_CBHK)  # it knows strides
     for x in (q, k, v):  # heads and their width are the network's
@@ -58,7 +58,7 @@ def attend_in_blocks(
 
 
 def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
-    """FlexAttention's mask that lets each cube see the ones that `chosen_HCJ` names."""
+    """FlexAttention's block mask: each cube attends to its cubes in `chosen_HCJ`."""
     heads, count, most = chosen_HCJ.shape
     seen_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
     seen_HCC[:, :, :most] = chosen_HCJ
@@ -84,9 +84,9 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """The number of cubes that attend to each cube [H, C], and their indices [H, C, C], int32.
+    """For each cube, the number of cubes that attend to it [H, C], and their indices [H, C, C].
 
-    A row of the second result is sorted; its numbers beyond the count are undefined.
+    Each row of indices is sorted; entries beyond the count are undefined.
     """
     heads, count, most = chosen_HCJ.shape
     by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)

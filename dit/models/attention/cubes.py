@@ -21,24 +21,26 @@ from dit.config.sparsity import CUBE, CUBE_TOKENS, attended_cubes
 from dit.pack_wire import to_device
 
 _PAIRS_AT_ONCE = 2**25
-"""128 MiB of float32: 8 heads of 2,048 cubes."""
+"""Most pairs of cubes whose scores are computed at once: 128 MiB of float32, 8 heads of 2,048
+cubes.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """Rows to take from a tensor: the `index` of each, and `empty` ones, which become zeros."""
+    """Rows to gather from a tensor: `index` of each; positions `empty` become zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
     def of(cls, index: Tensor, device: torch.device) -> TakenRows:
-        """Rows by `index` on the host, where a negative number means a row of zeros."""
+        """Gather plan of `index` (on the host), in which negative numbers stand for zeros."""
         empty = (index < 0).nonzero().flatten()
         return cls(index=to_device(index.clamp(min=0), device), empty=to_device(empty, device))
 
     def taken(self, x_TXX: Tensor) -> Tensor:
-        """The rows of `x_TXX`, with zeros at the empty ones."""
+        """The gathered rows of `x_TXX`, with zeros at empty positions."""
         rows = x_TXX.index_select(0, self.index)
         # Not by a mask, which would read and write all rows again.
         return rows.index_fill_(0, self.empty, 0) if len(self.empty) else rows
@@ -68,10 +70,9 @@ class Cubes:
         share: Fraction,
         device: torch.device,
     ) -> Cubes:
-        """The cubes of samples with these `grids`, whose tokens begin at `starts`.
+        """Cubes of samples with these `grids` (frames, rows, columns) that begin at `starts`.
 
-        A grid has frames, rows and columns. `total` is the number of rows of the pack; rows of no
-        sample are padding.
+        `total` is the number of rows of the pack; rows outside all samples are padding.
         """
         places = [_places(grid, start) for grid, start in zip(grids, starts, strict=False)]
         counts = tuple(len(one) for one in places)
@@ -101,28 +102,28 @@ class Cubes:
 
     @property
     def all_chosen(self) -> bool:
-        """Whether every token attends to all others of its sample."""
+        """Whether each cube chooses all cubes, so that attention within samples is dense."""
         return self.chosen == self.counts
 
     def placed(self, x_THK: Tensor) -> Tensor:
-        """Tokens [T, H, K] arranged by cubes, [C, B, H, K], with zeros at empty places."""
+        """Tokens [T, H, K] rearranged by cube, [C, B, H, K], with zeros at empty positions."""
         return _taken(x_THK, self.of_places, self.of_tokens).unflatten(0, (-1, CUBE_TOKENS))
 
     def of_order(self, x_CBHK: Tensor) -> Tensor:
-        """The inverse of `placed`: tokens by cubes -> [T, H, K], with zeros for padding."""
+        """The inverse of `placed`: [C, B, H, K] -> tokens [T, H, K], with zeros for padding."""
         return _taken(x_CBHK.flatten(0, 1), self.of_tokens, self.of_places)
 
     def with_means(self, x_THK: Tensor) -> tuple[Tensor, Tensor]:
-        """`x_THK` by cubes as `placed` orders it, and the mean of each cube's real tokens.
+        """`x_THK` rearranged by cube as by `placed`, and the mean of each cube's tokens.
 
-        The means are [C, H, K] in float32.
+        Means are [C, H, K] in float32.
         """
         x_CBHK, mean_CHK = _PlacedWithMeans.apply(x_THK, self)
         return x_CBHK, mean_CHK
 
 
 def _places(grid: tuple[int, int, int], start: int) -> Tensor:
-    """The token at each place [cubes, B] of each cube of a sample, frames first; -1 for none."""
+    """Index of the token at each position [cubes, B] of a sample's cubes; -1 if empty."""
     whole = [-(-side // CUBE) * CUBE for side in grid]
     token_FHW = torch.full(whole, -1)
     frames, rows, columns = grid
@@ -138,9 +139,9 @@ def _taken(x: Tensor, there: TakenRows, back: TakenRows) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Gathers rows, each at most once, so that the backward pass is a gather as well.
+    """Autograd function that gathers rows [rows, H, K], each at most once.
 
-    Rows and gradients are [rows, H, K].
+    So the backward pass is a gather as well.
     """
 
     @staticmethod
@@ -154,7 +155,7 @@ class _Take(torch.autograd.Function):
 
 
 class _PlacedWithMeans(torch.autograd.Function):
-    """The autograd function of `Cubes.with_means`; both gradients are added by cubes."""
+    """The autograd function of `Cubes.with_means`: backward adds both gradients of a token."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:

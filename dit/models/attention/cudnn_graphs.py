@@ -27,18 +27,20 @@ from dit.models.attention.spans import Offsets
 from dit.models.kernels.row_gradient import offer_of, taken
 
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
-"""Multiples for the number of sequences, the longest one and all tokens of a graph."""
+"""Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up."""
 _SHORTEST = 64
-"""Tokens of the longest sequence: no graph is built for sequences of one token alone."""
+"""Smallest bound on the longest sequence: cuDNN builds no graph for sequences of one token alone.
+"""
 _MOST_SPACE = 4
-"""Times the size of the gradient of q in float32 that the backward pass may take beside it."""
+"""Most workspace of the backward pass, in multiples of the size of q's gradient in float32."""
 Strides = tuple[int, int]
-"""Numbers from a token to the next one, and from a head to the next one."""
+"""Strides of a tensor, in numbers: from a token to the next one, and from a head to the next one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
-    """Everything that a cuDNN graph depends on: device, type, sizes and strides of its tensors."""
+    """Everything that a cuDNN graph depends on: device, dtype, sizes and strides of its tensors."""
 
     capability: tuple[int, int]  # of the GPU
     dtype: torch.dtype
@@ -61,7 +63,7 @@ class GraphKey:
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple of `multiple`, or below it to a power of two."""
+    """`size` rounded up to a multiple of `multiple`; a smaller size to a power of two."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()
@@ -79,10 +81,10 @@ def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
 
 
 class _Tensors:
-    """The tensors of a graph, by name; offsets and lengths are made once for all uses.
+    """The tensors of a graph, by name; offsets and lengths are created once and shared.
 
-    Names are those of `_buffers`: "q", ..., `("offsets", "q", X)` with X numbers in a token, and
-    `("lengths", "q")`; in these "q" and "k" mean the rows of queries and of keys.
+    Names are those of `_buffers`: "q", ..., `("offsets", "q", X)` for a tensor with X numbers per
+    token, and `("lengths", "q")`; "q" and "k" stand for the rows of queries and of keys.
     """
 
     def __init__(self, key: GraphKey, handle: Any):
@@ -100,10 +102,7 @@ class _Tensors:
         self.made: dict[Any, Any] = {}
 
     def given(self, name: str, strides: Strides, *, rows: str = "q", width: int = 0) -> Any:
-        """An input [T, H, K], or [S, H, K] if `rows` are the rows of keys.
-
-        It is float32 if it has its own `width`.
-        """
+        """Declares an input [T, H, K], or [S, H, K] for `rows` "k"; float32 if `width` is set."""
         dim, stride = self._layout(strides, rows, width or self.key.width)
         self.made[name] = self.graph.tensor(
             dim=dim,
@@ -117,10 +116,7 @@ class _Tensors:
     def result(
         self, name: str, tensor: Any, strides: Strides, *, rows: str = "q", width: int = 0
     ) -> None:
-        """Declares an output [T, H, K], or [S, H, K] if `rows` are the rows of keys.
-
-        It is float32 if it has its own `width`.
-        """
+        """Declares an output [T, H, K], or [S, H, K] for `rows` "k"; float32 if `width` is set."""
         dim, stride = self._layout(strides, rows, width or self.key.width)
         tensor.set_output(True).set_dim(dim).set_stride(stride)
         tensor.set_data_type(self.dtype if not width else self.types.FLOAT)
@@ -128,7 +124,7 @@ class _Tensors:
         self.made[name] = tensor
 
     def options(self) -> dict[str, Any]:
-        """Arguments of both operations: the scale, and the length of each sequence."""
+        """Arguments of the forward and backward operations: scale, and lengths of sequences."""
         lengths = {rows: self._numbers(("lengths", rows), self.key.sequences) for rows in "qk"}
         scale = self.key.width**-0.5
         return {
@@ -161,7 +157,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the graph of the forward pass, which is not built yet."""
+    """The tensors of the forward graph, which cuDNN has not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -175,7 +171,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the graph of the backward pass, which is not built yet."""
+    """The tensors of the backward graph, which cuDNN has not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -196,7 +192,7 @@ def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 @cache
 def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Tensors, int]:
-    """A graph that can run, and the bytes of workspace that it needs."""
+    """A graph that is ready to run, and the bytes of its workspace."""
     import cudnn  # type: ignore[import-not-found]
 
     handle = _handle(device)
@@ -207,10 +203,10 @@ def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Ten
 
 @cache
 def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the current one
-    """The handle of cuDNN on a device.
+    """The cuDNN handle of `device`.
 
     Raises:
-        RuntimeError: the library of cuDNN is missing.
+        RuntimeError: the cuDNN library is missing.
     """
     import cudnn  # type: ignore[import-not-found]
 
@@ -225,7 +221,7 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 
 
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
-    """Runs a graph on the current stream; `buffers` has all its tensors by name."""
+    """Runs the forward or backward graph on the current stream, with its tensors `buffers`."""
     import cudnn  # type: ignore[import-not-found]
 
     device = buffers["q"].device
@@ -244,7 +240,7 @@ def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, back
 
 
 def _numbers(name: tuple[Any, ...], key: GraphKey, offsets: Offsets) -> Tensor:
-    """Offsets [N + 1] or lengths [N] of all sequences, made once for each pack."""
+    """Offsets [N + 1] or lengths [N] of all sequences, computed once for each pack."""
 
     def make() -> Tensor:
         kind, rows, *numbers = name
@@ -281,7 +277,7 @@ def _key(
 
 
 def _readable(x_THK: Tensor) -> Tensor:
-    """`x_THK`, copied if cuDNN could not read it: it needs aligned rows that do not overlap."""
+    """`x_THK`, or a copy if cuDNN cannot read it: rows must be aligned and must not overlap."""
     token, head, number = x_THK.stride()
     whole = number == 1 and min(token, head) >= x_THK.shape[-1]
     aligned = token % 8 == head % 8 == 0 and x_THK.data_ptr() % 16 == 0

@@ -26,7 +26,8 @@ from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
 
 FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
 _SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
-"""Packages -> the oldest release whose calls are ours, and the extra that brings it."""
+"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs it).
+"""
 _BY_CHOICE = (
     AttentionBackend.FLASH_4,
     AttentionBackend.FLASH_3,
@@ -35,11 +36,11 @@ _BY_CHOICE = (
     AttentionBackend.FLASH_2,
     AttentionBackend.SDPA,
 )
-"""What `auto` takes, the likely fastest first."""
+"""Kernels that `auto` tries, the likely fastest first."""
 _DETERMINISTIC = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
-"""What it takes with `train.deterministic`: what torch itself answers for."""
+"""Kernels that `auto` tries with `train.deterministic`: those that torch itself guarantees."""
 MOST_WIDTH = 256
-"""Largest width of a head, for all flash kernels."""
+"""Largest head width that the flash kernels accept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,7 @@ def _head_width(model: ModelConfig) -> int:
 
 
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
-    """The kernels for `case` among which `auto` chooses, the likely fastest first; never empty."""
+    """The kernels for `case` that `auto` tries, the likely fastest first; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
     return [one for one in candidates if not refusal(one, case)]
 
@@ -156,7 +157,10 @@ def _width(case: AttentionCase, most: int) -> str:
 
 @cache
 def _missing(package: str) -> str:
-    """Why a package is missing or too old; older ones, such as flash-attn 2.8, have other calls."""
+    """Reason why `package` cannot be used: missing, or too old; empty if it can.
+
+    Older releases, such as flash-attn 2.8, have other calls.
+    """
     since, extra = _SINCE[package]
     try:
         here = version(package)

@@ -31,8 +31,8 @@ from dit.pack_wire import to_device
 def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
     """Attention by torch's SDPA, with one batched call for adjacent samples of equal lengths.
 
-    It is the fastest way on a CPU. The loader puts samples of equal lengths next to each other, so
-    nothing has to be gathered.
+    SDPA is the fastest kernel on a CPU. The loader places samples of equal lengths next to each
+    other, so nothing has to be gathered.
     """
     runs: list[_Run] = spans.once(  # type: ignore[assignment]
         "runs", lambda: list(_runs(spans, len(k_SHK)))
@@ -54,7 +54,7 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
 
 @dataclass(frozen=True, slots=True)
 class _Even:
-    """Rows of samples with equal lengths, at equal distances."""
+    """Positions of samples with equal lengths at equal distances: a strided view holds them all."""
 
     first: int
     count: int
@@ -80,15 +80,15 @@ class _Run:
 
 
 def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
-    """(samples, queries of each, keys of each) of every call that `attend_by_runs` makes."""
+    """(samples, queries of each, keys of each) of every SDPA call of `attend_by_runs`."""
     runs = _runs(spans, spans.key_starts[-1] + spans.key_lengths[-1])
     return {(run.queries.count, run.queries.length, run.keys.length) for run in runs}
 
 
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
-    """Runs that contain every sample once.
+    """Runs of adjacent samples with equal lengths, which contain every sample once.
 
-    A last sample too near the next or the end is a run itself.
+    A last sample too near to the next sample or to the end forms a run of its own.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -125,11 +125,11 @@ def attend_packed(
     kernel: Kernel,
     count_multiple: int = 1,
 ) -> Tensor:
-    """Attention of all samples by a `kernel` that knows no padding.
+    """Attention by a `kernel` for sequences of any length that cannot skip padding.
 
-    Such kernels cannot skip tokens, and gathering the others costs more than padding's attention to
-    itself. So padding forms its own sequences. That is exact: no real token has padding among its
-    keys, and no gradient comes from outputs of padding. Empty sequences make their number a
+    Padding forms sequences of its own, because gathering the real tokens would cost more than the
+    attention of padding to itself. That is exact: no real token has padding among its keys, and
+    outputs of padding have no gradient. Empty sequences at the end make the number of sequences a
     multiple of `count_multiple`.
     """
     held: _Held = spans.once(  # type: ignore[assignment]
@@ -144,7 +144,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The arguments of a kernel for a pack."""
+    """The arguments of a kernel for one pack, computed once for all layers."""
 
     offsets: Offsets
     keys: slice  # no query asks those before, and for those behind none is left
@@ -174,19 +174,19 @@ def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
 
 
 def first_key(spans: Spans) -> int:
-    """The first row of keys that any sequence holds.
+    """The first row of keys that belongs to any sequence.
 
-    A context rank has the text of samples on the ranks before it, without queries for it.
+    A context rank also has text keys of earlier samples, whose queries are on earlier ranks.
     """
     return 0 if spans.starts[0] else spans.key_starts[0]
 
 
 def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
-    """(queries, keys) of sequences that hold all queries, in order, and all `keys` but the last.
+    """(queries, keys) of concatenated sequences that cover all queries and the keys up to `keys`.
 
-    They are the samples, and pieces of padding between them, none longer than the longest sample if
-    possible. Queries without keys between them belong to the sample before. Keys at the end that
-    outnumber the queries are left out.
+    Sequences are the samples, and the padding between samples, cut into pieces that are no longer
+    than the longest sample if possible. Queries of padding without keys are added to the sample
+    before. Keys at the end that outnumber the queries are left out.
     """
     found: list[tuple[int, int]] = []
     longest = max(spans.lengths), max(spans.key_lengths)
@@ -208,7 +208,7 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
 
 
 def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
-    """Sequences of the padding between two samples."""
+    """(queries, keys) of the sequences into which the padding between two samples is cut."""
     assert queries or not keys, "keys that no query asks belong behind all others"
     if not queries:
         return []
@@ -219,10 +219,12 @@ def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[in
 
 
 COUNT_MULTIPLE = 16
-"""Numbers of sequences are filled up to its multiples. From cuDNN 9.24 on Transformer Engine builds
-a graph for each number (use_cu_seqlens_directly in its fused_attn_f16_arbitrary_seqlen.cu)."""
+"""Multiple to which the number of sequences is filled up. From cuDNN 9.24 on, Transformer Engine
+builds a graph for each number of sequences (use_cu_seqlens_directly in its
+fused_attn_f16_arbitrary_seqlen.cu)."""
 _LENGTH_MULTIPLE = 512
-"""Multiple of the longest length: older cuDNN and sm_120 build a graph for each."""
+"""Multiple to which the longest length is rounded: older cuDNN and sm_120 build a graph for each.
+"""
 
 
 def flash_2_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
@@ -259,10 +261,7 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 4, called directly.
-
-    torch would unpack two of its five results.
-    """
+    """Attention by FlashAttention 4, without torch, which would unpack two of five results."""
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(
@@ -306,7 +305,7 @@ def _engine_module(heads: int, width: int) -> Any:
 
 
 def dot_product(heads: int, width: int, **ring: Any) -> Any:
-    """Transformer Engine's attention of packed samples.
+    """Transformer Engine's attention module for packed samples.
 
     `ring` are its options for context parallelism.
     """

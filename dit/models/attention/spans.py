@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spans:
-    """The place of each sample's real tokens among queries and among keys."""
+    """The rows of each sample's real tokens among the queries and among the keys of a pack."""
 
     starts: tuple[int, ...]  # first query of each sample
     lengths: tuple[int, ...]  # real queries of each sample
@@ -32,11 +32,11 @@ class Spans:
     total: int  # rows of the query tensor, padding included
     device: torch.device
     without_keys: tuple[tuple[int, int], ...] = ()
-    """(first, number) of real queries that have nothing to attend to: their outputs are zeros."""
+    """(first row, number of rows) of real queries that have no keys: their outputs are zeros."""
     cubes: Cubes | None = None
-    """Cubes of attention that sees a part of the keys."""
+    """Cubes of video sparse attention; None for dense attention."""
     block_causal: BlockCausal | None = None
-    """Which of the keys each query sees, where it sees a part of its sample; None: all of them."""
+    """Calls of block-causal attention; None if each query sees all keys of its sample."""
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
 
     @classmethod
@@ -66,7 +66,7 @@ class Spans:
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
-        """The value of `make()`, computed by the first layer and reused by the others."""
+        """The value of `make()`, computed by the first layer and reused by later layers."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -74,7 +74,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention of some tokens of a sample, each of which sees other keys of the sample."""
+    """Attention of some tokens of a sample with a mask, because each sees different keys."""
 
     rows: Tensor  # int64, of the queries
     keys: Tensor  # int64, rows of all keys that one of them sees
@@ -94,7 +94,7 @@ class BlockCausal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """The starts of sequences that lie end to end: each token is a query or a key of exactly one.
+    """Offsets of concatenated sequences: each token is a query or a key of exactly one.
 
     Sequences at the end may be empty.
     """
@@ -106,7 +106,7 @@ class Offsets:
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The value of `make()`, computed by the first layer and reused by the others."""
+        """The value of `make()`, computed by the first layer and reused by later layers."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]

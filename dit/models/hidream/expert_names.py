@@ -79,7 +79,7 @@ def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _projections() -> tuple[Row, ...]:
-    """Name-table rows of the projections of Llama's states, one for each layer, then of T5's."""
+    """Name-table rows of the projections of Llama's hidden states (one per layer), then of T5's."""
 
     def row(ours: str, width: str = "H", **options: Any) -> Row:
         theirs = ("caption_projection.*.linear.weight",)
@@ -102,6 +102,6 @@ _BLOCKS = {
 
 
 def layered_rows() -> tuple[Row, ...]:
-    """Name-table rows of all layers, and of the projections of their text states."""
+    """Name-table rows of all layers, and of the projections of their hidden text states."""
     layers = (_layer_rows(ours, theirs) for ours, theirs in _BLOCKS.items())
     return (*_projections(), *(row for rows in layers for row in rows))

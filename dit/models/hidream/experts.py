@@ -36,7 +36,7 @@ class Experts(MegatronModule):
             setattr(self, f"expert_{number}", FeedForward(context, part.feed_forward))
 
     def weights(self, x_TD: Tensor) -> Tensor:
-        """Weight [T, E] of each expert for each token; 0 for experts that it does not choose."""
+        """Router weight [T, E] of each expert for each token; 0 for experts not chosen."""
         p_TE = self.router(x_TD).softmax(-1)
         chosen_TX, expert_TX = p_TE.topk(self.chosen, dim=-1)
         return torch.zeros_like(p_TE).scatter(-1, expert_TX, chosen_TX)

@@ -1,7 +1,7 @@
 """Text of which each layer sees hidden states of another layer of its encoder.
 
-Its rows follow the other text of a sample. Between two layers they hold the projection for the
-network's last layer, which thus reaches that layer on any stage.
+This text follows the other text of a sample. Between two layers its rows hold the projection for
+the network's last layer, which thus reaches that layer on any stage.
 """
 
 # B rows of such texts in a pack, X all hidden states side by side, D model width
@@ -29,7 +29,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """The places of a layer's text in a row of tokens."""
+    """Positions of a layer's text in a row of tokens."""
 
     places: Tensor  # int64, of those of this context rank
     rows: int  # W
@@ -42,13 +42,13 @@ class PlacedRows:
         return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
 
     def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
-        """`h_TD` with the tokens of `by_TD` at the places of the text."""
+        """`h_TD` with `by_TD` at the positions of the layer's text."""
         return torch.where(self.is_there_T[:, None], by_TD, h_TD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextRows:
-    """The hidden states of a pack's text, and their places among tokens."""
+    """The hidden states of a pack's text, and their positions among tokens."""
 
     states_BX: Tensor
     source: Tensor  # int64, the row of each place
@@ -87,14 +87,14 @@ class LayerTextRows:
         return cls(states_BX=states_BX, source=both[1], placed=placed, my_tokens=my_tokens)
 
     def laid(self, text_BD: Tensor, token_row: str) -> Tensor:
-        """`text_BD` at its places among this rank's tokens of `token_row`; zeros elsewhere."""
+        """`text_BD` at its positions among this rank's tokens of `token_row`; zeros elsewhere."""
         at = self.placed[token_row]
         whole_WD = text_BD.new_zeros(at.rows, text_BD.shape[1])
         return self.my_tokens(whole_WD.index_copy(0, at.places, text_BD[self.source]))
 
 
 class LayerText(MegatronModule):
-    """The linear of one layer that projects the text encoder's hidden states for it.
+    """A layer's linear that projects the text encoder's hidden state for this layer.
 
     Every rank has the states of all texts of the pack.
     """
@@ -107,7 +107,7 @@ class LayerText(MegatronModule):
         self.linear = WholeLinear(view.width, width, bias=False, dtype=dtype)
 
     def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
-        """`h_TD` with this layer's text in the places of text."""
+        """`h_TD` with this layer's text at the positions of its text."""
         states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
         text_TD = rows.laid(self.linear(states_BE), self.token_row)
         return rows.placed[self.token_row].replaced(h_TD, text_TD)

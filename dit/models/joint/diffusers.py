@@ -1,4 +1,4 @@
-"""Parts that Diffusers forms of networks with joint attention share: config.json, calls.
+"""Code shared by Diffusers forms of networks with joint attention: config.json and calls.
 
 FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
 captions; HunyuanVideo 1.5 and HunyuanImage also read rows of ByT5.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 PATCH = 2
-"""Rows and columns of a token in the pipelines of FLUX and Chroma."""
+"""Patch side, in latent cells, of a token in the pipelines of FLUX and Chroma."""
 
 
 def channels_of_patches(t: Any) -> int:
-    """The channels of the latent, from the file `t`, which counts the numbers of a token.
+    """Latent channels, from a config.json `t` that gives the numbers of a token.
 
     Raises:
         ValueError: its tokens are no patches.
@@ -54,7 +54,7 @@ def double_single_keys(
     outputs: bool = True,
     patch: bool = True,
 ) -> tuple[Key, ...]:
-    """Keys of config.json of classes with double-stream, then single-stream layers.
+    """config.json keys of classes with double-stream, then single-stream layers.
 
     `outputs` says whether `out_channels` is a key, `patch` whether `patch_size` is.
     """
@@ -84,7 +84,10 @@ DOUBLE_SINGLE_KEYS = double_single_keys(
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Private keys for the patch, which these classes lack; `rows` is published networks'."""
+    """Private config.json keys for the patch size, which these Diffusers classes lack.
+
+    `rows` is the size in published networks.
+    """
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
         OwnKey("patch_temporal", PositiveInt, published=lambda _: 1),
@@ -95,12 +98,12 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """The rule that tokens are whole patches before they reach the network."""
+    """The rule that patches are grouped into tokens before they enter the network."""
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
 def outputs_as_inputs(t: Any) -> Rule:
-    """The rule that a network predicts as many channels as its latents have; null means so, too."""
+    """The rule that output channels equal latent channels; null stands for equal."""
     return (
         t.out_channels in (None, t.in_channels),
         f"out_channels={t.out_channels} with in_channels={t.in_channels}",
@@ -108,7 +111,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -121,14 +124,14 @@ def mlp_ratio(hidden: int, width: int) -> float:
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
-    """Why Diffusers' class cannot express the network's MLP, in words."""
+    """Reasons, in words, why Diffusers' class cannot express the network's MLP."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
 
 
 def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
-    """`Pipeline.rules` of FLUX and Chroma; a token has `rows` rows and columns of cells."""
+    """`Pipeline.rules` of FLUX and Chroma, for tokens of `rows` x `rows` latent cells."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (
@@ -149,7 +152,7 @@ def run_on_patches(
     positions: PositionRule | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Outputs of Diffusers' network for samples of one size [B, C, F, H, W].
+    """Outputs [B, C, F, H, W] of Diffusers' network for samples of one size.
 
     `latents` has each sample's latent, then its references; `inputs` are further arguments of its
     class. Text has position 0 in `positions` (None: `GridPositions`), unless `txt_ids` are given.
@@ -182,7 +185,7 @@ def run_on_sample(
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """The network's output for one sample, [C, F, H, W]; `references` are latents of any size."""
+    """Output [C, F, H, W] of Diffusers' network for one sample, with `references` of any size."""
     import torch
 
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
@@ -191,12 +194,12 @@ def run_on_sample(
 
 
 GLYPH_HIDDEN = 2048
-"""Width inside the embedding of ByT5's rows; fixed in Diffusers."""
+"""Hidden width of the embedding of ByT5's states; fixed in Diffusers."""
 _NORM, _THETA = "rms_norm", 256.0
 
 
 def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key, ...]:
-    """Keys of config.json that all Hunyuan models have, with the defaults of one class."""
+    """config.json keys that all Hunyuan models have, with the defaults of one class."""
     return (
         same("num_attention_heads", heads),
         heads_of(128),
@@ -211,7 +214,7 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our Hunyuan networks can take over."""
+    """Rules for Diffusers' config.json `t`: what our Hunyuan networks support."""
     return [
         (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
         (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
@@ -223,9 +226,9 @@ def hunyuan_rules(t: Any) -> list[Rule]:
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """The number of given frames of a longer latent, and these frames with their mask.
+    """Number of given frames of a longer latent, and these frames with their mask.
 
-    They have the latent's shape, [C + 1, F, H, W], with zeros for other frames.
+    Frames and mask are [C + 1, F, H, W], with zeros for other frames.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:
@@ -236,7 +239,7 @@ def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
 
 
 def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
-    """Settings for ByT5's rows that Diffusers' `class_name` lacks, in words."""
+    """Settings for ByT5's text, in words, that Diffusers' `class_name` lacks."""
     if model.glyph_hidden_size == GLYPH_HIDDEN:
         return []
     return [

@@ -37,19 +37,20 @@ JOINT_PARTS: Mapping[str, str] = {
     "attention": "attention",
     "mlp": "mlp",
 }
-"""`Family.parts` of double-stream layers and the head."""
+"""`Family.parts` of networks with double-stream layers: names for logged gradient norms."""
 ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
 """`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
 and the output of the network as 0."""
 
 
 EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
-"""Keys of `objective`: pipelines hand their scheduler even steps from 1 to 1 / number of steps."""
+"""Keys of `objective` for pipelines whose scheduler gets even steps from 1 to 1 / number of steps.
+"""
 TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
 class HasAxes(Protocol):
-    """A configuration whose rotary positions have axes."""
+    """A configuration whose rotary positions have several axes."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -60,7 +61,7 @@ class HasAxes(Protocol):
 
 
 class HasKeyHeads(Protocol):
-    """A configuration in which several heads of queries share a head of keys."""
+    """A configuration with grouped-query attention: several query heads share a key head."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -71,7 +72,7 @@ class HasKeyHeads(Protocol):
 
 
 class HasGlyphs(Protocol):
-    """A configuration with ByT5's rows for words in quotation marks."""
+    """A configuration with ByT5's text for words in quotation marks."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -80,7 +81,7 @@ class HasGlyphs(Protocol):
 
 
 def even_axes(model: HasAxes) -> Rule:
-    """The rule that each axis has an even size, because rotary positions turn pairs of numbers."""
+    """The rule that each rotary axis has an even size, because numbers are rotated in pairs."""
     axes = list(model.rope_axes)
     return (
         all(axis >= 2 and axis % 2 == 0 for axis in axes),
@@ -89,7 +90,7 @@ def even_axes(model: HasAxes) -> Rule:
 
 
 def axes_fill_heads(model: HasAxes) -> Rule:
-    """The rule that the axes together cover all numbers of a head."""
+    """The rule that the rotary axes together fill the width of a head."""
     heads, axes = model.num_attention_heads, list(model.rope_axes)
     width = model.hidden_size // heads
     return (
@@ -101,7 +102,10 @@ def axes_fill_heads(model: HasAxes) -> Rule:
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention: heads of keys divide heads of queries and tensor ranks."""
+    """Rules of grouped-query attention: which numbers of heads and ranks must divide.
+
+    Key heads divide query heads, and tensor ranks divide key heads.
+    """
     heads, keys, tp = (
         model.num_attention_heads,
         model.num_kv_heads,
@@ -122,7 +126,7 @@ def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
 
 
 def heads_share_mlp(model: ModelConfig) -> Rule:
-    """The rule that heads divide the MLP, because single-stream layers order it by heads."""
+    """The rule that heads divide the MLP, because single-stream layers order its units by head."""
     heads = model.num_attention_heads
     return (
         model.ffn_hidden_size % heads == 0,
@@ -132,7 +136,7 @@ def heads_share_mlp(model: ModelConfig) -> Rule:
 
 
 def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
-    """The rule of families whose published weights mask the padding of captions."""
+    """The rule of families whose published weights mask padding of captions."""
     return (
         model.text_pad_to is None,
         f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
@@ -141,7 +145,7 @@ def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
 
 
 def learns_pictures(model: ModelConfig, title: str) -> Rule:
-    """The rule of families without video: a patch is one frame deep."""
+    """The rule of image families: a patch is one frame deep."""
     return (
         model.patch_temporal == 1,
         f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
@@ -149,7 +153,7 @@ def learns_pictures(model: ModelConfig, title: str) -> Rule:
 
 
 def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
-    """The input with ByT5's rows for words in quotation marks."""
+    """The input with ByT5's text for words in quotation marks."""
     optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
     return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
 
@@ -201,7 +205,7 @@ def joint_layer_parts(
     activation: Activation = Activation.GELU_TANH,
     bias: bool = True,
 ) -> dict[str, Any]:
-    """Attention, with `norm` on queries and keys, and feed-forward for layers of both kinds."""
+    """Attention, with `norm` on queries and keys, and feed-forward, for both kinds of layers."""
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
         "attention": AttentionSpec(width=width, heads=heads, bias=bias, norm=norm),
@@ -220,7 +224,7 @@ def double_layer(
     latents: WholeLayerModulation = _PER_BLOCK,
     text: WholeLayerModulation = _PER_BLOCK,
 ) -> LayerSpec:
-    """Latents and text with weights of their own, and attention over both (double-stream).
+    """A double-stream layer: latents and text have separate weights, and attention over both.
 
     `latents` and `text` are the kinds of their modulations.
     """
@@ -242,7 +246,7 @@ def single_layer(
     *,
     fused: bool = False,
 ) -> LayerSpec:
-    """Attention and feed-forward of latents and text in one row (single-stream)."""
+    """A single-stream layer: attention and feed-forward over latents and text as one sequence."""
     joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
     return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
 
@@ -257,7 +261,7 @@ def sequential_layer(
     after: bool = False,
     attend: Callable[[Port, AttentionSpec], Attend] = Attend,
 ) -> LayerSpec:
-    """Attention, then feed-forward, of one row, behind norms with weights, such as `norm`.
+    """A layer of attention, then feed-forward, behind norms with weights (`norm`).
 
     `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
     scaled nor gated, as in refiners of text. `attend` makes the part with the attention.
@@ -281,10 +285,10 @@ def double_then_single(
     fused: bool = False,
     **of_layers: Any,
 ) -> tuple[StackSpec, ...]:
-    """`num_layers` double-stream layers, then `num_single_layers` single-stream ones.
+    """`num_layers` double-stream layers, then `num_single_layers` single-stream layers.
 
-    `latents`, `text` and `single` are the kinds of their modulations, `fused` is of
-    `AttendAndFeed`; the rest is of `joint_layer_parts`.
+    `latents`, `text` and `single` are the kinds of their modulations, `fused` belongs to
+    `AttendAndFeed`; the rest is passed to `joint_layer_parts`.
     """
     parts = joint_layer_parts(model, **of_layers)
     first = double_layer(**parts, latents=latents, text=text)

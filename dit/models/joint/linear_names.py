@@ -1,4 +1,4 @@
-"""Names of linears in the code of FLUX and of the Hunyuan models -> Diffusers' names.
+"""Names of linears in the code of FLUX and the Hunyuan models -> Diffusers' names.
 
 Files of adapters use them. `*` stands for the number of a block. If a project joins several of
 Diffusers' linears in one, their names are listed with spaces: each has as many outputs as there are
@@ -24,7 +24,7 @@ _STREAMS = (("img", "", _QKV, "attn.to_out.0"), ("txt", "_context", _ADDED, "att
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """A project's names for the linears of attention, modulation, MLPs and embeddings."""
+    """One project's names for the linears of attention, modulation, MLPs and embeddings."""
 
     attention: str  # between the name of an attention and that of its linear
     modulation: str
@@ -33,8 +33,8 @@ class Words:
     pooled: tuple[str, str]
     """Linears of the embedding of pooled text in a token refiner."""
     fused: bool = True
-    """Whether queries, keys and values of blocks are one linear, in single-stream blocks with the
-    first one of the MLP."""
+    """Whether q, k and v of a block are one linear; in single-stream blocks also with the MLP's
+    first linear."""
 
 
 FLUX = Words(
@@ -44,7 +44,7 @@ FLUX = Words(
     embedding=("in_layer", "out_layer"),
     pooled=("in_layer", "out_layer"),
 )
-"""FLUX's, which ComfyUI has for the Hunyuan models, too: it makes them of FLUX's layers."""
+"""FLUX's names; ComfyUI also uses them for the Hunyuan models, which it builds of FLUX's layers."""
 HUNYUAN = Words(
     attention="_",
     modulation="linear",
@@ -52,9 +52,9 @@ HUNYUAN = Words(
     embedding=("mlp.0", "mlp.2"),
     pooled=("linear_1", "linear_2"),
 )
-"""Names in the Hunyuan models' own code that has queries, keys and values in one linear."""
+"""Names in the Hunyuan models' own code, in which q, k and v are one linear."""
 GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
-"""The embedding of ByT5's rows."""
+"""Linears of the embedding of ByT5's text."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
 """Embedders of FLUX and Chroma, which have no token refiner."""
@@ -66,7 +66,7 @@ _NET = ("net.0.proj", "net.2")
 def double_block_names(
     words: Words, *, modulated: bool = True, mlp: tuple[str, str] = _NET
 ) -> Names:
-    """A project's names -> Diffusers' names of the linears of double-stream blocks.
+    """A project's names -> Diffusers' names, for the linears of double-stream blocks.
 
     `modulated` says whether each block has its own modulations.
 
@@ -87,7 +87,7 @@ def double_block_names(
 
 
 def single_block_names(words: Words, *, modulated: bool = True) -> Names:
-    """A project's names -> Diffusers' names of the linears of single-stream blocks."""
+    """A project's names -> Diffusers' names, for the linears of single-stream blocks."""
     block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
     names: Names = {}
     if modulated:
@@ -103,7 +103,7 @@ def single_block_names(words: Words, *, modulated: bool = True) -> Names:
 
 
 def refiner_names(words: Words) -> Names:
-    """Names of a token refiner, whose queries, keys and values are one linear in every project."""
+    """A project's names -> Diffusers' names for a token refiner; q, k and v are one linear."""
     told = "context_embedder.time_text_embed"
     attention = f"{_REFINER}.self_attn{words.attention}"
     return {
@@ -118,7 +118,7 @@ def refiner_names(words: Words) -> Names:
 
 
 def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
-    """Names of a Hunyuan model with these `embeddings`; `single`: with single-stream blocks."""
+    """Names of a Hunyuan model with these `embeddings`, with or without `single`-stream blocks."""
     return {
         **double_block_names(words),
         **(single_block_names(words) if single else {}),
@@ -129,7 +129,7 @@ def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool =
 
 
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
-    """A project's names -> Diffusers' names of `embeddings` by two linears."""
+    """A project's names -> Diffusers' names of embeddings that consist of two linears."""
     names: Names = {}
     for theirs, ours in embeddings.items():
         names |= _linears(theirs, words.embedding, ours)
@@ -137,7 +137,7 @@ def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
 
 
 def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
-    """Names of an embedding's two linears, `theirs.word` -> `ours.linear_1` and `_2`."""
+    """Names of an embedding's two linears: `theirs.word` -> `ours.linear_1`, `ours.linear_2`."""
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 

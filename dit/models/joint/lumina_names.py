@@ -28,14 +28,17 @@ LUMINA_STACKS = {
     "context_refiner": "context_refiner",
     "blocks": "layers",
 }
-"""Stack -> what Diffusers calls its layers."""
+"""Our name of a stack -> Diffusers' name of its layers."""
 LEVEL, TEXT = (f"time_caption_embed.{kind}_embedder" for kind in ("timestep", "caption"))
 _HEADS = ByKeyHead(rotated=(0, 1))
 _MULTIPLE = 256  # of the width of an MLP, by default
 
 
 def _names(stack: str) -> SequentialNames:
-    """Names of the layers of one stack; the text refiner's layers have no modulation."""
+    """Diffusers' names in the layers of one stack.
+
+    Layers of the text refiner have no modulation.
+    """
     told = stack != "context_refiner"
     return SequentialNames(
         norms=("norm1.norm" if told else "norm1", "norm2", "ffn_norm1", "ffn_norm2"),
@@ -87,7 +90,7 @@ def _hidden(t: Any) -> int:
 
 
 def _usual(model: ModelConfig) -> bool:
-    """Whether the MLP has the width that it gets without a multiplier."""
+    """Whether the MLP has the default width, without a multiplier."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
 
@@ -96,7 +99,7 @@ def _up(width: int) -> int:
 
 
 def _multiplier(model: ModelConfig) -> float | None:
-    """The `ffn_dim_multiplier` that makes Diffusers compute our width; None if it needs none."""
+    """The `ffn_dim_multiplier` with which Diffusers computes our MLP width; None if not needed."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
@@ -108,10 +111,10 @@ def _multiple(model: ModelConfig) -> int:
 
 
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
-    """Keys of config.json that both networks have, with the defaults of both classes.
+    """config.json keys that both networks have, with the defaults of both classes.
 
-    `layers` has the number of joint layers, then of a refiner's. `largest` has the numbers of rows
-    in the tables of rotary angles.
+    `layers` has the number of joint layers, then of a refiner's layers; `largest` the lengths of
+    the tables of rotary angles.
     """
     return (
         Key("patch_size", "patch_spatial", 2),
@@ -136,7 +139,7 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
 
 
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: what our network can take over."""
+    """Rules for Diffusers' config.json `t`: what our network supports."""
     return [
         outputs_as_inputs(t),
         (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),

@@ -45,7 +45,7 @@ TINY_REFINED: Mapping[str, Any] = {
     "crossattn_emb_size": 16,
     "rope_axes": (2, 2, 4),
 }
-"""What makes a network of these tiny (`Family.tiny`)."""
+"""Keys of `model` for tiny networks of these families (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class RefinedConfig(ModelConfig):
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     refiners: ClassVar[int] = 2
-    """Stacks of `num_refiner_layers` layers."""
+    """Number of refiners, each of `num_refiner_layers` layers."""
     most_told: ClassVar[int] = 1024
-    """Largest width of the embedding of the level."""
+    """Largest width of the timestep embedding."""
     title: ClassVar[str] = ""
     """Name of the network in messages."""
 
@@ -117,9 +117,9 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The largest latent (frames, rows, columns) for which tables with so many rows have angles.
+    """The largest latent (frames, rows, columns) that tables of rotary angles cover.
 
-    `axes_lens` has the number of rows for captions, then for rows and columns of tokens.
+    `axes_lens` has the table length for captions, then for rows and columns of tokens.
     """
     rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
     return 2**20, rows, columns
@@ -132,10 +132,10 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners, of which the text's has no timestep, then the layers over both in one row.
+    """The refiners (the text's without timestep), then the layers over both as one sequence.
 
-    `references` is the largest number of references, which have their own refiner; None: without
-    one.
+    `references` is the largest number of references, which have their own refiner; None: no
+    references.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -161,5 +161,5 @@ def refined_stacks(
 
 
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
-    """The layers, and the multiples to which text and latents are padded for them."""
+    """The network's layers, and the multiples to which they pad text and latents."""
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

@@ -17,23 +17,28 @@ from dit.models.joint.tensor_names import norm_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequentialNames:
-    """Diffusers' names of the parts of a layer, after the name of the layer."""
+    """Diffusers' names of the modules of a layer, relative to the layer."""
 
     norms: tuple[str, ...]
-    """Before and after attention, before and after the MLP; the two before them alone; or none."""
+    """Norms before and after attention, before and after the MLP; or only the two before; or none.
+
+
+
+
+    """
     modulation: str | None
-    """None: the layer has none."""
+    """Linear of the modulation; None: the layer has none."""
     attention: str
     mlp: tuple[str, str, str]
-    """Linears of gates, of values, and of their product."""
+    """Linears of the SwiGLU: gate, value, output."""
     gate: str | None = None
-    """Linear of the gate that multiplies the output of attention; None: there is no gate."""
+    """Linear of the gate on the output of attention; None: there is no gate."""
     of_norms: str = "weight"
-    """What ours call the weights of norms: `offset` where they are stored less 1."""
+    """Our name for weights of norms: `offset` if they are stored minus 1."""
 
 
 def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight") -> Row:
-    """The line of a norm's weight, which our network calls `kind`."""
+    """Name-table row of a norm's weight, which our network calls `kind`."""
     return Row(f"{ours}.{kind}", (f"{theirs}.weight",), TensorSplit.REPLICATED, (width,))
 
 

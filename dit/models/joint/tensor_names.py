@@ -1,4 +1,4 @@
-"""Diffusers' names for the layers with joint attention, which several families share."""
+"""Diffusers' names for layers with joint attention, shared by several families."""
 
 # D model width, F width of the MLP, K head width, C numbers in a token of the prediction
 # W cosines and sines of a number that is told, P width of pooled text
@@ -24,9 +24,10 @@ from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATI
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
-"""Neighbours are rotated together there, and halves of a head here."""
+"""Order of a head's numbers: Diffusers rotates neighbours together, our networks half a head apart.
+"""
 Exists = Callable[[Any], bool]
-"""Whether a network has a tensor."""
+"""Predicate on a model's configuration: whether the network has a tensor."""
 
 
 def _always(_: Any) -> bool:
@@ -65,7 +66,7 @@ TEXT = (
     ("norm_added_q", "norm_added_k"),
     "to_add_out",
 )
-"""Queries, keys and values; their norms; output: of latents and of text."""
+"""Names in text's attention: q, k and v; their norms; output."""
 
 
 def attention_rows(
@@ -78,7 +79,7 @@ def attention_rows(
     exists: Exists = _always,
     output: bool = True,
 ) -> tuple[Row, ...]:
-    """Name-table rows of an attention.
+    """Name-table rows of the linears and norms of an attention.
 
     `normed` says whether it has norms, `output` whether a linear follows.
     """
@@ -242,7 +243,7 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
     """Name-table rows of the last norm and linear.
 
-    `features` is the order of the numbers in a token.
+    `features` is the order of the numbers of a token.
     """
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
@@ -274,7 +275,7 @@ def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """The width for each letter of these lines, except P, G and S."""
+    """Width for each letter of these name tables, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

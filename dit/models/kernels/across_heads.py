@@ -1,12 +1,14 @@
 """RMSNorm over all heads of a token and rotary positions, of queries and keys.
 
-1. across_heads_sums       sums of squares of a token; tensor ranks, which divide heads, add theirs
+1. across_heads_sums       sums of squares of a token, then added over tensor ranks, which divide
+   heads
 2. across_heads            scaled, and rotated if there are angles
-3. across_heads_sums       backward: sums of results times their gradients, which ranks add as well
+3. across_heads_sums       backward: sums of results times their gradients, also added over ranks
 4. across_heads_backward
 
-Queries and keys are read where the matrix product wrote them, next to the values of their head, and
-their gradients are written there, so no copy divides the product's output or joins its gradient.
+Kernels read queries and keys where the matrix product wrote them, beside the values of each head,
+and write their gradients to the same layout, so no copy splits the product's output or joins its
+gradient.
 """
 
 # T tokens, H heads of this tensor rank, K head width, X numbers of a head in the product, P parts
@@ -23,17 +25,17 @@ from torch import Tensor
 from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 512
-"""Tokens that are worked on side by side, in each group of heads. Each reads the weights once, and
-adds up a part of their gradients, both as wide as a token. Few groups fill an H100 as well."""
+"""Programs for each group of heads. Each program reads the norm's weights once and accumulates a
+partial gradient of them in one token's width. Few groups of heads still fill an H100."""
 HEADS = 16
-"""Heads of a program at most, so that wide models need no more registers."""
+"""Most heads of a program, so that wide models need no more registers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormedRow:
-    """Rows [T, H, X] whose heads begin with `parts` parts of K numbers that are normalised.
+    """A row [T, H, X]: each head begins with `parts` slices of K numbers that are normalised.
 
-    Parts of the widths `widths` follow, which do not change.
+    Slices of the widths `widths` follow, which are returned unchanged.
     """
 
     x_THX: Tensor
@@ -43,15 +45,15 @@ class NormedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Across:
-    """How the parts of a row are normalised across its heads, and rotated."""
+    """Parameters of normalising across heads and of the rotation, beside the tensors."""
 
     eps: float
     numbers: int
-    """How many numbers a token has on all tensor ranks."""
+    """Numbers of a token over all tensor ranks, the divisor of the mean of squares."""
     summed: Callable[[Tensor], Tensor]
-    """The sum over tensor ranks."""
+    """The function that sums over tensor ranks."""
     twisted: bool = False
-    """Whether the two halves of a head have cosines and sines of their own."""
+    """Whether the two halves of a head have different cosines and sines."""
 
 
 def normalised(
@@ -60,11 +62,11 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """The parts of each row, normalised and rotated by `angles`, then the other parts as views.
+    """The normalised slices of each row, rotated by `angles`, then the remaining slices as views.
 
-    `weights` [H * K] are those of all parts in order; `angles` cosines and sines in float32, [T, K]
-    or for each head [T, H, K], which rotate the pairs (i, i + K/2): (a, b) becomes (cos a - sin b,
-    cos' b + sin' a), with (cos', sin') those of the second half.
+    `weights` [H * K] are those of all slices in order. `angles` are cosines and sines in float32,
+    [T, K] or for each head [T, H, K]. They rotate the pairs (a, b) = (x_i, x_{i + K/2}) to (a cos -
+    b sin, b cos' + a sin'), where (cos', sin') are those of the second half.
     """
     width = len(weights[0]) // rows[0].x_THX.shape[1]
     layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)
@@ -80,9 +82,9 @@ def normalised(
 
 
 class _AcrossHeads(torch.autograd.Function):
-    """The autograd function of `normalised`, which communicates with ranks and returns views.
+    """The autograd function of `normalised`, for which the operators' own formulas cannot serve.
 
-    So the operators' own gradient formulas cannot serve.
+    It communicates over tensor ranks and returns views of its input.
     """
 
     @staticmethod
@@ -94,7 +96,7 @@ class _AcrossHeads(torch.autograd.Function):
         sin: Tensor | None,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """`tensors` are the weights [H * K] of all parts, then one [T, H, X] for each row.
+        """`tensors` are the weights [H * K] of all slices, then one [T, H, X] for each row.
 
         `cos` and `sin` are [T, K] or [T, H, K], float32.
         """
@@ -120,7 +122,7 @@ class _AcrossHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs.
 
-        `gradients` are [T, H, width] for each row's parts, then its others.
+        `gradients` are [T, H, width]: for each row the normalised slices, then the others.
         """
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
@@ -155,7 +157,7 @@ def _parts(x_THX: Tensor, count: int, width: int) -> Iterator[Tensor]:
     "dit::across_heads_sums", mutates_args=(), schema="(Tensor a, Tensor? b) -> Tensor"
 )
 def across_heads_sums(a_THK: Tensor, b_THK: Tensor | None) -> Tensor:
-    """Sums [T] in float32 of the products of all numbers of a token; of squares without `b`."""
+    """Sums [T], float32, of the products a * b over all numbers of a token; squares without `b`."""
     a_THK, b_THK = _columns(a_THK), None if b_THK is None else _columns(b_THK)
     tokens, heads, width = a_THK.shape
     sums_T = a_THK.new_empty(tokens, dtype=torch.float32)
@@ -191,7 +193,7 @@ def across_heads(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> Tensor:
-    """Queries, or keys, normalised across their heads and rotated: [T, H, K], contiguous."""
+    """Queries or keys, normalised across their heads and rotated: [T, H, K], contiguous."""
     x_THK, (tokens, heads, width) = _columns(x_THK), x_THK.shape
     out_THK = x_THK.new_empty(x_THK.shape)
     if tokens:
@@ -233,10 +235,10 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_out` are [T, H, K] for the parts. `to_others` [T, H, width] are copied after the first
-    `begin` numbers of each head; the numbers between are in place already. `weights` are [H * K];
-    `squares` and `products` are sums [parts * T], float32, part after part; `cos` and `sin` are [T,
-    K] or [T, H, K].
+    `to_out` are gradients [T, H, K] of the normalised slices. `to_others` [T, H, width] are copied
+    behind the first `begin` numbers of each head; the numbers between are already in `to_x_THX`.
+    `weights` are [H * K]; `squares` and `products` are sums [slices * T], float32, slice after
+    slice; `cos` and `sin` are [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:
@@ -277,7 +279,7 @@ def _(
 
 
 def grid_of(tokens: int, heads: int) -> tuple[int, int]:
-    """Number of programs of the kernel, and of the groups of heads that they divide."""
+    """(number of programs, number of groups of heads) of a kernel launch."""
     return min(tokens, PROGRAMS), -(-heads // HEADS)
 
 
@@ -303,13 +305,13 @@ def _kernels() -> Any:
 
 
 def _tile(heads: int, width: int) -> tuple[int, int]:
-    """Heads and numbers of a kernel's tile, rounded up to powers of two."""
+    """(heads, numbers) of a kernel's tile, rounded up to powers of two."""
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width))
     return rows, block
 
 
 def _sizes(heads: int, width: int) -> dict[str, int]:
-    """Launch parameters of a kernel: each thread loads 4 numbers of each half in one instruction.
+    """Launch parameters of a kernel: each thread loads 4 numbers of each half of a head at once.
 
     A multiprocessor runs 1024 threads at once.
     """

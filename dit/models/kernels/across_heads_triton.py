@@ -1,6 +1,6 @@
-"""Kernels of `across_heads`.
+"""Triton kernels of `across_heads`.
 
-A head's numbers are two halves, rotated in pairs, and so two tiles [heads, half of the width]. All
+The two halves of a head are rotated in pairs, so they are two tiles [heads, half of the width]. All
 arithmetic is in float32; each result is rounded once.
 """
 
@@ -29,7 +29,7 @@ def across_heads_sums(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of products over all numbers of a token; each program has one token."""
+    """Sums of products over all numbers of a token; one program for each token."""
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     total = tl.zeros([HEADS, BLOCK], tl.float32)
@@ -149,11 +149,11 @@ def across_heads_backward(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Stores the gradient of x, and this program's part of the weight's gradient.
+    """Stores the gradient of x, and this program's partial gradient of the weight.
 
     With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
-    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n. The rotated-back gradient
-    has the same product with n · weight as to_out with out, so the means need no rotation.
+    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n. A rotation preserves
+    products, so the means use `products`, the sums of to_out · out.
     """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]

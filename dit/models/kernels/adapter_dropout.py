@@ -1,6 +1,6 @@
-"""Dropout on the input of adapters: one kernel, which reads and writes each number once.
+"""Dropout on the input of LoRA adapters: one kernel, which reads and writes each number once.
 
-`dit.lora.adapter` has the plain form, whose results are equal to the bit.
+`dit.lora.adapter` has the plain torch form, with bit-identical results.
 """
 
 # T rows, I channels
@@ -14,7 +14,7 @@ from torch import Tensor
 
 _WORD = 2**31 - 1
 _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-"""The tile of a program, which goes through the channels of its rows."""
+"""Size of a program's tile; the program goes through the channels of its rows tile by tile."""
 
 
 @torch.library.custom_op(
@@ -23,7 +23,7 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
-    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by the hash of its place."""
+    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by a hash of its position."""
     out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     _launch(out_TI, x_TI, place_T, rate, key, first, added=False)
     return out_TI
@@ -37,7 +37,7 @@ def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first:
 def adapter_dropout_add(
     sum_TI: Tensor, x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int
 ) -> None:
-    """Adds the result of `adapter_dropout` to a sum of the same type."""
+    """Adds the result of `adapter_dropout` to `sum_TI`, which has the same dtype."""
     if not sum_TI.is_contiguous():
         sum_TI.add_(adapter_dropout(x_TI, place_T, rate, key, first))
         return

@@ -1,7 +1,7 @@
-"""Kernel of `adapter_dropout`.
+"""Triton kernel of `adapter_dropout`.
 
-The plain form hashes in int64. The kernel has the 31-bit words in int32: a product that overflows
-keeps its lower 32 bits, of which both forms use 31.
+The plain torch form hashes in int64. The kernel hashes 31-bit words in int32: a product that
+overflows keeps its lower 32 bits, of which both forms use 31.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors and sizes one by one

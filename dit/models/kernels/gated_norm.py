@@ -1,18 +1,18 @@
-"""Gated residual, LayerNorm or RMSNorm, scale and shift by level row: one kernel each way.
+"""Kernel for gated residual, LayerNorm or RMSNorm, scale and shift by level row, and its gradients.
 
-1. sum = h + gate · y              the output of one part of a layer is added
-2. x = norm(sum) · scale + shift   the input of the next part
+1. sum = h + gate · y              the output of a sublayer (attention, feed-forward) is added
+2. x = norm(sum) · scale + shift   the input of the next sublayer
 
-Either step may be absent. The backward pass keeps `sum`, `y` and two numbers for each token, and
-adds the two gradients of `sum` inside the kernel.
+Either step may be absent. `sum`, `y` and two numbers for each token are saved for backward, whose
+kernel also adds the two gradients of `sum`.
 
-`RowChunks` are tokens in the order of their level rows, cut into chunks that each have one row. The
-gradient of a row's scale is a sum over its tokens, wherever in the pack they are: given frames,
-reference latents and joint rows of latents and text have timesteps of their own. So tokens are
-sorted by row, stably, and cut after each CHUNK tokens and after each row. One program takes one
-such piece, keeps scale and shift of its row in registers, and writes its part of the sums to its
-own slot; a second kernel adds the parts of a row, first to last. The result does not depend on the
-order of programs.
+A level row is a row of the table of timesteps of a pack: given frames, reference latents and joint
+sequences of latents and text have timesteps of their own. The gradient of a row's scale is a sum
+over its tokens, wherever in the pack they are. So `RowChunks` sorts tokens stably by level row and
+cuts them into pieces, after each CHUNK tokens and after each row. One program processes one piece:
+it holds the row's scale and shift in registers and writes a partial sum to a slot of its own. A
+second kernel adds the partial sums of a row in order, so the result does not depend on the order of
+programs.
 
 The piece of row r in chunk c has slot c + r. Along the sorted tokens each piece raises c or r, so
 no two pieces share a slot, and the number of slots is known without asking the device for the
@@ -31,17 +31,17 @@ import torch
 from torch import Tensor
 
 CHUNK = 32
-"""Tokens of a piece at most.
+"""Most tokens of a piece.
 
-32k tokens are 1024 programs; a part of a sum has 1/16 of the bytes of its tokens in bfloat16.
+32k tokens are 1024 programs; a partial sum has 1/16 of the bytes of its tokens in bfloat16.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RowChunks:
-    """Tokens sorted by their level row, cut into chunks for the programs of the kernel.
+    """Tokens sorted by level row and cut into chunks, one for each program of the kernel.
 
-    It is computed on the device, once for all layers of a pass.
+    Computed on the device, once for all layers of a pass.
     """
 
     order_T: Tensor  # int32, tokens by level row, and by place inside of a row
@@ -71,20 +71,20 @@ class RowChunks:
 
 
 def slots_of(tokens: int, rows: int) -> int:
-    """S, the most chunks that `tokens` tokens of `rows` level rows can need."""
+    """S, the largest number of slots that `tokens` tokens of `rows` level rows can need."""
     return -(-tokens // CHUNK) + rows - 1
 
 
 EPS = 1e-6
-"""The epsilon of the norm, as in every published adaLN."""
+"""Epsilon of the norm, as in every published adaLN."""
 PARTS_BLOCK = 128
-"""Columns of a program that adds parts of sums."""
+"""Columns that a program of the second kernel, which adds partial sums, processes."""
 
 
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`h_TD`, and norm(h) * (1 + scale) + shift with the scale and shift of each token's level.
+    """(h, norm(h) * (1 + scale) + shift), with the scale and shift of each token's level row.
 
     The residual must use the returned `h_TD`: the backward kernel then adds both gradients of h.
     With `rms` the norm is RMSNorm.
@@ -107,14 +107,14 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum h + gate * y of `add`, and the result of `modulate` for it."""
+    """The sum h + gate * y of `add`, and `modulate` of that sum."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 class _GatedNorm(torch.autograd.Function):
-    """The autograd function of the kernel; without a gate `sum` is the input itself.
+    """The autograd function of the kernel; without a gate, `sum` is the input itself.
 
-    An operator must not return its input, so the operator's own gradient formula cannot serve.
+    A custom operator must not return its input, so its own gradient formula cannot serve.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """The forward pass: `sum` if there is a gate; `x` and statistics [T, 2] if there is a scale.
 
-    `sum` is h + gate * y, and `x` its norm * (1 + scale) + shift.
+    `sum` is h + gate * y, and `x` is norm(sum) * (1 + scale) + shift.
     """
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
     gated, norm = gate_ND is not None, scale_ND is not None
@@ -234,8 +234,8 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """Gradients of `h` if there is a scale, of `y` if there is a gate, and of the level rows.
 
-    `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is `sum` as the forward
-    pass kept it. The gradients of the rows are [P, N, D]: shift and scale, then gate.
+    `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is the `sum` that the
+    forward pass saved. The gradients of level rows are [P, N, D]: shift and scale, then gate.
     """
     gated, norm = gate_ND is not None, scale_ND is not None
     g_TD = to_x_TD if norm else to_sum_TD
@@ -278,7 +278,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Empty memory for partial gradients of the modulation's rows, [P, N, D]."""
+    """Empty memory [P, N, D] for gradients of P of scale, shift and gate, for N level rows."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)
@@ -304,7 +304,7 @@ def _kernels() -> Any:
 
 
 def _sizes(h_TD: Tensor) -> dict[str, int]:
-    """Launch parameters of a kernel, whose threads load 8 numbers of each tensor at once."""
+    """Launch parameters of the forward kernel: threads load 8 numbers of each tensor at once."""
     width = h_TD.shape[-1]
     block = _power_of_two(width)
     tokens = min(max(2048 // block, 1), 16)
@@ -313,11 +313,11 @@ def _sizes(h_TD: Tensor) -> dict[str, int]:
 
 
 def _backward_sizes(h_TD: Tensor) -> dict[str, int]:
-    """Launch parameters whose threads have 4 numbers of a tile, and the sums of its columns.
+    """Launch parameters of the backward kernel: each thread has 4 numbers of a tile.
 
-    Columns beyond a power of two form a smaller tile, so that registers suffice and few are idle.
-    64 registers do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes in each thread at
-    3072.
+    Columns beyond a power of two form a smaller tile, so that registers suffice and few threads are
+    idle. 64 registers do not hold 6 numbers of each tensor: Triton 3.6 spills 32 bytes in each
+    thread at 3072 columns.
     """
     width = h_TD.shape[-1]
     block, tail = _power_of_two(width), 0
@@ -337,5 +337,5 @@ def _power_of_two(width: int) -> int:
 
 
 def _threads(warps: int) -> dict[str, int]:
-    """Warps and registers for each thread, so that 768 or 1024 threads share a multiprocessor."""
+    """`num_warps` and `maxnreg` with which 768 or 1024 threads share a multiprocessor."""
     return {"num_warps": warps, "maxnreg": 64 if warps > 8 else 80}

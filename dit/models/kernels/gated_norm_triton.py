@@ -1,7 +1,7 @@
-"""Kernels of `gated_norm`.
+"""Triton kernels of `gated_norm`.
 
-A program has one slot of `RowChunks`: tokens of one level row, whose scale, shift and gate it reads
-once. All arithmetic is in float32; each result is rounded once.
+A program processes one slot of `RowChunks`: tokens of one level row, whose scale, shift and gate it
+reads once. All arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """The level row of a slot, its first token, and the token after its last, in sorted order."""
+    """(level row, first token, end of the tokens) of a slot, in sorted order."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
@@ -80,7 +80,7 @@ def gated_norm_forward(
 
 @triton.jit
 def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
-    """For some tokens: g = dL/dx, the normalised tokens n, and g · scale."""
+    """For a tile of tokens: g = dL/dx, the normalised tokens n, and g · scale."""
     g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
     h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
     return g_TD, (h_TD - mean_T[:, None]) * pace_T[:, None], g_TD * scale_D[None, :]
@@ -88,7 +88,7 @@ def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
 
 @triton.jit
 def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESIDUAL: tl.constexpr):
-    """Stores and returns dL/dh."""
+    """Computes dL/dh of a tile of tokens, stores it and returns it."""
     d_TD = (a_TD - means[0][:, None] - n_TD * means[1][:, None]) * pace_T[:, None]
     if RESIDUAL:
         d_TD += tl.load(to_sum + place, inside, 0.0).to(tl.float32)
@@ -98,7 +98,7 @@ def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESID
 
 @triton.jit
 def gated_gradient(y, to_y, place, inside, d_TD, gate_D):
-    """Stores dL/dy and returns its part of dL/dgate."""
+    """Stores dL/dy of a tile of tokens and returns its partial sum of dL/dgate."""
     y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
     tl.store(to_y + place, (d_TD * gate_D[None, :]).to(to_y.dtype.element_ty), inside)
     return tl.sum(d_TD * y_TD, 0)
@@ -130,7 +130,7 @@ def gated_norm_backward(
     RESIDUAL: tl.constexpr,
     RMS: tl.constexpr,
 ):
-    """Gradients of the tokens of a slot, and its parts of the gradients of level rows.
+    """Gradients of the tokens of a slot, and its partial gradients of the level row.
 
     With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale: dL/dh = r
     · (a - mean(a) - n · mean(a · n)) + dL/dsum; for RMSNorm without mean(a).
@@ -216,7 +216,7 @@ def gated_norm_add_row_parts(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Sums over the slots of a level row, first to last; zeros for a row without tokens."""
+    """Gradient of a level row: its slots' partial sums, added in order; zeros for an empty row."""
     row, kind, kinds = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(rows + 2 * row)

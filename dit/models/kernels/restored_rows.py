@@ -1,6 +1,6 @@
-"""Matrices in 8 bits, restored for products by one kernel, which moves 3 bytes for each number.
+"""Dequantizes 8-bit matrices for matrix products, in one kernel that moves 3 bytes for each number.
 
-`dit.models.stacks.frozen_blocks.restored` has the plain form, whose results are equal to the bit.
+`dit.models.stacks.frozen_blocks.restored` has the plain torch form, with bit-identical results.
 """
 
 # O rows, I numbers of a row
@@ -14,7 +14,7 @@ from torch import Tensor
 
 COLUMNS = 512
 _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
-"""The tile that a program of the kernel restores; each of its threads has 32 numbers."""
+"""Size of the tile that a program dequantizes; each of its threads has 32 numbers."""
 
 
 @torch.library.custom_op(
@@ -23,9 +23,10 @@ _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
     schema="(Tensor bytes, Tensor exponents, ScalarType dtype) -> Tensor",
 )
 def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """The matrix [O, I] in `dtype`: its float8_e4m3fn numbers times a float8_e8m0fnu of each row.
+    """Matrix [O, I] in `dtype`: float8_e4m3fn numbers times a float8_e8m0fnu scale for each row.
 
-    Both are given as uint8. Numbers of a row are contiguous; rows and exponents may be strided.
+    Numbers and scales are passed as uint8. Numbers of a row are contiguous; rows and scales may be
+    strided.
     """
     rows, width = bytes_OI.shape
     out_OI = bytes_OI.new_empty(rows, width, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Kernel of `restored_rows`.
+"""Triton kernel of `restored_rows`.
 
 Numbers are read as bytes and assembled as bits of float32, because Triton has float8_e4m3fn only
 from sm_89 on.

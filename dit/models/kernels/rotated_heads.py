@@ -1,7 +1,8 @@
 """RMSNorm of each head and rotary positions, of queries and keys: one kernel in each direction.
 
-Queries and keys are read where the matrix product wrote them, next to the values of their head, and
-their gradients are written there, so no copy divides the product's output or joins its gradient.
+Kernels read queries and keys where the matrix product wrote them, beside the values of each head,
+and write their gradients to the same layout, so no copy splits the product's output or joins its
+gradient.
 """
 
 # T packed tokens, H heads of this tensor rank, K head width, X numbers of a head in the product
@@ -19,11 +20,11 @@ from torch import Tensor
 from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 2048
-"""Tokens that are worked on side by side; each adds up a part of the gradients of the weights."""
+"""Programs for each group of heads; each accumulates a partial gradient of the norms' weights."""
 HEADS = 16
-"""Heads of a program at most, so that wide models need no more registers."""
+"""Most heads of a program, so that wide models need no more registers."""
 WIDE = 128
-"""Width of heads above which a program has half as many, since it has no more threads for them."""
+"""Head width above which a program gets half as many heads, since it has no more threads."""
 
 
 def queries_and_keys(
@@ -34,11 +35,11 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, and the parts after them in each head of `x_THX`.
+    """Queries and keys, normalised and rotated, and the slices after them in each head of `x_THX`.
 
-    Each head has K numbers of queries, K of keys, and parts of widths `others`, which are returned
-    as views. `weights_K` are the weights of the norms of queries and of keys, `angles_TK` cosines
-    and sines with equal halves, from `RotaryTable`.
+    Each head has K numbers of queries, K of keys, and slices of widths `others`, which are returned
+    as views. `weights_K` are the weights of the norms of queries and of keys; `angles_TK` are
+    cosines and sines, equal for both halves of a head, from `RotaryTable`.
     """
     place = RowGradient(2 * len(weights_K[0]))
     made = _RotatedHeads.apply(x_THX, *weights_K, *angles_TK, eps, tuple(others), place)
@@ -51,8 +52,8 @@ def queries_and_keys(
 class _RotatedHeads(torch.autograd.Function):
     """The autograd function of the kernel, which returns values as a view of its input.
 
-    An operator must not return one. The gradient of values is copied to its place beside the
-    others, unless it was written there.
+    A custom operator must not return a view. Backward copies the gradient of values into the row's
+    gradient, unless attention wrote it there.
     """
 
     @staticmethod
@@ -77,7 +78,7 @@ class _RotatedHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs.
 
-        `gradients` are [T, H, K] of queries and keys, then of the others.
+        `gradients` are [T, H, K] for queries and keys, then for the remaining slices.
         """
         to_q_THK, to_k_THK, *to_others = gradients
         # Asked for once: a recomputed layer has them no longer.
@@ -145,8 +146,8 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> Tensor:
     """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_others` are copied into it after the first `begin` numbers of each head; the numbers between
-    keys and them are in place already.
+    `to_others` are copied behind the first `begin` numbers of each head; the numbers between the
+    keys and these are already in `to_x_THX`.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
     for place, one in zip(_places(begin, to_others), to_others, strict=True):
@@ -186,7 +187,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """First column of each of `parts` [T, H, width] in a head, after `first` other columns."""
+    """First column of each of `parts` [T, H, width] in a head, after `first` columns."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])
@@ -194,12 +195,12 @@ def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
 
 
 def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
-    """Number of programs of the kernel, and of groups of heads `width` numbers wide."""
+    """(programs, groups of heads) of a kernel launch, for heads of `width` numbers."""
     return min(tokens, PROGRAMS), -(-heads // _most_heads(width))
 
 
 def _most_heads(width: int) -> int:
-    """Number of heads of `width` numbers that one program reads."""
+    """Most heads of `width` numbers that one program processes."""
     return HEADS if width <= WIDE else HEADS // 2
 
 

@@ -1,8 +1,8 @@
-"""Kernels of `rotated_heads`.
+"""Triton kernels of `rotated_heads`.
 
 A program has a group of heads and goes through tokens at equal distances: cosines and sines of a
-token are read once for the group. The two halves of a head, rotated in pairs, are two tiles [heads,
-half of the width]. All arithmetic is in float32; each result is rounded once.
+token are read once for the group. The two halves of a head are rotated in pairs, so they are two
+tiles [heads, half of the width]. All arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -30,7 +30,7 @@ def store_halves(tensor, place, inside, low, high, HALF: tl.constexpr):
 
 @triton.jit
 def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
-    """Both halves of each head, divided by its root mean square, and 1 / root mean square."""
+    """Both halves of each head divided by the head's root mean square, and 1 / that root."""
     squares_H = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     pace_H = 1 / tl.sqrt(squares_H / (2 * HALF) + EPS)
     return low * pace_H[:, None], high * pace_H[:, None], pace_H
@@ -40,7 +40,7 @@ def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
 def turned(
     x, x_place, out, out_place, inside, weights, angles, HALF: tl.constexpr, EPS: tl.constexpr
 ):
-    """Normalises and rotates queries, or keys, of one token, and stores them in `out`."""
+    """Normalises and rotates the queries or keys of one token, and stores them in `out`."""
     low, high = load_halves(x, x_place, inside, HALF)
     low, high, _ = normalised(low, high, HALF, EPS)
     low *= weights[0][None, :]
@@ -62,7 +62,9 @@ def turned_back(
     HALF: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """Stores the gradient of queries, or keys, of one token; returns its part of the weight's.
+    """Stores the gradient of one token's queries or keys.
+
+    Returns its part of the weight's gradient.
 
     With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
     weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n.

@@ -1,10 +1,10 @@
-"""The gradient of a part of a row, written directly into the gradient of the row.
+"""The gradient of values, written directly into the gradient of the whole row of a head.
 
 Values are a view of the row [T, H, X] that a matrix product wrote. A gradient in separate memory
-would have to be copied into the row.
+would have to be copied into the gradient of the row.
 
-1. offered      the kernel that returns the view offers a place with it
-2. taken        attention's backward pass writes the gradient there
+1. offered      the kernel that returns the view attaches a destination for its gradient
+2. taken        attention's backward pass writes the gradient to that destination
 3. row_to_fill  the kernel's own backward pass completes the row, if it receives that very gradient
 """
 
@@ -23,24 +23,27 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient of a row of heads, whose part after `begin` another kernel may write."""
+    """The gradient [T, H, X] of a row of heads; another kernel may fill it from `begin` on."""
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None
 
 
 def offered(part_THK: Tensor, place: RowGradient) -> None:
-    """Offers a place for the gradient of a view; the offer is lost if the view is cut or copied."""
+    """Attaches `place` to a view, for its gradient; cutting or copying the view loses it."""
     setattr(part_THK, _NAME, place)
 
 
 def offer_of(part_THK: Tensor) -> RowGradient | None:
-    """The place that `offered` attached to this very tensor; None if there is none."""
+    """The destination that `offered` attached to this very tensor; None if there is none."""
     return getattr(part_THK, _NAME, None)
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient [T, H, K] of a part: in its row's gradient, if offered."""
+    """Memory for the gradient [T, H, K] of a slice.
+
+    If `place` is given, inside the row's gradient.
+    """
     if place is None:
         return part_THK.new_empty(part_THK.shape)
     tokens, heads, width = part_THK.shape
@@ -51,9 +54,9 @@ def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
 def row_to_fill(
     place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
 ) -> tuple[Tensor, list[Tensor], int]:
-    """The gradient of `x_THX`, those of `parts` that are not in it yet, and their first number.
+    """Gradient of `x_THX`, gradients of slices not yet written to it, and their first column.
 
-    `parts` are gradients [T, H, width] of the parts after the first numbers of each head.
+    `parts` are gradients [T, H, width] of the slices behind the queries and keys of each head.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

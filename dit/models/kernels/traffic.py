@@ -1,8 +1,8 @@
-"""Bytes that the loads and stores of a fused operator move between the chip and its memory.
+"""Bytes that the loads and stores of a fused operator move between a GPU's chip and its memory.
 
-Only shapes matter, so it serves tensors without values; a test compares it with the loads and
-stores of Triton's interpreter. Data that a program reads once and keeps count once for each
-program, although most come from a cache.
+Only shapes matter, so tensors on the meta device will do; a test compares the result with the loads
+and stores of Triton's interpreter. Data that each program reads once count once for each program,
+although most of these reads hit a cache.
 """
 
 # T tokens, N level rows, S slots, D model width, H heads, K head width, X numbers of a head in the
@@ -105,7 +105,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::adapter_dropout_add": _adapter_dropout_add,
     "dit::restored_rows": _restored_rows,
 }
-"""By the operator's name; each takes the arguments of a call."""
+"""Operator name -> function that returns the bytes of a call with the given arguments."""
 
 
 def _bytes(x: Tensor) -> int:
@@ -132,10 +132,10 @@ def _stats(tokens: Tensor) -> int:
 
 
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
-    """Bytes of cosines and sines that all groups of heads read.
+    """Bytes of the cosines and sines that all groups of heads read.
 
-    `cos` is [T, K], which each group reads again, or [T, H, K]. Without `twisted` both halves share
-    one.
+    Each group reads `cos` again if it is [T, K], not if it is [T, H, K]. Without `twisted` both
+    halves of a head share one cosine and sine.
     """
     if cos is None:
         return 0
@@ -145,7 +145,7 @@ def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
 def _added_parts(weight: Tensor, programs: int) -> int:
     """Bytes of the weight's gradient: programs write partial sums, torch adds and rounds them.
 
-    `weight` is [K], of each head, or [H * K], of all.
+    `weight` is [K] if heads share it, else [H * K].
     """
     sums = len(weight) * _NUMBER
     rounding = 0 if weight.element_size() == _NUMBER else sums + _bytes(weight)
@@ -155,12 +155,12 @@ def _added_parts(weight: Tensor, programs: int) -> int:
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
     """Bytes of half the cosines and sines for each group of heads, and of weights for each program.
 
-    `x` is [T, H, X], `weight` that of queries or of keys [K], `cos` [T, K].
+    `x` is [T, H, X], `weight` [K] that of queries or of keys, `cos` [T, K].
     """
     programs, groups = grid_of(x.shape[0], x.shape[1], len(weight))
     return groups * (_bytes(cos) + programs * 2 * _bytes(weight))
 
 
 def _heads(x: Tensor, weight: Tensor) -> int:
-    """Bytes of the queries, or the keys, of all tokens: K numbers in each head of `x` [T, H, X]."""
+    """Bytes of the queries (or keys) of all tokens: K numbers in each head of `x` [T, H, X]."""
     return x.shape[0] * x.shape[1] * len(weight) * x.element_size()

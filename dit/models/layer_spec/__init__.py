@@ -1,12 +1,12 @@
-"""Specifications of layers, from which networks are built: sizes and choices.
+"""Specifications of layers (sizes and choices), from which networks are built.
 
-shapes  rows of tokens, and who attends to whom
+shapes  token rows, and which tokens attend to which
 parts   attention and feed-forward; scales, shifts and gates
 steps   a layer as steps over named rows of tokens
 layers  stacks of layers, and the stacks of a network
 
 Nothing here needs torch, which neither a printed configuration nor a worker of the loader imports.
-Parameters, operations and what the backward pass needs are asked of the network (`dit/sizing`).
+Parameters, FLOPs and saved activations are measured on the network itself (`dit/sizing`).
 """
 
 from dit.models.layer_spec.layers import (

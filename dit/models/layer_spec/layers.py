@@ -20,22 +20,27 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """The layers of a network, and the number of tokens that they see of a sample."""
+    """The layers of a network, and the number of tokens that they process for a sample."""
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a conditioner, which makes text of captions before they are
-    filled up (Anima)."""
+    """Whether the first stage has a conditioner, which processes captions before padding (Anima).
+
+
+
+
+    """
     text_layers: str = ""
-    """How the names of weights of layers over text alone begin, which are computed again in the
-    backward pass, on the first stage."""
+    """Prefix of the weights of layers over text alone, which are recomputed in backward, on the
+    first stage."""
     text_tokens: int | None = None
-    """Text is filled up to this many tokens a sample; None leaves it as long as it is."""
+    """Text is padded to this many tokens in each sample; None: no padding."""
     attended_multiple: int = 1
-    """Text and latents of a sample are filled up to a multiple of so many tokens, with attention
-    to all of them."""
+    """Text and latents of a sample are padded to a multiple of this many tokens, and attention sees
+    the padding."""
     image_rows: int = 0
-    """Rows of an image encoder in each sample: of its text inputs' rows, but no text tokens."""
+    """Rows of an image encoder in each sample, which are part of its text inputs but no text
+    tokens."""
 
     @property
     def layers(self) -> int:
@@ -43,17 +48,17 @@ class NetworkSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges between tensor ranks in a pass, of all layers (see `LayerPart.exchanges`)."""
+        """Number of tensor-parallel exchanges in a pass (see `LayerPart.exchanges`)."""
         return sum(stack.count * stack.layer.exchanges for stack in self.stacks)
 
     @property
     def attends_jointly(self) -> bool:
-        """Whether layers attend to latents and text together, so that each pays for the other."""
+        """Whether attention covers latents and text together, so that both add to its cost."""
         shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Text tokens that layers see, for samples with so many rows of all text inputs."""
+        """Number of text tokens that layers process, for samples of `lengths` text rows."""
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
         if self.image_rows:
@@ -61,7 +66,7 @@ class NetworkSpec:
         return self.filled(lengths)
 
     def filled(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Tokens that layers see, for latents or texts of these `lengths`."""
+        """Number of tokens that layers process, padding included, for these `lengths`."""
         multiple = self.attended_multiple
         if multiple == 1:
             return lengths

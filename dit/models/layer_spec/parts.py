@@ -1,7 +1,6 @@
 """Specifications of attention, feed-forward and modulation: sizes and choices.
 
-Modulation is the way in which scales, shifts and gates of a layer are computed from the timestep
-embedding.
+A modulation computes scales, shifts and gates of a layer from the timestep embedding.
 """
 
 # D model width, F width inside a feed-forward, K head width
@@ -14,7 +13,7 @@ from typing import ClassVar
 
 
 class Activation(StrEnum):
-    """The function between the two linears of a feed-forward."""
+    """Activation function between the two linears of a feed-forward."""
 
     GELU = "gelu"  # exact (erf)
     GELU_TANH = "gelu_tanh"
@@ -24,7 +23,7 @@ class Activation(StrEnum):
 
     @property
     def inputs(self) -> int:
-        """Numbers that the first linear outputs for each hidden unit."""
+        """Outputs of the first linear for each hidden unit (2 if gated)."""
         return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
@@ -38,7 +37,7 @@ class QkNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """Attention over one row of tokens."""
+    """Specification of attention over one row of tokens."""
 
     width: int  # D, of tokens and of all heads together
     heads: int
@@ -62,7 +61,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
-    """Two linears with an activation between them."""
+    """A feed-forward: two linears with an activation between them."""
 
     width: int  # D
     hidden: int  # F, any number
@@ -75,31 +74,34 @@ class FeedForwardSpec:
 
 
 ALL_NOISE = 1000.0
-"""What networks are told of t = 1."""
+"""Timestep that networks get for t = 1."""
 LEVEL_WAVES = 256
-"""Cosines and sines of a noise level or a guidance scale; fixed in Diffusers."""
+"""Width of the sinusoid of a noise level or guidance scale; fixed in Diffusers."""
 
 
 REFINER_RATIO = 4
-"""Width of a token refiner's MLPs over the hidden size; fixed in Diffusers."""
+"""MLP width of a token refiner divided by the hidden size; fixed in Diffusers."""
 MOST_REFINER_LAYERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class PerBlockModulation:
-    """One linear D -> k D for each layer and token row, split over tensor ranks (FLUX, Qwen)."""
+    """Modulation by one linear D -> k D per layer and token row, split over tensor ranks.
+
+    FLUX and Qwen-Image have it.
+    """
 
     inputs: int | None = None
-    """Width of what it reads; None: the model's."""
+    """Width of the linear's input; None: the model's width."""
     activated: bool = True
-    """Whether it reads the SiLU of it (all but Z-Image)."""
+    """Whether the input is the SiLU of the embedding (in all families but Z-Image)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
-    """A learned row for each scale, shift and gate, plus rows shared by all layers (Wan, LTX).
+    """A learned vector for each scale, shift and gate, plus vectors shared by layers (Wan, LTX).
 
-    It is computed in float32 whatever the type of the weights, as in Wan's published code.
+    Computed in float32 whatever the dtype of the weights, as in Wan's published code.
     """
 
 

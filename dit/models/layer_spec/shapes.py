@@ -1,4 +1,4 @@
-"""Rows of tokens, and who attends to whom."""
+"""Token rows, and which tokens attend to which."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Flag, auto
 
 
 class RowKind(Flag):
-    """What a layer computes, or what attends: tokens, or one row for each sample."""
+    """The rows that a layer processes: tokens of one kind, or one row for each sample."""
 
     LATENTS = auto()
     TEXT = auto()
@@ -23,7 +23,7 @@ class RowKind(Flag):
 class AttentionShape:
     """Attention of every query of a sample to every key of it.
 
-    `width` is that of all heads together.
+    `width` is the sum over all heads.
     """
 
     width: int

@@ -1,4 +1,4 @@
-"""A layer as steps over named rows of tokens, which networks write down and layers compute.
+"""A layer as steps over named rows of tokens; families specify them and `StepLayer` runs them.
 
 row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`,
             `SOUND_TOKENS`
@@ -34,16 +34,16 @@ _KINDS: Mapping[str, RowKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Modulation:
-    """A module that makes scales, shifts and gates of some ports of a layer.
+    """A module that computes scales, shifts and gates for some ports of a layer.
 
-    `modulation[0]` are those of its first port.
+    Module `modulation[0]` belongs to the first port.
     """
 
     name: str
     kind: ModulationSpec
     shifted: bool = True
     tanh: bool = False
-    """Whether gates are the tanh of what it makes."""
+    """Whether gates pass through tanh."""
 
     def __getitem__(self, number: int) -> Slot:
         return Slot(self, number)
@@ -51,7 +51,7 @@ class Modulation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One scale, shift and gate of a modulation."""
+    """Scale, shift and gate number `index` of a modulation."""
 
     modulation: Modulation
     number: int
@@ -77,31 +77,37 @@ class RowNorm:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where the module of a part meets a row of tokens.
+    """The connection of a part's module to a row of tokens.
 
     x = norm(h) * (1 + scale) + shift;    h = h + gate * after(module(x))
     """
 
     row: str
     module: str = ""
-    """Its name, as checkpoints have it; a part may have none, or several of fixed names."""
+    """The module's name in checkpoints; empty for parts with no module, or several of fixed names.
+
+
+
+
+    """
     slot: Slot | None = None
     """Scale, shift and gate; None: tokens are neither scaled nor gated."""
     norm: RowNorm | None = None
-    """None: with a slot, the norm without weights that its kernel computes; without one, none."""
+    """Norm before the module. None: with a slot, a norm without weights, inside the modulation's
+    kernel; without a slot, no norm."""
     after: RowNorm | None = None
-    """Norm of the output (sandwich)."""
+    """Norm of the output (sandwich norm)."""
     writes: bool = True
-    """Whether the module's output is added to the row; the part reads its tokens either way."""
+    """Whether the module's output is added to the row; its tokens are read in any case."""
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """What a step computes of the tokens that enter its ports."""
+    """A computation of a step on the tokens that enter its ports."""
 
     runs: ClassVar[str]
-    """Module and name of the class that computes it (`dit.models.stacks.parts`): specifications
-    need no torch."""
+    """`module:class` that computes the part (`dit.models.stacks.parts`), as text, because
+    specifications need no torch."""
     port: Port
 
     @property
@@ -119,23 +125,23 @@ class LayerPart:
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
-        """Which tokens attend to which."""
+        """The attentions of the part: which tokens attend to which."""
         return ()
 
     @property
     def exchanges(self) -> int:
-        """Times that tensor ranks gather tokens, compute with split matrices, and scatter them."""
+        """Number of tensor-parallel exchanges: gather, compute with split matrices, scatter."""
         return 0
 
 
 @dataclass(frozen=True)
 class Attend(LayerPart):
-    """Tokens attend to those of their sample: of one row, or of two rows with weights of each."""
+    """Attention within a sample: over one row, or over two rows with separate weights."""
 
     runs: ClassVar[str] = "dit.models.stacks.parts:SelfAttending"
     attention: AttentionSpec
     joined: Port | None = None
-    """The other row."""
+    """The second row of joint attention."""
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -173,19 +179,20 @@ class Attend(LayerPart):
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Rows that tokens attend to, whole on every rank: a caption, or what is made of images."""
+    """Rows of keys for cross-attention, whole on every rank: a caption, or image features."""
 
     width: int
     name: str = "text"
     each: int | None = None
-    """Rows of each sample, where all have as many."""
+    """Rows of each sample, if all samples have equally many."""
 
 
 @dataclass(frozen=True)
 class AttendTo(LayerPart):
-    """Tokens of a row attend to other rows of their sample, which the layer does not change.
+    """Cross-attention of a row's tokens to other rows of their sample.
 
-    Each of `keys` has keys, values and a softmax of its own, and what they give is added up.
+    The layer does not change these rows. Each of `keys` has keys, values and a softmax of its own;
+    the outputs are added.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:CrossAttending"
@@ -234,17 +241,17 @@ class Feed(LayerPart):
 
 @dataclass(frozen=True)
 class AttendAndFeed(LayerPart):
-    """Attention and feed-forward of the same tokens, added with one gate (FLUX).
+    """Attention and feed-forward in parallel on the same tokens, added with one gate (FLUX).
 
-    One matrix makes queries, keys, values and the hidden units of the feed-forward, another takes
-    attention and hidden units together.
+    One matrix computes queries, keys, values and the hidden units of the feed-forward, another maps
+    attention and hidden units to the output.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAndFeeding"
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     fused: bool = False
-    """Whether the first matrix is one linear in Diffusers (FLUX.2), with one adapter, too."""
+    """Whether Diffusers also has the first matrix as one linear (FLUX.2), with one adapter."""
 
     @property
     def width(self) -> int:
@@ -270,7 +277,7 @@ Step = LayerPart | tuple[LayerPart, ...]
 
 @dataclass(frozen=True)
 class View:
-    """What a layer sees in the place of a row, and which of its tokens it writes."""
+    """The tokens of a row that a layer sees, and those that it changes."""
 
     runs: ClassVar[str]
     """Module and name of the class that makes it (`dit.models.stacks.views.RunningView`)."""
@@ -282,24 +289,24 @@ class View:
 
     @property
     def over(self) -> RowKind:
-        """What of the row the layer runs over."""
+        """The tokens over which the layer runs."""
         return _KINDS[self.row]
 
 
 @dataclass(frozen=True)
 class PicturesAlone(View):
-    """Latents of which the references stay as they are."""
+    """A view of latents that leaves reference tokens unchanged."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
 
 
 @dataclass(frozen=True)
 class ReferencesAlone(View):
-    """The references among the latents, each alone or those of a sample together."""
+    """A view of the reference tokens: each reference alone, or all of a sample together."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
     idle: bool = False
-    """Whether no sample has any, so that nothing is computed."""
+    """Whether no sample has references, so that nothing is computed."""
 
     @property
     def over(self) -> RowKind:
@@ -312,10 +319,10 @@ class LayerSpec:
 
     steps: tuple[Step, ...]
     view: View | None = None
-    """None: it sees and writes all tokens of its rows."""
+    """The tokens that the layer sees and changes; None: all tokens of its rows."""
     norms_first: bool = False
-    """Whether all norms before the parts register before them, and those behind them last; else
-    modules register step by step. Sums in the norm of the gradient are in that order."""
+    """Whether all norms before the parts register first, and those behind them last; else modules
+    register step by step. The gradient norm is summed in that order."""
 
     @property
     def groups(self) -> tuple[tuple[LayerPart, ...], ...]:
@@ -339,14 +346,14 @@ class LayerSpec:
 
     @property
     def over(self) -> RowKind:
-        """The tokens that the layer runs over: those of its rows, or what its view shows."""
+        """The tokens over which the layer runs: those of its rows, or those of its view."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))
 
     @property
     def modulations(self) -> dict[Modulation, list[Port]]:
-        """Each modulation, and the ports that take its slots."""
+        """Each modulation, and the ports that have a slot in it."""
         found: dict[Modulation, list[Port]] = {}
         for port in self.ports:
             if port.slot is not None:
@@ -354,7 +361,7 @@ class LayerSpec:
         return found
 
     def idle(self, unread: tuple[str, ...]) -> frozenset[Port]:
-        """Ports whose output nothing reads, where nothing reads these rows after the layer."""
+        """Ports whose output is never used, if the rows `unread` are not used after the layer."""
         read, found = {*self.rows} - {*unread}, set[Port]()
         for step in reversed(self.groups):
             found |= {port for part in step for port in part.ports if port.row not in read}
@@ -377,5 +384,5 @@ class LayerSpec:
 
     @property
     def exchanges(self) -> int:
-        """Exchanges of the first row; those of others count with them."""
+        """Number of tensor-parallel exchanges of the first row; other rows' coincide with them."""
         return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

@@ -1,7 +1,7 @@
-"""Parts that the networks of all families are made of.
+"""Modules of which the networks of all families consist.
 
 adaptable           the interface between linears and the adapters of `dit.lora`; marks by which
-                    Megatron-Core knows weights that tensor ranks divide
+                    Megatron-Core recognises weights that tensor ranks divide
 parallel_linear     the choice of linear, which is where tensor parallelism enters; feed-forward
 transformer_engine  Transformer Engine's linears and 8-bit products
 modulation          timestep embedding, and adaLN in its published forms

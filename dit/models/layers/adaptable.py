@@ -35,9 +35,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 CHILD = "lora"
-"""Name of the trained adapter in its linear. Names of frozen weights do not change."""
+"""Module name of the trained adapter inside its linear; names of frozen weights do not change."""
 FROZEN = "frozen_lora"
-"""Name of one that is frozen, as are all whose names begin so; others begin as `CHILD`."""
+"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with `CHILD`.
+"""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -45,25 +46,25 @@ _OF_ANY = re.compile(rf"\.({FROZEN}|{CHILD})(_\w+)?\.")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a name, in a network or a checkpoint, is of a trained adapter's weight."""
+    """Whether `name`, in a network or a checkpoint, is a weight of a trained adapter."""
     return _TRAINED.search(name) is not None
 
 
 def is_of_any_adapter(name: str) -> bool:
-    """Whether a name is of a weight of a trained or frozen adapter."""
+    """Whether `name` is a weight of a trained or frozen adapter."""
     return _OF_ANY.search(name) is not None
 
 
 def is_stored(name: str, *, adapted: bool) -> bool:
-    """Whether a checkpoint of trained adapters (`adapted`), or of weights, has a weight.
+    """Whether a checkpoint stores the weight `name`: of adapters (`adapted`), or of networks.
 
-    Neither has frozen adapters, which are in their own files.
+    Neither kind stores frozen adapters, which are in their own files.
     """
     return is_adapter(name) if adapted else not is_of_any_adapter(name)
 
 
 def is_up(name: str) -> bool:
-    """Whether a name is of an adapter's B, which starts at zero."""
+    """Whether `name` is the matrix B of an adapter, which starts at zero."""
     return is_of_any_adapter(name) and name.endswith(f".{UP}")
 
 
@@ -97,20 +98,20 @@ class TensorSharing:
 
 
 class Adaptable(nn.Module):
-    """Interface of a linear to which adapters can be added; a base before the linear's class."""
+    """Interface of a linear that may have adapters; listed before the linear's class as a base."""
 
     lora: Any
-    """Its `dit.lora.adapter.Adapter`; None, or absent, without one."""
+    """The linear's `dit.lora.adapter.Adapter`; None, or absent, without one."""
     beside: Sequence[str] = ()
-    """Names of further ones, each a child, whose sum with it is added."""
+    """Names of further adapters, child modules whose outputs are added to that of `lora`."""
     frozen: Any = None
-    """Its weight as a `FrozenMatrix`, where it is frozen and not kept whole on the device."""
+    """The frozen weight as a `FrozenMatrix`, if it is not kept whole on the device."""
     token_row: str | None = None
-    """Its input is this row of tokens, which context and tensor ranks may share; None: rows of
-    text or levels that each of them has whole."""
+    """Row of tokens that is the input, which context and tensor ranks may divide; None: rows of
+    text or levels that each rank has whole."""
 
     parts: int = 1
-    """Linears of the published network that it is made of, such as queries, keys and values."""
+    """Number of the published network's linears that it fuses, such as 3 for q, k and v."""
 
     def tensor_sharing(self) -> TensorSharing:
         """How tensor ranks divide this linear."""
@@ -135,7 +136,7 @@ class Adaptable(nn.Module):
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """The output [T, O] of the linear and its adapters.
 
-        `product` is [T, I] -> [T, O] by the matrix alone, once that is on the device.
+        `product` maps [T, I] to [T, O] by the matrix alone, once the matrix is on the device.
         """
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         for adapter in self.adapters().values():
@@ -150,7 +151,7 @@ class Adaptable(nn.Module):
         sharded_offsets: Any,
         metadata: Any,
     ) -> ShardedStateDict:
-        """The linear's own sharded state, without adapters, and the adapters' state.
+        """The linear's sharded state without adapters, and the adapters' sharded state.
 
         Megatron-Core's linears list all of `state_dict`, which includes adapters.
         """
@@ -184,7 +185,7 @@ def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> It
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPlaces:
-    """The places of one row's tokens in the pack, int64."""
+    """Positions in the pack of one row's tokens, int64."""
 
     whole_T: Tensor  # of those that a linear on whole rows sees
     own_T: Tensor  # of those that this rank holds between two matrices
@@ -192,16 +193,16 @@ class TokenPlaces:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DropoutRows:
-    """One pack at one step, which determines the numbers that adapters drop."""
+    """The seed and token positions of a pack at a step, which fix adapters' dropout masks."""
 
     seed: int  # 63 bits
     places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
     fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """The place of each row of a linear's input, which is on `token_row`.
+        """Position in the pack of each row of a linear's input, whose token row is `token_row`.
 
-        None is for text and level rows that every rank has whole.
+        None stands for text and level rows that every rank has whole.
         """
         rows = len(x_TI)
         if token_row is None:
@@ -210,7 +211,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """The rows for dropout where each token of `token_row` has `count` consecutive rows."""
+        """Positions for dropout if each token of `token_row` has `count` consecutive rows."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)
@@ -227,13 +228,13 @@ _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=No
 
 
 def dropout_rows() -> DropoutRows | None:
-    """Rows for the dropout of adapters in the present pack; None without dropout."""
+    """Positions for adapters' dropout in the present pack; None without dropout."""
     return _current.get()
 
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """A context in which adapters drop numbers of their input as `rows` determines."""
+    """A context in which adapters apply dropout by `rows`."""
     token = _current.set(rows)
     try:
         yield
@@ -242,10 +243,11 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
 
 
 def mark_split(weight: nn.Parameter, *, axis: int) -> None:
-    """Tells Megatron-Core that each tensor rank has its own part of a weight.
+    """Marks a weight for Megatron-Core as sharded over tensor ranks along `axis`.
 
-    Without the mark the norm of the gradient counts one part instead of all. Megatron-Core's layers
-    set it while they initialise their weights, for which this project uses `initialise` instead.
+    Without the mark the norm of the gradient counts one shard instead of all. Megatron-Core's
+    layers set it while they initialise their weights, for which this project uses `initialise`
+    instead.
     """
     marks = {"tensor_model_parallel": True, "partition_dim": axis, "partition_stride": 1}
     for name, value in marks.items():
@@ -253,6 +255,6 @@ def mark_split(weight: nn.Parameter, *, axis: int) -> None:
 
 
 def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
-    """Marks replicated weights whose gradients Megatron must sum under sequence parallelism."""
+    """Marks replicated weights whose gradients sequence parallelism must sum."""
     for parameter in module.parameters(recurse=False):
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Self-attention over context ranks, each of which holds a part of the pack.
+"""Self-attention under context parallelism: each rank holds a shard of the pack.
 
     a2a         a rank exchanges all heads of its tokens for some heads of all tokens
-    all_gather  a rank keeps its queries and gets the keys and values of all tokens
-    p2p         keys and values are passed round a ring by Transformer Engine; not between two rows
+    all_gather  a rank keeps its queries and gathers the keys and values of all tokens
+    p2p         Transformer Engine passes keys and values round a ring; not between two rows
 
 The first two use the same attention function as a single rank. With a2a, ranks hold consecutive
 pieces of the pack, so nothing has to be reordered. If latents and text are separate rows, each rank
@@ -35,10 +35,10 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class TokenOrder:
-    """Two orders of the same W tokens: as ranks hold them, and as attention needs them.
+    """Permutations of the same W tokens between the order on ranks and the order of attention.
 
-    With several ranks the first is rank 0's rows, then rank 1's, and so on. Both are None if the
-    orders are the same.
+    With several ranks the former is rank 0's rows, then rank 1's, and so on. Both are None if the
+    orders are equal.
     """
 
     to_pack_W: Tensor | None  # row, as ranks hold them, of each token in the order of attention
@@ -50,7 +50,7 @@ class TokenOrder:
     ) -> TokenOrder:
         """The order of the pack for attention, or with the tokens of `first` before all others.
 
-        `first` are (row, number of rows). `rows` is the number of tokens of one rank, including the
+        `first` are (row, number of rows). `rows` is the number of tokens of one rank, including
         padding at the end of the pack.
         """
         parts, whole = batch.share.count, batch.starts[-1]
@@ -67,17 +67,17 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The order in which attention sees the rows `to_pack_W`, a permutation on the host."""
+        """The order of attention given by `to_pack_W`, a permutation of rows on the host."""
         if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
             return cls(None, None)
         return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))
 
     def arrange(self, x_WX: Tensor) -> Tensor:
-        """Rows as ranks hold them -> rows in the order of attention."""
+        """`x_WX` permuted from the order on ranks to the order of attention."""
         return _permuted(x_WX, self.to_pack_W, self.to_ranks_W)
 
     def restore(self, x_WX: Tensor) -> Tensor:
-        """The inverse of `arrange`: rows in the order of attention -> rows as ranks hold them."""
+        """`x_WX` permuted from the order of attention to the order on ranks."""
         return _permuted(x_WX, self.to_ranks_W, self.to_pack_W)
 
 
@@ -89,7 +89,7 @@ def then_others(first: Tensor, total: int) -> Tensor:
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of `spans` after they were laid end to end."""
+    """(first row, number of rows) of `spans` after concatenation."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -103,7 +103,7 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Reorders rows by a permutation, with a backward pass that does not sort and add rows."""
+    """Autograd function that permutes rows; backward neither sorts nor adds rows."""
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class _Permute(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenExchange:
-    """How tokens are reordered between context ranks before attention and after it."""
+    """The exchange of tokens between context ranks before and after self-attention."""
 
     spans: Spans  # which tokens attend to which, in the order of attention
     own: TokenOrder | None = None  # of this rank's rows; None where they are in that order
@@ -127,7 +127,7 @@ class TokenExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowExchange:
-    """Where the queries of one row of tokens meet the keys of another, for attention."""
+    """The exchange between queries of one row of tokens and keys of another row."""
 
     spans: Spans  # which queries see which keys, each in its own order of attention
     queries: TokenOrder  # of the rows of this rank by all_gather, else of all context ranks
@@ -136,12 +136,12 @@ class RowExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The context ranks of this rank, and how they exchange tokens."""
+    """The context-parallel group of this rank, and its way of exchanging tokens."""
 
     group: dist.ProcessGroup
     comm: ContextComm
     shares_samples: bool = True
-    """Whether every rank needs an equal part of each sample; else a2a takes pieces of the pack."""
+    """Whether every rank needs an equal shard of each sample; else a2a takes pieces of the pack."""
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
@@ -149,7 +149,7 @@ class Context:
 
     @property
     def share(self) -> SequenceShard:
-        """The part of a pack's tokens that this rank has."""
+        """This rank's shard of a pack's tokens."""
         many = self.group.size() > 1
         return SequenceShard(
             index=self.group.rank(),
@@ -187,8 +187,8 @@ class Context:
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
-        `qkv` are queries, keys and values; with a2a, or on a single rank, further tensors after
-        them are exchanged with them and passed to `attend`.
+        `qkv` are queries, keys and values. With a2a, or on a single rank, further tensors may
+        follow, which are exchanged alike and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -215,9 +215,9 @@ class Context:
         kv_LHK: tuple[Tensor, Tensor],
         exchange: RowExchange,
     ) -> Tensor:
-        """Attention [T, H, K] of the tokens of one row to the keys of another one's samples.
+        """Attention [T, H, K] of one row's tokens to the keys of another row, sample by sample.
 
-        Context ranks share out both rows. A sample without keys gets zeros.
+        Context ranks divide both rows. A sample without keys gets zeros.
         """
         assert not self.share.halves, "a ring passes one row round"
         spans, queries, keys = exchange.spans, exchange.queries, exchange.keys
@@ -233,14 +233,17 @@ class Context:
         return self._tokens_of_mine(queries.restore(attend(q_WHK, k_WHK, v_WHK, spans)))
 
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
-        """Exchanges all heads of this rank's tokens for some of all tokens, [W, H / R, n K]."""
+        """All-to-all from all heads of this rank's tokens to some heads of all tokens.
+
+        The result is [W, H / R, n K].
+        """
         ranks = self.group.size()
         by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
         x_RTHX = torch.cat(by_rank, dim=-1).contiguous()  # one copy does both
         return all_to_all(self.group, x_RTHX).flatten(0, 1)
 
     def _tokens_of_mine(self, x_WHK: Tensor) -> Tensor:
-        """The reverse exchange: all heads of this rank's tokens, [T, H, K]."""
+        """The inverse all-to-all: all heads of this rank's tokens, [T, H, K]."""
         x_RTHK = all_to_all(self.group, x_WHK.unflatten(0, (self.group.size(), -1)))
         return torch.cat(x_RTHK.unbind(), dim=1)
 
@@ -256,10 +259,10 @@ def _attend_here(
 
 
 def check_joint_context(comm: ContextComm, ranks: int) -> None:
-    """Checks that context ranks exchange tokens in a way that joint attention supports.
+    """Checks that the context-parallel exchange `comm` supports joint attention.
 
     Raises:
-        ValueError: they pass keys and values round a ring.
+        ValueError: it passes keys and values round a ring.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
@@ -285,9 +288,9 @@ def check_ring(ranks: int) -> None:
 def attend_in_ring(
     q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, spans: Spans, *, group: dist.ProcessGroup
 ) -> Tensor:
-    """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
+    """Attention [T, H, K] of this rank's tokens to their samples, round a ring of ranks.
 
-    `spans` are the whole pack's. A rank holds two pieces of each sample (`Share.halves`), as
+    `spans` are those of the whole pack. A rank holds two pieces of each sample (`Share.halves`), as
     Transformer Engine's THD layout prescribes.
     """
     heads, width = q_THK.shape[1:]
@@ -314,9 +317,9 @@ def attend_in_ring(
 
 
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
-    """Offsets of the samples of a whole pack without and with their padding, and the longest.
+    """Offsets of a pack's samples without and with padding, and the longest length.
 
-    The numbers are rounded so that each pack can reuse the graphs and memory of another.
+    The lengths are rounded so that packs can reuse each other's graphs and memory.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)
@@ -328,7 +331,7 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
 
 @cache
 def _ring(heads: int, width: int, group: dist.ProcessGroup) -> Any:
-    """One module for all layers, because it has no weights."""
+    """Transformer Engine's ring attention, one module for all layers, as it has no weights."""
     return dot_product(
         heads,
         width,

@@ -1,15 +1,15 @@
 """Latents and text in separate rows, and the joint order in which attention reads both.
 
-1. Piece, TokenRow    the places of samples in one row, and the part of it on this rank
-2. text_row           text, which arrives whole, with this context rank's share of each piece
-3. row_exchange       where the queries of one row meet the keys of another
+1. Piece, TokenRow    the places of samples in one row, and this rank's shard of it
+2. text_row           text, which arrives whole, with this context rank's shard of each piece
+3. row_exchange       connects the queries of one row to the keys of another
 4. JointOrder         both rows <-> [latents of s0, text of s0, latents of s1, ..., padding]
 
 Softmax attention does not depend on the order of keys, so one order serves every family. The real
 tokens of a sample are adjacent in it, latents before text, and all padding is at the end, so the
 attention functions for one row can be used.
 
-Under context parallelism each rank holds a share of every piece of both rows, so that no text is
+Under context parallelism each rank holds a shard of every piece of both rows, so that no text is
 computed twice. Under sequence parallelism tensor ranks divide each row separately.
 """
 
@@ -51,7 +51,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Adjacent tokens of one sample in a row: first the real ones, then others."""
+    """Adjacent tokens of one sample in a row: real tokens, then padding."""
 
     sample: int
     start: int  # first row
@@ -60,7 +60,7 @@ class Piece:
     before: int = 0  # rows in front of the real ones, of another picture of the sample
 
     def on(self, share: SequenceShard) -> Piece:
-        """The part of the piece on a context rank, in that rank's row."""
+        """The piece's tokens on one context rank, with their place in that rank's row."""
         assert self.size % share.count == 0
         size = self.size // share.count
         first, stop = (
@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRow:
-    """One kind of tokens of a pack, end to end; each context rank holds a share of each piece."""
+    """One kind of tokens of a pack, concatenated; each context rank holds a shard of each piece."""
 
     pieces: tuple[Piece, ...]  # of all ranks together, in the order of the row; sizes divide
     rows: int  # of one context rank, with those that fill up its end: as many on every rank
@@ -82,7 +82,7 @@ class TokenRow:
     def of_latents(cls, batch: TokenStream, *, attended: Sequence[int]) -> TokenRow:
         """The row of a stream, such as latents, as the loader packs them and the step divides them.
 
-        `attended` are the numbers of tokens of each sample that attention computes, some padding
+        `attended` are the numbers of tokens of each sample that attention processes, some padding
         included.
         """
         spans = zip(pairwise(batch.starts), attended, strict=True)
@@ -92,7 +92,7 @@ class TokenRow:
 
     @classmethod
     def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:
-        """The row in which each target and each reference counts as a sample of its own.
+        """A row in which each target and each reference counts as a separate sample.
 
         So pictures do not attend to each other. With `references_meet` all references of a sample
         count as one.
@@ -108,12 +108,12 @@ class TokenRow:
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
-        """The pieces in the row of a context rank."""
+        """The pieces of the row on context rank `rank`."""
         return [piece.on(replace(self.share, index=rank)) for piece in self.pieces]
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Number of real tokens of each sample on all ranks, for samples with a piece."""
+        """Sample -> number of its real tokens over all ranks, for samples with a piece."""
         lengths: dict[int, int] = {}
         for piece in self.pieces:
             lengths[piece.sample] = lengths.get(piece.sample, 0) + piece.real
@@ -122,14 +122,17 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """The text of a pack as a token row, made from the whole text."""
+    """The text of a pack as a token row, cut from the whole text."""
 
     row: TokenRow
     source_L: Tensor  # row of the whole text of each token here; one past its end for padding
     sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """This rank's part of a whole tensor, as of embeddings or positions; zeros for padding."""
+        """This rank's rows of a whole tensor, such as embeddings or positions.
+
+        Zeros for padding.
+        """
         last = (0, 0) * (whole_X.dim() - 1)
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 
@@ -143,7 +146,7 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Number of rows of text on each context rank, as `text_row` arranges them."""
+    """Number of text rows on each context rank, as arranged by `text_row`."""
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
 
@@ -151,7 +154,7 @@ def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) ->
 def text_row(
     lengths: Sequence[int], *, share: SequenceShard, multiple: int, device: torch.device
 ) -> TextRow:
-    """This context rank's share of each text; `lengths` may hold zeros.
+    """This context rank's shard of each text; `lengths` may hold zeros.
 
     The rows are padded to a `multiple` for sequence parallelism. There is at least one row, so that
     weights for text always have a gradient, if only of zeros.
@@ -176,9 +179,9 @@ def text_row(
 def row_exchange(
     asking: TokenRow, answering: TokenRow, *, context: Context, device: torch.device
 ) -> RowExchange:
-    """How tokens of the row `asking` attend to those of the same samples in `answering`.
+    """The exchange in which tokens of row `asking` attend to the same samples in `answering`.
 
-    Context ranks share out both rows.
+    Context ranks divide both rows.
 
     Raises:
         ValueError: they pass keys and values round a ring.
@@ -210,7 +213,7 @@ def row_exchange(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointOrder:
-    """Two rows of a pack, and the joint row for single-stream layers and attention."""
+    """Permutations between two rows of a pack and their joint row, for single-stream layers."""
 
     sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
     own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
@@ -228,7 +231,7 @@ class JointOrder:
         shared_by: dist.ProcessGroup | None,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """`rows` in the order in which a sample's tokens follow each other.
+        """The joint order of `rows`, which are in the order of a sample's tokens.
 
         With `sequences` of all samples, attention is block-causal (`block_causal.py`); rows are
         then latents and text.
@@ -262,11 +265,11 @@ class JointOrder:
         )
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """This tensor rank's parts of the rows [T, X] and [L, X] -> its part of the row [J, X]."""
+        """The shard of the joint row [J, X] on this tensor rank, from its shards of `rows`."""
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """The inverse of `join`: the joint row [J, X] -> the rows [T, X] and [L, X]."""
+        """Rows [T, X] and [L, X] of a joint row [J, X]: the inverse of `join`."""
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
@@ -277,12 +280,12 @@ class JointOrder:
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
         """Values [T, ...] and [L, ...] of this rank's tokens in joint order, [J, ...].
 
-        Values are, for example, sample indices or angles.
+        Examples are sample indices and rotary angles.
         """
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """A row [T, X], [L, X] or [J, X] of this context rank, from this tensor rank's part `x`.
+        """The whole row [T, X], [L, X] or [J, X] of this context rank, from the shard `x`.
 
         `_scattered` gives all tensor ranks the whole gradient, so gradients are not added up.
         """
@@ -293,7 +296,7 @@ class JointOrder:
         )
 
     def _scattered(self, x: Tensor) -> Tensor:
-        """This tensor rank's part of a whole row [T, X], [L, X] or [J, X]."""
+        """This tensor rank's shard of a whole row [T, X], [L, X] or [J, X]."""
         if self.shared_by is None:
             return x
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)
@@ -303,17 +306,14 @@ Real = dict[int, int]  # real tokens by sample
 
 
 def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
-    """Indices of a rank's rows in joint order, padding last.
-
-    And its number of real tokens by sample.
-    """
+    """Indices of a rank's rows in joint order, padding last, and real tokens by sample."""
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """Joint rows of all context ranks, whose `rows` follow each other.
+    """Joint rows of all context ranks, whose `rows` are concatenated.
 
     Samples without real tokens in `asked` come last, because no query attends to them.
     """
@@ -341,7 +341,7 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """The place in its sequence of each token of the samples in `spans`, joint rows of `ranks`.
+    """Position in its sequence of each token of the samples in `spans`, on `ranks`.
 
     Tokens are ordered as in `_real_rows`: by rank, then by row.
     """
@@ -367,7 +367,7 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """Indices of rows in joint order, int64 [J] or [W], padding last; real tokens of each sample.
+    """Row indices in joint order, int64 [J] or [W], padding last, and real tokens by sample.
 
     `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
     """

@@ -1,4 +1,4 @@
-"""How the timestep conditions the network: its embedding, and published forms of adaLN."""
+"""Timestep conditioning: embeddings of the timestep, and published forms of adaLN."""
 
 # N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
 # D model width, R rank of a modulation, P width of pooled text, X any width
@@ -46,7 +46,7 @@ def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
 
 
 class TimestepEmbedding(nn.Module):
-    """Timestep [N] -> normalised sinusoid [N, D] and the shift [N, 3 D] of all modulations."""
+    """Embedding of timesteps [N]: a sinusoid [N, D], normalised, and a shift [N, 3 D]."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -62,7 +62,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class ConditionEmbedding(nn.Module):
-    """Timesteps [N], a guidance scale and pooled text -> the sum of their embeddings [N, D].
+    """Embedding of timestep, guidance scale and pooled text [N, D]: the sum of their embeddings.
 
     The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX);
     without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
@@ -96,7 +96,7 @@ class ConditionEmbedding(nn.Module):
         *,
         step_end_N: Tensor | None = None,
     ) -> Tensor:
-        """`pooled_XP` has a row for each sample, which all level rows of a sample share.
+        """The embedding [N, D]; `pooled_XP` has a row per sample, shared by its level rows.
 
         Rows of the clean level, which follow the samples' own, get no guidance (HunyuanVideo).
         """
@@ -149,7 +149,7 @@ class TwoLinears(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimestepConditioning:
-    """The embedded timestep from which every modulation is computed."""
+    """The embedded timestep that every modulation reads."""
 
     # Timestep embedding, with what a family adds to it (pooled text, guidance); where modulations
     # are made before the layers, those of all layers or stacks side by side
@@ -162,11 +162,11 @@ class TimestepConditioning:
 
 @dataclass(frozen=True, slots=True)
 class AdaLN:
-    """Shift, scale and gate of one part of a layer, from the noise level of each sample.
+    """Shift, scale and gate of one sublayer, from the noise level of each sample.
 
-        x = LayerNorm(h) * (1 + scale) + shift        `branch`
-        y = part(x)                                   attention, cross-attention or MLP
-        h = h + gate * y                              `add`; `add_and_branch` also makes the next x
+    x = LayerNorm(h) * (1 + scale) + shift        `branch`
+    y = sublayer(x)                               attention, cross-attention or MLP
+    h = h + gate * y                              `add`; `add_and_branch` also computes the next x
 
     Source: adaLN-Zero of arXiv:2212.09748, Sec. 3.2.
     """
@@ -176,32 +176,33 @@ class AdaLN:
     gate_ND: Tensor | None  # of the part's output; None where it has none
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """LayerNorm of the tokens, scaled and shifted: the input of the part."""
+        """LayerNorm of the tokens, scaled and shifted: the input of the sublayer."""
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
-        """The tokens, to which the part's output will be added, and the input of the part.
+        """(tokens for the residual sum, input of the sublayer).
 
-        Layers continue with the returned tokens, not their own; `PerSample.branch` explains why.
+        Layers must continue with the returned tokens, not their own; `PerSample.branch` explains
+        why.
         """
         return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """Tokens from a norm with weights, scaled and shifted: the input of the part."""
+        """Tokens from a norm with weights, scaled and shifted: the input of the sublayer."""
         y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
         if self.shift_ND is None:
             return y_TD
         return y_TD + look_up(self.shift_ND, per_sample.level_row_T).type_as(y_TD)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """The tokens, plus the gated output of the part."""
+        """Tokens plus the gated output `x_TD` of the sublayer."""
         assert self.gate_ND is not None
         return per_sample.add(h_TD, x_TD, gate_ND=self.gate_ND)
 
     def add_and_branch(
         self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then `branch` of the next part; one kernel if kernels are fused."""
+        """`add`, then `branch` of the next sublayer `then`; one kernel if kernels are fused."""
         assert self.gate_ND is not None
         rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
         return per_sample.add_and_branch(h_TD, x_TD, **rows)
@@ -213,9 +214,9 @@ class AdaLN:
 
 
 class AdaLNModule(MegatronModule):
-    """`AdaLN` of each of `parts` parts of a layer from the conditioning, for each level row.
+    """`AdaLN` of each of `parts` sublayers, computed from the conditioning for each level row.
 
-    It is a module of Megatron-Core, because torch's would store a split weight as a replicated one.
+    A module of Megatron-Core, because torch's would store a split weight as a replicated one.
     """
 
     def __init__(
@@ -226,7 +227,7 @@ class AdaLNModule(MegatronModule):
         self.each = 1 + gated + shifted
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
-        """Shift, scale and gate of all parts in sequence: [N, parts * each * D]."""
+        """Shift, scale and gate of all sublayers in sequence: [N, parts * each * D]."""
         raise NotImplementedError
 
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
@@ -242,7 +243,7 @@ class AdaLNModule(MegatronModule):
 
 
 class PerBlockAdaLN(AdaLNModule):
-    """One linear of the embedding (FLUX, Qwen-Image, HunyuanVideo), split over tensor ranks."""
+    """Modulation by one linear of the embedding, split over tensor ranks (FLUX, Qwen-Image)."""
 
     def __init__(
         self,
@@ -270,7 +271,10 @@ class PerBlockAdaLN(AdaLNModule):
 
 
 class TableAdaLN(AdaLNModule):
-    """A learned row for each vector, plus the rows that all layers share, in float32 (Wan, LTX)."""
+    """Modulation by a learned vector for each scale, shift and gate, and shared ones (Wan, LTX).
+
+    Computed in float32.
+    """
 
     def __init__(self, config: TransformerConfig, width: int, *, parts: int, gated: bool = True):
         super().__init__(config, parts=parts, gated=gated)
@@ -283,13 +287,13 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
     def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
-        """The modulation of each part: its row of the table, plus the embedding itself."""
+        """The modulation of each sublayer: its vector of the table, plus the embedding itself."""
         rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
 
 class PrecomputedAdaLN(AdaLNModule):
-    """Some of the rows that were computed before the layers (Chroma, FLUX.2); it has no weights."""
+    """Modulation by vectors that were computed before the layers (Chroma, FLUX.2); no weights."""
 
     def __init__(
         self,
@@ -300,7 +304,7 @@ class PrecomputedAdaLN(AdaLNModule):
         gated: bool = True,
         shifted: bool = True,
     ):
-        """`first` is the number of rows, each as wide as the model, before this module's."""
+        """`first` is the number of vectors, each of the model's width, before this module's."""
         super().__init__(config, parts=parts, gated=gated, shifted=shifted)
         self.first = first
 
@@ -310,10 +314,10 @@ class PrecomputedAdaLN(AdaLNModule):
 
 
 class SharedModulations(MegatronModule):
-    """Embedding [N, D] -> the rows of several modulations side by side, [N, R D].
+    """Embedding [N, D] -> the vectors of several modulations side by side, [N, R D].
 
-    Each is one linear of the SiLU of the embedding, for a whole stack of layers, which read their
-    rows by `PrecomputedAdaLN`. The gradients of all these layers are summed in that linear. Source:
+    Each modulation is one linear of the embedding's SiLU, shared by a whole stack of layers, which
+    read their vectors by `PrecomputedAdaLN`. Its gradient is the sum over these layers. Source:
     FLUX.2, `Flux2Modulation` of Diffusers.
     """
 
@@ -327,9 +331,9 @@ class SharedModulations(MegatronModule):
         plain: Collection[str] = (),
         activation: Callable[[Tensor], Tensor] = silu,
     ):
-        """`vectors` has, by linear, the number of scales, shifts and gates it computes.
+        """`vectors` has the number of scales, shifts and gates that each linear computes.
 
-        `plain` are the names of linears that read the embedding itself.
+        `plain` are the names of linears that read the embedding without SiLU.
         """
         super().__init__(config=context.config)
         self.plain, self.activation = plain, activation
@@ -356,7 +360,7 @@ def make_modulation(
     shifted: bool = True,
     layer: int = 0,
 ) -> AdaLNModule:
-    """The modulation that `spec` describes, for `parts` parts of one layer.
+    """The modulation that `spec` describes, for `parts` sublayers of one layer.
 
     Layers are counted from 0.
     """

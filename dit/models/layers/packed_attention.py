@@ -1,4 +1,4 @@
-"""Attention modules: queries, keys and values of packed tokens, attention, output."""
+"""Attention modules for packed tokens: queries, keys and values, attention, output linear."""
 
 # T packed tokens, L text tokens, S key tokens, J tokens of the joint row, E text width
 # D model width, H heads, G heads of keys, K head width, X numbers of a head, or any width
@@ -35,12 +35,12 @@ from dit.models.layers.queries_and_keys import (
 )
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines [T, K], or [T, H, K] where each head has its own, float32."""
+"""Cosines and sines [T, K], or [T, H, K] if each head has its own; float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """What layers need to know about the tokens of one row."""
+    """Facts about the tokens of one row that layers need, such as rotary angles."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
@@ -51,9 +51,9 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedAttention(MegatronModule):
-    """Attention whose queries, keys and values come from packed tokens.
+    """Attention with queries, keys and values from packed tokens.
 
-    By the names of its weights, Megatron-Core sums gradients over tensor ranks.
+    Megatron-Core recognises by their names the weights whose gradients it sums over tensor ranks.
     """
 
     head_norm: ClassVar[type[HeadNorm | CentredNorm]] = HeadNorm
@@ -96,7 +96,7 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys without rotation; with keys of an image if the norm is across heads.
+        """Queries and keys, normalised but not rotated; a norm across heads includes image keys.
 
         Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K].
         """
@@ -122,7 +122,7 @@ class PackedAttention(MegatronModule):
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
-        """Queries and keys of each head, positioned, and the other parts unchanged."""
+        """Queries and keys of each head, normalised and rotated, and the other slices unchanged."""
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
@@ -134,7 +134,7 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """Attention inside each sample, recomputed in the backward pass if configured."""
+        """Attention within each sample, recomputed in the backward pass if configured."""
         if not spans.lengths:
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
@@ -169,7 +169,7 @@ def _turn(
 
 
 class SelfAttention(PackedAttention):
-    """Attention of the tokens of a sample to each other."""
+    """Self-attention within each sample."""
 
     gates: ClassVar[int] = 0
     """Gates that `linear_qkv` makes of each head of queries, for the output."""
@@ -220,17 +220,17 @@ class SelfAttention(PackedAttention):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendedRows:
-    """Rows that tokens attend to, whole on every context and tensor rank."""
+    """Keys of cross-attention, whole on every context and tensor rank."""
 
     rows_LE: Tensor  # text, or what an image encoder made
     spans: Spans  # of this context rank's tokens, and of the rows of their samples
 
 
 class CrossAttention(PackedAttention):
-    """Attention of a sample's tokens to its caption, which every context and tensor rank has whole.
+    """Cross-attention of a sample's tokens to its caption, which every rank has whole.
 
-    With `image` they also attend to an image encoder's features of its picture, with the same
-    queries, and both outputs are added (Wan 2.1's image-to-video).
+    With `image` the same queries also attend to an image encoder's features, and both outputs are
+    added (Wan 2.1's image-to-video).
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class CrossAttention(PackedAttention):
         *,
         fused: bool = False,
     ) -> Tensor:
-        """`fused`: a norm across heads is that of our own kernels."""
+        """Cross-attention to `text` and `image`; `fused` uses the kernel for norms across heads."""
         text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
@@ -302,10 +302,10 @@ def joint_attention(
     second: tuple[SelfAttention, Tensor, RowConditions],
     exchange: TokenExchange,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over two token rows together, with separate weights.
+    """Joint attention over two token rows with separate weights.
 
-    It takes (module, normalised tokens, conditions) of each row, and returns the outputs [T, H * K]
-    of each before its own `linear_proj`.
+    Each row is (module, normalised tokens, conditions); the results are the outputs [T, H * K] of
+    each row before its own `linear_proj`.
     """
     each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))

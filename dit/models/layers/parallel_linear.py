@@ -1,4 +1,4 @@
-"""The choice of linear layer, feed-forwards, and Megatron-Core's view of the configuration."""
+"""The choice of linear layer, feed-forwards, and the configuration for Megatron-Core."""
 
 # T rows, M level rows, I inputs, O outputs (both of this tensor rank where they are split)
 # D model width, F width inside a feed-forward, X = 2 F gates and ups
@@ -37,7 +37,7 @@ from dit.models.layers.transformer_engine import engine_linear
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
-    """The model's settings in the form of Megatron-Core's layers, schedules and checkpoints."""
+    """The model's settings as Megatron-Core's configuration for layers, schedules, checkpoints."""
     bf16, virtual = model.precision is Precision.BF16, model.virtual_stages
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -92,29 +92,29 @@ def dtype(model: HasPrecision) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """What every part of a network is built with, besides its own sizes."""
+    """Arguments with which every module of a network is built, besides its sizes."""
 
     model: ModelConfig  # precision, layout, recomputation and implementation; never a width
     config: TransformerConfig
     groups: ProcessGroupCollection
     token_row: str = TOKENS
-    """The row of tokens that split linears work on."""
+    """The row of tokens that split linears process."""
 
 
 class _ParallelLinear(Adaptable):
-    """The common part of our versions of Megatron-Core's two linears."""
+    """Common base of our versions of Megatron-Core's two parallel linears."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], where Megatron-Core's return an (output, bias) pair."""
+        """The output [T, O] for [T, I]; Megatron-Core's linears return (output, bias)."""
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output of the linear without adapters.
+        """Output [T, O] of the linear for [T, I], without adapters.
 
-        [T, I] -> [T, O]; with sequence parallelism a column linear gathers the rows that tensor
-        ranks divide, and a row linear scatters them.
+        With sequence parallelism a column linear gathers the rows that tensor ranks divide, and a
+        row linear scatters them.
         """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
@@ -160,7 +160,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """With `partial_gradient` the input's gradient is a part that later sums complete."""
+        """With `partial_gradient` the input's gradient is a partial sum, completed later."""
         super().__init__(
             inputs,
             outputs,
@@ -178,7 +178,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
 class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
     """Linear whose inputs are split over tensor ranks; outputs are summed.
 
-    The bias is added once, after the sum. Under sequence parallelism it is added to a part of the
+    The bias is added once, after the sum. Under sequence parallelism each rank adds it to its own
     tokens, for which it has Megatron-Core's mark.
     """
 
@@ -207,14 +207,14 @@ class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
 
 
 class GatheredLinear(ColumnLinear):
-    """A column-parallel linear over rows of noise levels; each tensor rank gets all outputs.
+    """A column-parallel linear over level rows whose outputs are gathered on all tensor ranks.
 
     It is for large matrices whose input has few rows: the per-block modulations of FLUX, Qwen-Image
     and HunyuanVideo hold 27 to 33 % of all parameters.
 
-    With sequence parallelism each rank reads the outputs for its own tokens alone, so that its
-    gradient of the outputs is partial: the backward pass is a reduce-scatter. Without sequence
-    parallelism each rank takes its own outputs' columns of the whole gradient.
+    With sequence parallelism each rank reads the outputs only for its own tokens, so its gradient
+    of the outputs is partial: the backward pass is a reduce-scatter. Without sequence parallelism
+    each rank takes its own outputs' columns of the whole gradient.
     """
 
     def __init__(
@@ -255,9 +255,9 @@ def split_linear(
     bias: bool = False,
     parts: int = 1,
 ) -> nn.Module:
-    """`ColumnLinear` (axis 0, outputs) or `RowLinear` (axis 1, inputs), or Transformer Engine's.
+    """`ColumnLinear` (axis 0, outputs), `RowLinear` (axis 1, inputs), or Transformer Engine's.
 
-    `parts` is the number of the published network's linears that it joins (`Adaptable.parts`).
+    `parts` is the number of the published network's linears that it fuses (`Adaptable.parts`).
     """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
@@ -269,11 +269,10 @@ def split_linear(
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Lets the backward products of split weights add their gradients to DDP's buffers.
+    """Makes backward products of split weights add their gradients to DDP's buffers.
 
-    It is for a model under Megatron-Core's DDP, which owns these buffers. Layers of Transformer
-    Engine do so by themselves, Megatron-Core's by Apex; without Apex their gradients are added as
-    usual.
+    For models under Megatron-Core's DDP, which owns these buffers. Transformer Engine's layers do
+    so by themselves, Megatron-Core's by Apex; without Apex their gradients are added as usual.
 
     Raises:
         ValueError: no layer has such a product on this machine.
@@ -289,7 +288,7 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex adds the gradients; `of_engine` says that some layers are Transformer Engine's.
+    """Whether Apex adds the gradients; `of_engine`: some layers are Transformer Engine's.
 
     Raises:
         ValueError: nothing on this machine can add them.
@@ -305,7 +304,7 @@ def check_fusion(*, of_engine: bool) -> bool:
 
 
 class WholeLinear(Adaptable, nn.Linear):
-    """A linear that every tensor rank holds whole, with an input that every rank has whole."""
+    """A linear that every tensor rank holds whole, as it does the input."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The output [T, O] for [T, I], including adapters."""
@@ -333,7 +332,7 @@ class WholeLinear(Adaptable, nn.Linear):
 
 
 class Replicated(WholeLinear):
-    """A linear that tensor ranks hold whole; under sequence parallelism each sees its rows."""
+    """A replicated linear; under sequence parallelism each tensor rank processes its own rows."""
 
     def __init__(
         self,
@@ -344,17 +343,16 @@ class Replicated(WholeLinear):
         bias: bool = False,
         token_row: str | None = None,
     ):
-        """`token_row` names the row of tokens that is its input; None is for level rows."""
+        """`token_row` names the row of tokens that is the input; None stands for level rows."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
         self.token_row = token_row
         sees_part_of_tokens(self, config)
 
 
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """The product f(gate) · up (arXiv:2002.05202), whose columns alternate in `x_TX`.
+    """The gated activation f(gate) · up (arXiv:2002.05202); gates and ups alternate in `x_TX`.
 
-    So each tensor rank has pairs; with all gates first, a part of the matrix would have only one
-    kind.
+    Alternating columns give each tensor rank whole pairs.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def kernels_run_on(device: torch.device) -> bool:
-    """Whether tensors on `device` go through the kernels: with CUDA and Triton.
+    """Whether tensors on `device` use the Triton kernels: on CUDA with Triton, and on `meta`.
 
-    Tensors without values (`meta`) take a GPU's way, so that it can be counted what it keeps.
+    Meta tensors take a GPU's path, so that saved activations can be counted.
     """
     return device.type == "meta" or (device.type == "cuda" and _usable(device))
 
@@ -88,16 +88,16 @@ class Run:
         return x_TD[rows].unflatten(0, (self.count, self.length))
 
     def samples(self, x_ND: Tensor) -> Tensor:
-        """The rows of the run's samples in `x_ND`, as a view [G, 1, D]."""
+        """Rows of the run's samples in `x_ND`, as a view [G, 1, D]."""
         return x_ND[self.sample : self.sample + self.count, None]
 
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """The row of scales, shifts and gates for each token.
+    """The level row (scale, shift, gate) of each token of a pack.
 
-    There is one row for each sample, or two if a sample has clean tokens beside noisy ones. If rows
-    are float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the end.
+    There is one row for each sample, or two if a sample has clean and noisy tokens. If rows are
+    float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the end.
     """
 
     level_row_T: Tensor  # int64
@@ -112,9 +112,9 @@ class PerSample:
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """The layout of a pack whose tokens name the level rows `level_row_T`.
+        """The layout of a pack in which `level_row_T` is each token's level row.
 
-        `fused_kernels` allows our own kernels, where `kernels_run_on` says so.
+        `fused_kernels` allows our own kernels, if `kernels_run_on` this device.
         """
         device = level_row_T.device
         fused = fused_kernels and not compiled and kernels_run_on(device)
@@ -134,10 +134,10 @@ class PerSample:
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """`h_TD`, to which a part is added later, and the result of `modulate` for it.
+        """`h_TD` for the residual sum, and `modulate` of it.
 
-        Further use of the first result passes its gradient to the kernel of the second, which adds
-        them.
+        Use the returned `h_TD` from here on: its gradient then goes to the kernel of `modulate`,
+        which adds both gradients.
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
@@ -165,7 +165,7 @@ class PerSample:
         scale_ND: Tensor,
         shift_ND: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The result of `branch` for the sum h + gate * x."""
+        """`branch` of the gated residual h + gate * x."""
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
@@ -173,7 +173,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """The chunks for `rows` level rows, made once for all layers."""
+        """The chunks for `rows` level rows, computed once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -260,14 +260,14 @@ class _Rectangles(torch.autograd.Function):
 
 
 def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
-    """`table_RX[index_T]`, fast for tables of a few hundred rows that many tokens share."""
+    """`table_RX[index_T]`, fast for tables of a few hundred rows."""
     rows_TX = _LookUp.apply(table_RX, index_T)
     assert isinstance(rows_TX, Tensor)
     return rows_TX
 
 
 class _LookUp(torch.autograd.Function):
-    """Looks up rows of a small table, with a backward pass that does not sort them.
+    """Autograd function of a look-up in a small table, whose backward pass does not sort rows.
 
     The table is [R, X], its rows and their gradient are [T, X].
     """

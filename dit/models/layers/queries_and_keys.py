@@ -41,10 +41,10 @@ class HeadNorm(nn.RMSNorm):
         super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [T, H, K]; for None, the weight [K], for a kernel that does the rest.
+        """The normalised `x` [T, H, K]; for None, the weight [K], for a fused kernel.
 
-        The weight is returned by a call, because Megatron-Core's DDP waits at calls for weights
-        being gathered.
+        A call returns the weight, because Megatron-Core's DDP waits in calls for weights being
+        gathered.
         """
         if x is None:
             return self.weight
@@ -56,9 +56,9 @@ class HeadNorm(nn.RMSNorm):
 
 
 class CentredNorm(nn.Module):
-    """RMSNorm in float32 whose weights are stored less 1, so that they start at 0.
+    """RMSNorm in float32 whose weights are stored minus 1, so that they start at 0.
 
-    It is over the width of a token, or of a head.
+    The norm is over the width of a token, or of a head.
     """
 
     def __init__(self, width: int, *, eps: float, dtype: torch.dtype):
@@ -67,7 +67,7 @@ class CentredNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [..., X]; for None, the factors [X], as in `HeadNorm`."""
+        """The normed `x` [..., X]; for None, the factors [X] (1 + weight), for a fused kernel."""
         weight_X = self.offset.float() + 1
         if x is None:
             return weight_X
@@ -101,10 +101,10 @@ class _Normalised(torch.autograd.Function):
 
 
 class AcrossHeadsNorm(nn.Module):
-    """RMSNorm of queries and of keys over all heads of a token, which tensor ranks divide (Wan).
+    """RMSNorm of queries and keys over all heads of a token, which tensor ranks divide (Wan).
 
-    Each rank normalises and scales its own heads. It needs only the others' sums of squares for
-    each token, by one all-reduce for queries and all keys together.
+    Each rank normalises and scales its own heads, and needs only the other ranks' sums of squares
+    for each token, by one all-reduce for queries and all keys together.
 
     Each rank holds the weights of its own heads and has their whole gradient. So they must not be
     named q_layernorm or k_layernorm: Megatron-Core sums gradients under these names over tensor
@@ -120,7 +120,7 @@ class AcrossHeadsNorm(nn.Module):
         group: dist.ProcessGroup,
         image: bool = False,
     ):
-        """`image` says that there are keys of an image, too."""
+        """With `image` there is also a norm for keys of an image."""
         super().__init__()
         self.width, self.eps, self.group = width, eps, group
         part = width // group.size()
@@ -132,9 +132,9 @@ class AcrossHeadsNorm(nn.Module):
             mark_split(scale, axis=0)
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Normalised queries [T, H, K], keys [S, H, K], and keys of an image if there are any.
+        """Queries [T, H, K], keys [S, H, K], and image keys if there are any, normalised.
 
-        Without arguments it returns the weights, for kernels that do the rest, as with `HeadNorm`.
+        Without arguments it returns the weights, for a fused kernel, as `HeadNorm` does.
         """
         if not heads:
             return tuple(self.parameters())
@@ -151,7 +151,7 @@ class AcrossHeadsNorm(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """All weights, divided by heads."""
+        """All weights as sharded tensors, divided by heads."""
         scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
             scales,
@@ -164,10 +164,10 @@ class AcrossHeadsNorm(nn.Module):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks, in both directions, of a number for each query and key, [T + S].
+    """Autograd function: sum over ranks of a number for each query and key, [T + S].
 
-    One rank's sum of squares takes part in the norms of all ranks, so its gradient is the sum of
-    theirs.
+    Forward and backward both sum: one rank's sum of squares enters the norms of all ranks, so its
+    gradient is the sum of their gradients.
     """
 
     @staticmethod
@@ -189,11 +189,11 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
-    """Sets the gradient of the bias of keys to zero, in a bias [H, 3, K] flattened: q, k, v.
+    """Sets the gradient of the keys' bias to zero, in a flattened bias [H, 3, K] of q, k, v.
 
-    It is for keys without a norm. Their bias adds the same number to all scores of a query, which
-    softmax ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW
-    would turn into full steps that differ between layouts.
+    For keys without a norm. Their bias adds the same number to all scores of a query, which softmax
+    ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW would turn
+    into full steps that differ between layouts.
     """
 
     def without_keys(gradient_P: Tensor) -> Tensor:
@@ -220,12 +220,12 @@ class RotaryTable(nn.Module):
         rounded: bool = False,
         twisted: bool = False,
     ):
-        """`dtype` is the type of the angles; Wan, FLUX, Lumina and HiDream use float64.
+        """`dtype` is that of the angles; Wan, FLUX, Lumina and HiDream use float64.
 
         In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
-        rounded to float32 before their cosines are taken, as those of Z-Image are. `twisted`: the
-        numbers 2i and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the
-        two of a pair turn by different angles, which is no rotation.
+        rounded to float32 before their cosines are taken, as in Z-Image. `twisted`: the numbers 2i
+        and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the two
+        numbers of a pair have different angles, which is no rotation.
         """
         super().__init__()
         self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
@@ -250,7 +250,7 @@ class RotaryTable(nn.Module):
 
 
 class InterleavedRotary(nn.Module):
-    """Cosines and sines of one set of frequencies, each of which belongs to one of several axes.
+    """Cosines and sines of one set of frequencies, divided among several axes (MRoPE).
 
     Axis a of A, but for the first, has `sections[a]` frequencies, with numbers a, a + A, a + 2 A;
     the first axis has all others. Angles are float32: positions beyond 65536 were trained so.
@@ -315,7 +315,7 @@ class WholeWidthRotary(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """The autograd function of a rotation, which keeps nothing of x: its gradient is rotated back.
+    """Autograd function of the rotation; saves nothing of x: its gradient is rotated back.
 
     x and its gradient are [T, H, K], cosines and sines [T, K] or [T, H, K].
     """
@@ -334,7 +334,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -> Tensor:
-    """`x_THK`, rotated; with `sign` -1 back.
+    """`x_THK` rotated; with `sign` -1, rotated back.
 
     `cos` is [T, K] or [T, H, K]; each of `sines` is half as wide.
     """
@@ -349,8 +349,8 @@ def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -
 def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates each pair (i, i + K/2) of a head by the token's angles, in float32.
 
-    Cosines and sines are [T, K], or [T, H, K] if heads have their own; (a, b) becomes (cos a - sin
-    b, cos' b + sin' a), where cos' and sin' of the second half may differ.
+    Cosines and sines are [T, K], or [T, H, K] if heads differ; (a, b) becomes (a cos - b sin, b
+    cos' + a sin'), where cos' and sin' of the second half may differ.
     """
     turned_THK = _Rotate.apply(x_THK, cos, sin)
     assert isinstance(turned_THK, Tensor)
@@ -363,7 +363,7 @@ def fused_parts(
     norms: tuple[HeadNorm | CentredNorm, HeadNorm | CentredNorm],
     angles_TK: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, ...]:
-    """`x_THX` in parts of `widths`; the first two, queries and keys, are normalised and rotated."""
+    """`x_THX` cut into `widths`; the first two, queries and keys, are normalised and rotated."""
     from dit.models.kernels import rotated_heads
 
     weights_K = norms[0](None), norms[1](None)
@@ -379,9 +379,9 @@ def fused_across_heads(
     *,
     twisted: bool = False,
 ) -> tuple[Tensor, ...]:
-    """The parts of each row, normalised, and rotated if there are `angles`; then its other parts.
+    """Slices of each row: normalised, and rotated if there are `angles`; then the other slices.
 
-    A row is (tensor [T, H, X], number of normalised parts of a head, widths of the others). With
+    A row is (tensor [T, H, X], number of normalised slices of a head, widths of the others). With
     `twisted` the two halves of a head have separate angles.
     """
     from dit.models.kernels import across_heads

@@ -67,7 +67,7 @@ class EmbedsGlyphs(HasPrecision, Protocol):
 
 
 class GlyphEmbedding(nn.Module):
-    """The embedding of ByT5's rows of quoted words, [G, E] -> [G, D]."""
+    """The embedding of ByT5's states for quoted words, [G, E] -> [G, D]."""
 
     def __init__(self, model: EmbedsGlyphs):
         super().__init__()
@@ -83,7 +83,7 @@ class GlyphEmbedding(nn.Module):
 
 
 class TokenRefiner(nn.Module):
-    """Captions [L, E] -> [L, D], by layers in which a caption attends to itself."""
+    """Refinement of captions [L, E] -> [L, D], by layers in which a caption attends to itself."""
 
     def __init__(self, model: RefinesText):
         super().__init__()
@@ -111,7 +111,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, each gated by timestep and mean of the caption."""
+    """A layer of attention and feed-forward, gated by the timestep and the caption's mean."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()

@@ -26,7 +26,7 @@ def check_engine(model: ModelConfig) -> None:
     """Checks that Transformer Engine can run on this machine, if the model needs it.
 
     Raises:
-        ValueError: it, or a GPU, is missing.
+        ValueError: Transformer Engine, or a GPU, is missing.
     """
     asked = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     if asked and not (find_spec("transformer_engine") and torch.cuda.is_available()):
@@ -45,10 +45,7 @@ def engine_linear(
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """A linear of Transformer Engine, with its weight [outputs, inputs] split at `axis`.
-
-    Tensor ranks hold the parts.
-    """
+    """Transformer Engine's linear; tensor ranks divide its weight [outputs, inputs] at `axis`."""
     linear = _linear_class()
     return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
@@ -97,7 +94,7 @@ def _linear_class() -> Any:
         def sharded_state_dict(
             self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
         ) -> Any:
-            """Weight and bias, under the names of the other implementation."""
+            """Weight and bias under the names of our own linears."""
             axes = {"weight": self.axis} | ({"bias": 0} if self.axis == 0 else {})
             own = make_sharded_tensors_for_checkpoint(
                 dict(self.named_parameters(recurse=False)),
@@ -113,7 +110,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """A context in which `engine_linear` computes in 8 bits, if the model asks for it."""
+    """A context in which `engine_linear` computes in FP8, if the model's precision says so."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

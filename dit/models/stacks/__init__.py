@@ -1,13 +1,13 @@
 """Layers made of steps, stacks made of layers, networks made of stacks.
 
 step_layer           a layer: the steps of its specification, over named rows of tokens
-parts                what the parts of steps compute: attention, feed-forward
-views                what a layer sees in the place of a row, and which tokens it writes
-stack                layers of one kind: cut into pipeline stages, built, recomputed
+parts                the computations of steps: attention, feed-forward
+views                the tokens of a row that a layer sees, and those that it changes
+stack                layers of one kind: divided into pipeline stages, built, recomputed
 offload              page-locked host memory, from and to which a GPU copies beside its work;
-                     activations that wait there
-frozen_blocks        frozen matrices in 8 bits, and blocks of them that wait in host memory
-token_routing        layers that see a part of the tokens in training; the others wait
+                     activations that are offloaded to it
+frozen_blocks        frozen matrices in 8 bits, and blocks of them in host memory
+token_routing        layers that see only some tokens in training; the others skip them
 stacked_transformer  embed, stacks, head, and the tensors that pipeline stages send on
 cross_transformer    networks with one row of latents and cross-attention to text
 joint_transformer    networks that attend to latents and text jointly

@@ -1,6 +1,6 @@
-"""Networks with one row of latents, whose layers see text by cross-attention (DiT, Wan, LTX).
+"""Networks with one row of latents and cross-attention to text (DiT, Wan, LTX).
 
-Published weights of several families attend to captions that are filled up with zeros.
+Published weights of several families attend to captions that are padded with zeros.
 """
 
 # T packed tokens, L text tokens, E text width, D model width, K head width
@@ -37,10 +37,10 @@ def axis_widths(head: int) -> tuple[int, int, int]:
 
 
 class CrossTransformer(StackedTransformer):
-    """A network whose layers attend to text, filled up with zeros to `model.text_pad_to`."""
+    """A network with cross-attention to text, padded with zeros to `model.text_pad_to`."""
 
     rotary: RotaryTable | WholeWidthRotary
-    """Set by the family."""
+    """Rotary positions; each family sets its own."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         return pad_text(batch, self.model.text_pad_to)
@@ -58,7 +58,7 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """What every layer reads beside the tokens; `others` are attended to as text is."""
+        """Inputs of every layer beside the tokens; `others` are further keys of cross-attention."""
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
         return LayerConditions(
@@ -71,7 +71,7 @@ class CrossTransformer(StackedTransformer):
 
 
 class TextEmbedding(nn.Module):
-    """The embedding of rows of the text encoder, padding included, [L, E] -> [L, D].
+    """The embedding of the text encoder's output, padding included, [L, E] -> [L, D].
 
     Every tensor rank has all rows and their whole gradient, so the weights need no mark for
     sequence parallelism.
@@ -88,14 +88,14 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans of this rank's tokens, and of their samples' text rows, which begin at `starts`."""
+    """Spans of this rank's tokens, and of their samples' text tokens, which begin at `starts`."""
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
 def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
-    """Number of rows of all captions of a pack, each padded to `length` (None: not padded)."""
+    """Number of text tokens of a pack, each caption padded to `length` (None: no padding)."""
     return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 

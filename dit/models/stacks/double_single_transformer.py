@@ -1,7 +1,7 @@
-"""Networks of double-stream layers, then single-stream ones, over patches and one text.
+"""Networks of double-stream layers, then single-stream layers, with one text.
 
-FLUX.1, FLUX.2 and Chroma are such networks; they differ in what their modulations are made of. In
-the place of the double-stream layers there may be layers for each row of tokens alone.
+FLUX.1, FLUX.2 and Chroma are such networks; they differ in their modulations. Layers over each row
+of tokens alone may replace the double-stream layers.
 """
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, E text width
@@ -26,13 +26,13 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class DoubleSingleTransformer(JointTransformer):
-    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
+    """Denoiser: noisy tokens, timesteps, text and references of a pack -> velocity of each token.
 
     `told`, also in names of weights, embeds the timestep; each family has its own.
     """
 
     theta: ClassVar[float] = 10_000.0
-    """Base of the angles of positions."""
+    """Base of the rotary frequencies."""
     has_biases: ClassVar[bool] = True
     """Whether linears before and after the layers have biases."""
 
@@ -46,7 +46,7 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the embedding of the timestep, `modulate_out` the last modulation."""
+        """`told` builds the timestep embedding, `modulate_out` the modulation before the head."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         # Angles in float64, as in Diffusers.
@@ -62,7 +62,7 @@ class DoubleSingleTransformer(JointTransformer):
         self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=self.has_biases)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """The embedding [M, X] from which all modulations are computed."""
+        """The embedding [M, X] of the timesteps, which all modulations read."""
         raise NotImplementedError
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002

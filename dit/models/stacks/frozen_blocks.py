@@ -1,17 +1,17 @@
-"""Blocks whose matrices are frozen: in 8 bits, and on the host until their turn.
+"""Frozen blocks: matrices in 8 bits, and in host memory until they are computed.
 
-1. rounded         a matrix -> float8_e4m3 (arXiv:2209.05433) and a factor for each of its rows
-2. FrozenMatrix    the matrix of a linear, restored for each product and kept by none
-3. frozen_product  x W^T, which restores the matrix again in the backward pass
+1. rounded         a matrix -> float8_e4m3 (arXiv:2209.05433) and a scale for each of its rows
+2. FrozenMatrix    the matrix of a linear, dequantized for each product and not saved for backward
+3. frozen_product  x W^T, which dequantizes the matrix again in the backward pass
 4. round_blocks    the matrices of all layers to 8 bits, one after the other
-5. ByteRows        a matrix whose rows are bytes with their factor, so that ranks can divide them
-6. place_networks  networks to the device, except for blocks that wait (`model.blocks_to_swap`)
+5. ByteRows        a matrix whose rows are bytes with their scale, so that ranks can divide them
+6. place_networks  networks to the device, except for swapped blocks (`model.blocks_to_swap`)
 7. BlockPrefetch   starts to copy the next blocks
-8. WaitingBlock    the matrices of a block on the host, as one row of bytes
-9. Places          rows of bytes on the device, which blocks use in turn
+8. WaitingBlock    the matrices of a block in host memory, as one row of bytes
+9. Places          buffers on the device, which swapped blocks use in turn
 
-A block is copied while the one before it, in the order of the pass, is computed. Correctness does
-not depend on when: a product waits for its block.
+A block is copied while the block before it, in the order of the pass, is computed. Correctness does
+not depend on the time of the copy: a product waits for its block.
 """
 
 # T rows, I inputs, O outputs (both of this tensor rank)
@@ -37,28 +37,27 @@ from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_o
 
 ROUNDED = torch.float8_e4m3fn
 _FACTOR = torch.float8_e8m0fnu
-"""Powers of two alone (OCP Microscaling Formats 1.0, Sec. 5.4.1), which factors are."""
+"""Dtype of the scales: powers of two alone (OCP Microscaling Formats 1.0, Sec. 5.4.1)."""
 _MANTISSA, _EXPONENT = 0.875, 9
-"""The largest number of the format, 448, as `torch.frexp` has it."""
+"""`torch.frexp` of 448, the largest number of the format."""
 _MOST_EXPONENT = 100
-"""Largest exponent of factors: beyond it they, or what they multiply, leave the range of bfloat16
-and float32."""
+"""Largest exponent of a scale: beyond it scales, or scaled numbers, exceed bfloat16 and float32."""
 _ALIGNMENT = 256
-"""Bytes: products read matrices that begin at such addresses as fast as any."""
+"""Byte alignment at which products read matrices fastest."""
 _ROW = 16
-"""Bytes that a thread of a GPU reads at once."""
+"""Bytes that a GPU thread reads at once."""
 _ROWS = PinnedRows()
 _AT_ONCE = 2
-"""Places on the device: of the block that is computed, and of the one that comes."""
+"""Buffers on the device: one for the block that is computed, one for the next."""
 
 
 def rounded(
     weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The matrix in 8 bits, and a factor [O] for each row, equal for all parts of the row.
+    """The matrix in 8 bits, and a scale [O] for each row, equal on all ranks.
 
-    `columns` are the ranks that divide the columns of a matrix; all of them call it. A factor is
-    the smallest power of two with which the row fits. Restored numbers have four significant bits,
+    `columns` are the ranks that divide the columns of a matrix; all of them call it. A scale is the
+    smallest power of two with which the row fits. Dequantized numbers have four significant bits,
     which bfloat16 holds exactly.
     """
     most_O = weight_OI.abs().amax(dim=1).float()
@@ -74,9 +73,9 @@ def rounded(
 def restored(
     weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype, *, fused_kernels: bool = False
 ) -> Tensor:
-    """The matrix in `dtype` from its 8-bit numbers and factors: the exact inverse of `rounded`.
+    """The matrix in `dtype` from its 8-bit numbers and row scales, without further rounding.
 
-    `fused_kernels` allows our kernel, which runs where `kernels_run_on` says so.
+    `fused_kernels` allows our kernel, if `kernels_run_on` this device.
     """
     if fused_kernels and per_sample.kernels_run_on(weight_OI.device):
         # Torch reads all modules' sources as an operator is declared: 0.2 s of other runs' starts.
@@ -88,28 +87,25 @@ def restored(
 
 @dataclass(frozen=True, slots=True)
 class ByteRows:
-    """The form of a matrix in 8 bits whose rows are bytes: the numbers, then the factor and zeros.
+    """Storage of an 8-bit matrix in rows of bytes: the numbers, then the scale and zeros.
 
     So ranks can divide its rows (`dit.distributed.row_shares.PackedRows`). The zeros align each row
     for reads of 16 bytes.
     """
 
     width: int
-    """Numbers of a row."""
+    """Number of matrix elements in a row."""
     columns: dist.ProcessGroup | None = None
-    """The ranks that share the columns of the matrix; see `rounded`."""
+    """Ranks that divide the columns of the matrix; see `rounded`."""
     fused_kernels: bool = False
-    """See `restored`."""
+    """Whether our kernels may be used; see `restored`."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
         """Shape of the bytes for a matrix of shape `whole`, [O, I]."""
         return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
-        """The bytes of `rows_OI` of the matrix.
-
-        All ranks of `columns` call it.
-        """
+        """The bytes of the rows `rows_OI`; all ranks of `columns` call it."""
         narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
         bytes_OB = narrow_OI.new_zeros(self.shape(rows_OI.shape), dtype=torch.uint8)
         bytes_OB[:, : self.width] = narrow_OI.view(torch.uint8)
@@ -123,7 +119,7 @@ class ByteRows:
 
 
 class FrozenMatrix:
-    """The frozen matrix of a linear, which may be rounded, on the host or in shares."""
+    """The frozen matrix of a linear, which may be in 8 bits, in host memory or sharded."""
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
@@ -134,7 +130,7 @@ class FrozenMatrix:
 
     @property
     def weight(self) -> nn.Parameter:
-        """The linear's present weight; with weights in shares each pass has another one."""
+        """The linear's present weight; with FSDP each pass has another tensor."""
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
@@ -144,7 +140,7 @@ class FrozenMatrix:
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """The output of `linear`, which has this matrix, for `x_TI`, summed as by the linear."""
+        """Output of `linear`, which has this matrix, for `x_TI`, summed over ranks as usual."""
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
@@ -154,7 +150,7 @@ class FrozenMatrix:
         return out_TO if bias is None else out_TO + bias  # once, after the sum
 
     def __call__(self) -> Tensor:
-        """The matrix [O, I] on the device, in the type of the network."""
+        """The matrix [O, I] on the device, in the compute dtype."""
         weight = self.weight.detach() if self.fetched is None else self.fetched()
         if self.rows is not None:
             return self.rows.unpack(weight, self.dtype)
@@ -164,23 +160,20 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """Makes the linear's products restore its matrix, whose bytes may then be elsewhere."""
+    """Makes the linear's products dequantize or fetch its matrix each time."""
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear with a frozen matrix; keeps nothing for the backward pass."""
+    """The output of a linear with a frozen matrix; saves nothing for backward."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
 
 
 class _Product(torch.autograd.Function):
-    """The autograd function of a product, which does not keep the matrix on the device.
-
-    The product is [T, I] -> [T, O].
-    """
+    """Autograd function of a product [T, I] -> [T, O]; frees the matrix on the device."""
 
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, bias_O: Tensor | None, matrix: FrozenMatrix) -> Tensor:
@@ -198,16 +191,13 @@ class _Product(torch.autograd.Function):
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
-    """Rounds the matrices of all layers to 8 bits on the device, where they stay.
-
-    All tensor ranks call it.
-    """
+    """Rounds the matrices of all layers to 8 bits on the device; all tensor ranks call it."""
     for matrix, columns in _matrices(network):
         matrix.round(device, columns=columns)
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """The matrices of all layers, which have no memory yet, and their form as rows of bytes."""
+    """The matrices of all layers, without memory yet, and their storage as rows of bytes."""
     for matrix, columns in _matrices(network):
         weight = matrix.weight
         matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
@@ -225,11 +215,11 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
 
 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
-    """Moves the parts of a pipeline stage to the device, except for `swapped` blocks of each.
+    """Moves a pipeline stage's networks to the device, except for `swapped` blocks of each.
 
-    These, and two more blocks, wait on the host and share two places on the device. They are spread
-    evenly over the blocks with frozen matrices, so that there is time to copy one while earlier
-    ones are computed. If there are too few of them, all wait.
+    These, and two more blocks, are in host memory and share two buffers on the device. They are
+    spread evenly over the blocks with frozen matrices, so that there is time to copy one while
+    earlier ones are computed. If there are too few of them, all are swapped.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -258,7 +248,7 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
-    """Blocks that wait, by the index of the layer on this stage."""
+    """The swapped blocks, by the index of the layer on this stage."""
     frozen = [
         (number, linears)
         for number, layer in enumerate(_layers(network))
@@ -271,7 +261,7 @@ def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
 
 
 class _Part(NamedTuple):
-    """The place of a matrix in the row of its block."""
+    """The position of a matrix in the bytes of its block."""
 
     bytes: slice
     dtype: torch.dtype
@@ -282,10 +272,10 @@ class _Part(NamedTuple):
 
 
 class WaitingBlock:
-    """The frozen matrices of a block, in pinned host memory."""
+    """The frozen matrices of a swapped block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Takes the matrices from the device, or from their place on the host."""
+        """Takes the matrices from the device, or from host memory."""
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0
@@ -316,7 +306,7 @@ class _Copy(NamedTuple):
 
 
 class Places:
-    """Rows of bytes on the device; the least recently used block makes room."""
+    """Device buffers for swapped blocks; the least recently used block makes room."""
 
     def __init__(
         self, count: int, size: int, device: torch.device, *, copies: PlainCopies | None = None
@@ -327,7 +317,7 @@ class Places:
         self.held: OrderedDict[WaitingBlock, _Copy] = OrderedDict()
 
     def fetch(self, block: WaitingBlock) -> _Copy:
-        """Starts to copy a block, unless it is there or on its way, without waiting."""
+        """Starts to copy a block to the device, unless it is there or being copied."""
         if block not in self.held:
             row = self.free.pop() if self.free else self.held.popitem(last=False)[1].row
             arrival = self.copies.overwrite(row[: block.home.numel()], block.home)
@@ -336,24 +326,24 @@ class Places:
         return self.held[block]
 
     def take(self, block: WaitingBlock) -> Tensor:
-        """The bytes of a block; later computations wait for them."""
+        """The bytes of a block on the device; later computations wait for the copy."""
         row, arrival = self.fetch(block)
         self.copies.wait(arrival)
         return row
 
 
 class BlockPrefetch:
-    """The waiting blocks of a part of a network, by the index of their layer."""
+    """Copies a network's swapped blocks ahead of the pass, by the index of their layer."""
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):
         self.blocks, self.places = dict(sorted(blocks.items())), places
 
     def forward_from(self, number: int) -> None:
-        """Fetches blocks for the forward pass, from layer `number` on."""
+        """Starts to copy blocks for the forward pass, from layer `number` on."""
         self._fetch(n for n in self.blocks if n >= number)
 
     def backward_from(self, number: int) -> None:
-        """Fetches blocks for the backward pass, from layer `number` down."""
+        """Starts to copy blocks for the backward pass, from layer `number` down."""
         self._fetch(n for n in reversed(self.blocks) if n <= number)
 
     def _fetch(self, numbers: Iterable[int]) -> None:

@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """The places of a pack's latents and text on this rank."""
+    """Positions of a pack's latents and text on this rank."""
 
     text: TextRow
     order: JointOrder
@@ -53,23 +53,29 @@ class JointLayout:
 class JointTransformer(StackedTransformer):
     """A network whose layers attend to latents and text jointly.
 
-    Text arrives whole on every rank; `layout.text.of(...)` is this context rank's share of it, and
-    `my_tokens` of that is this tensor rank's part. `embed` returns the rows `hidden` and
-    `text_hidden` and the embedding `T_EMB` of the level rows, from which all modulations are
-    computed. The head of `build_head` predicts for all latents of this context rank.
+    Text arrives whole on every rank; `layout.text.of(...)` is this context rank's shard, and
+    `my_tokens` of that is this tensor rank's shard. `embed` returns the rows `hidden` and
+    `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations read. The head
+    of `build_head` predicts for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
     padding_has_keys: ClassVar[bool] = True
-    """Whether padding that attention sees has keys as other tokens do; else they are zeros."""
+    """Whether padding inside attention has keys as real tokens do; else its keys are zeros."""
     refines_references: ClassVar[bool] = False
-    """Whether references have layers of their own, before which pictures see no other one."""
+    """Whether reference latents have layers of their own, before which pictures do not see each
+    other."""
     references_meet: ClassVar[bool] = False
     """Whether the references of a sample see each other in these layers."""
     text_level: ClassVar[int] = 0
-    """Level rows of the text: after so many times the number of samples; 0: the samples' own."""
+    """First level row of the text, in multiples of the number of samples; 0: the samples' own rows.
+
+
+
+    """
     rotary: nn.Module | None
-    """Set by the family; called with positions of latents and of text. None: nothing is rotated."""
+    """Rotary positions, set by the family and called with positions of latents and of text; None:
+    no rotation."""
 
     def __init__(
         self,
@@ -90,7 +96,7 @@ class JointTransformer(StackedTransformer):
         return list(batch.text_rows)
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
-        """The row of latents, including padding that attention computes."""
+        """The row of latents, including padding that attention processes."""
         return TokenRow.of_latents(batch, attended=self.model.attended_in(batch))
 
     def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
@@ -130,7 +136,7 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Places of tokens in the pack; text comes after all latents."""
+        """Positions of tokens in the pack; text comes after all latents."""
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
         joint_J = layout.order.arranged((latents_T, text_L))
@@ -182,7 +188,7 @@ class JointTransformer(StackedTransformer):
     def _keys(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Tensor | None]:
         """Masks of the tokens that have keys: of latents, of text and of the joint row.
 
-        None: all have.
+        None: all tokens have keys.
         """
         attended = self.model.attended_in(batch)
         if self.padding_has_keys or attended == list(batch.num_tokens):
@@ -202,7 +208,7 @@ class JointTransformer(StackedTransformer):
         return JointOrder.of(rows, context=self.context, **options)
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """The rows of a stack: latents and text separately, until layers take both in one row."""
+        """The rows of a stack: latents and text, or their joint row for single-stream layers."""
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
@@ -231,7 +237,7 @@ class JointTransformer(StackedTransformer):
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
         bias: bool = True,
     ) -> None:
-        """Creates the modulated norm and the linear after the layers, which work on `token_row`.
+        """Creates the modulated norm and the linear after the layers, over `token_row`.
 
         `modulate_out` builds a modulation other than one with its own linear.
         """
@@ -254,15 +260,15 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A network in whose positions the picture comes after its caption.
+    """A network in which a picture's positions follow those of its caption.
 
-    Tokens of the picture have the caption's length on the first axis.
+    On the first axis, tokens of the picture have the caption's length as position.
     """
 
     first_place: ClassVar[int] = 0
     """Position of the first token of a caption, on the first axis."""
     text_axes: ClassVar[int] = 1
-    """First axes on which a token of a caption has its place."""
+    """Number of leading axes on which a caption's token has its position."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         position_TA = batch.position_TA

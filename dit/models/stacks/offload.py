@@ -1,4 +1,4 @@
-"""Keeps tensors for the backward pass in host memory until they are needed.
+"""Activations that are offloaded to host memory until the backward pass.
 
 1. on_host          a context in which tensors that autograd saves are copied to the host
 2. OffloadedLayer   the tensors of one layer; `fetch` starts to copy all of them back
@@ -6,14 +6,14 @@
 4. when_reached     calls `fetch` as soon as the backward pass reaches a layer
 5. StreamCopies     copies on two streams, one for each direction; PlainCopies on a CPU
 
-Computing kernels do not wait for copies to the host. A layer is fetched while the one after it is
-computed backward, so kernels rarely wait for copies from the host.
+Computing kernels do not wait for copies to the host. A layer is fetched while the layer after it is
+computed in the backward pass, so kernels rarely wait for copies from the host.
 
 Host memory is page-locked (`PinnedRows`), so that a GPU copies during its work. torch's own
 (`pin_memory=True`) rounds each tensor up to a power of two, to at most twice its size
 (at::CachingHostAllocatorImpl::allocate, torch 2.11 to 2.13). Its option against that,
 `pinned_max_round_threshold_mb`, returns blocks that are too small (pytorch/pytorch#192722). So this
-module locks rows itself and keeps them.
+module locks and reuses memory itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 _PARTS = 16
-"""A row is rounded up to so many parts of the next power of two below, at most 1/16 too long."""
+"""Sizes between two powers of two to which a buffer is rounded up, at most 1/16 too long."""
 
 
 def lock_pages(address: int, size: int) -> None:
@@ -54,17 +54,18 @@ def lock_pages(address: int, size: int) -> None:
 
 
 class PinnedRows:
-    """Tensors in page-locked memory, which later tensors of about the same size reuse.
+    """Allocator of page-locked host tensors, which reuses memory for tensors of similar size.
 
-    A row is free as soon as its tensor and all views of it are gone; whoever drops a tensor during
-    a copy must order the next use of the row after the copy. Rows are never returned to the system.
+    A buffer is free as soon as its tensor and all views of it are gone; whoever drops a tensor
+    during a copy must order the buffer's next use after the copy. Memory is never returned to the
+    system.
     """
 
     def __init__(self, lock: Callable[[int, int], None] = lock_pages):
         self._lock = lock
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self.bytes = 0
-        """Of all rows, free ones included."""
+        """Bytes of all buffers, free ones included."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined values.
@@ -90,22 +91,22 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Bytes of a row for `size` bytes: whole pages, and few sizes, so that rows can be reused."""
+    """Bytes of a buffer for `size` bytes: whole pages, and few sizes, for reuse."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 
 
 _SMALL = 1 << 16
-"""Bytes below which a copy costs more than it frees."""
+"""Size in bytes below which a copy costs more than it frees."""
 Arrival = Any
-"""What says that a copy has been made: an event of CUDA, None where copies are made at once."""
+"""A CUDA event that a copy has finished; None if copies are immediate."""
 
 
 class PlainCopies:
-    """Copies that are made at once, on devices without memory of their own."""
+    """Immediate copies, for devices without memory of their own (CPU)."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """A copy of `kept` in `home`, or in new memory of the host."""
+        """A copy of `kept` in `home`, or in new host memory."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -122,15 +123,15 @@ class PlainCopies:
         """Makes later computations wait for a copy."""
 
     def settle(self) -> None:
-        """Frees, after a layer was computed, device memory whose copies began before it."""
+        """Frees device memory whose copies to the host have finished; called after each layer."""
 
 
 class StreamCopies(PlainCopies):
-    """Copies on separate streams.
+    """Copies on separate CUDA streams.
 
     All memory belongs to the computing stream, whose next tensors reuse it at once. So tensors are
     held until this stream has waited for their copies. `record_stream` would need no wait, but
-    keeps memory until the device is done with it, while Python, which is ahead by whole layers,
+    holds memory until the device is done with it, while Python, which is ahead by whole layers,
     allocates new memory for each.
     """
 
@@ -139,9 +140,9 @@ class StreamCopies(PlainCopies):
         self.out, self.back = cuda.Stream(), cuda.Stream()
         self.rows = PinnedRows()
         self.under_way: dict[Arrival, Tensor] = {}
-        """Tensors of the device for whose copies the stream that computes has not waited."""
+        """Device tensors for whose copies the computing stream has not yet waited."""
         self.earlier: list[Arrival] = []
-        """Copies that began before the last layer did."""
+        """Copies that began before the last layer."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
         if home is None:
@@ -189,7 +190,7 @@ def copies_of(device: torch.device) -> PlainCopies:
 
 
 class _Away:
-    """The memory of saved tensors, which is on the host."""
+    """Memory of saved tensors that has been copied to the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
         """`kept` is all of that memory as one row."""
@@ -229,13 +230,13 @@ class _View:
 
 
 class OffloadedLayer:
-    """The saved tensors of one layer that are on the host."""
+    """The saved tensors of one layer that are in host memory."""
 
     def __init__(self) -> None:
         self.memory: list[_Away] = []
 
     def fetch(self) -> None:
-        """Starts to copy the tensors back, without waiting."""
+        """Starts to copy the layer's tensors back to the device, without waiting."""
         for one in self.memory:
             one.fetch()
 
@@ -275,7 +276,7 @@ def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
 
 
 def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
-    """Calls `fetch` when the backward pass reaches these hidden states, one tensor or several."""
+    """Calls `fetch` when the backward pass reaches `hidden`, one tensor or several."""
     row = _row(hidden)
 
     def hook(_: Tensor) -> None:
@@ -287,9 +288,9 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
 
 
 def settle(hidden: Any) -> None:
-    """Frees on the device the tensors whose copies began before the layer of these hidden states.
+    """Frees device tensors whose copies to the host began before the layer that made `hidden`.
 
-    That layer is the last one whose tensors may still be leaving.
+    Only that layer's tensors may still be in the process of copying.
     """
     copies_of(_row(hidden).device).settle()
 
@@ -303,7 +304,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(of: Any) -> Iterator[Tensor]:
-    """The tensors of a dataclass or mapping, and of those in it."""
+    """Tensors of a dataclass or mapping, nested ones included."""
     if isinstance(of, Tensor):
         yield of
     elif is_dataclass(of):

@@ -1,6 +1,6 @@
-"""What the parts of layers compute; `dit.models.layer_spec.steps` says what there are.
+"""The computations of a layer's parts, as specified in `dit.models.layer_spec.steps`.
 
-A part makes modules, which the layer registers by their names, and gives an output for each of its
+A part creates modules, which the layer registers by name, and returns an output for each of its
 ports.
 """
 
@@ -33,22 +33,22 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerConditions:
-    """What every layer sees beside the tokens."""
+    """Inputs of every layer beside the tokens."""
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]
-    """By the name of the row."""
+    """Row name -> facts about its tokens, such as rotary angles."""
     meetings: Mapping[tuple[str, ...], TokenExchange]
-    """Who attends to whom, by the rows that attend to each other."""
+    """Names of rows that attend to each other -> their exchange."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
-    """Rows that others attend to and no layer changes."""
+    """Name -> rows for cross-attention, which no layer changes."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
-    """What parts of one family alone read."""
+    """Name -> input that only parts of one family read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointConditions(LayerConditions):
-    """What layers see whose latents and text attend to each other."""
+    """Inputs of layers in which latents and text attend to each other."""
 
     order: JointOrder
     # bool, of the latents that this rank holds between two matrices; None: no sample has references
@@ -56,10 +56,10 @@ class JointConditions(LayerConditions):
 
 
 class RunningPart:
-    """A part of one layer."""
+    """A part of one layer, built from its specification."""
 
     def __init__(self, part: Any, idle: Collection[Port] = ()):
-        """`idle` are ports whose output nothing reads."""
+        """`idle` are ports whose output is never used."""
         self.part, self.idle = part, idle
 
     @property
@@ -68,12 +68,12 @@ class RunningPart:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing reads any of its outputs."""
+        """Whether none of its outputs is used."""
         return all(port in self.idle for port in self.ports)
 
     @property
     def idle_modules(self) -> Sequence[str]:
-        """Names of modules that make outputs which nothing reads, so that they are not called."""
+        """Names of modules whose outputs are never used, so that they are not called."""
         return [port.module for port in self.ports if port in self.idle]
 
     @property
@@ -82,20 +82,20 @@ class RunningPart:
         return [f"{name}.*" for name in self.idle_modules]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002
-        """Its modules by name, in the order in which they register."""
+        """The part's modules by name, in the order of registration."""
         return {}
 
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """Outputs for the row of each port, of `inputs`, the tokens [T, D] that enter it."""
+        """An output for the row of each port, from `inputs`, the tokens [T, D] of the ports."""
         raise NotImplementedError
 
 
 class SelfAttending(RunningPart):
-    """Tokens attend to those of their sample, in one row or in two.
+    """Self-attention, over one row or jointly over two.
 
-    What nothing reads of a row has no output, though others attend to its tokens.
+    A row whose result is never used has no output, though others attend to its tokens.
     """
 
     part: Attend
@@ -149,7 +149,7 @@ class SelfAttending(RunningPart):
 
 
 class CrossAttending(RunningPart):
-    """Tokens of a row attend to rows that the layer does not change."""
+    """Cross-attention of a row's tokens to rows that the layer does not change."""
 
     part: AttendTo
 
@@ -188,9 +188,9 @@ class Feeding(RunningPart):
 
 
 class AttendingAndFeeding(RunningPart):
-    """Attention and feed-forward of the same tokens, added with one gate.
+    """Attention and feed-forward in parallel on the same tokens, added with one gate.
 
-    The published block: `FluxSingleTransformerBlock` of Diffusers. Tensor ranks gather and sum the
+    The published block is Diffusers' `FluxSingleTransformerBlock`. Tensor ranks gather and sum the
     tokens once. Both matrices are ordered head by head, each head with its part of the hidden
     units: any number of tensor ranks that divides the heads then divides either matrix.
     """
@@ -199,7 +199,7 @@ class AttendingAndFeeding(RunningPart):
 
     @property
     def each_head(self) -> tuple[int, ...]:
-        """Numbers that the first matrix makes for each head."""
+        """Widths that the first matrix outputs for each head: q, k, v and hidden units."""
         attention, mlp = self.part.attention, self.part.feed_forward
         wide = mlp.hidden * mlp.activation.inputs // attention.heads
         return *(attention.head_width,) * 3, wide

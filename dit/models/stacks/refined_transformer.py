@@ -34,19 +34,19 @@ from dit.pack_wire import to_device
 
 
 class RefinedTransformer(TextFirstTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser: noisy tokens, timesteps and text of a pack -> velocity of each token.
 
     Its stacks are sequential layers: over latents only and over text only, then over both. With
     `ModelConfig.attended_multiple`, learned tokens pad text and latents of each sample: those of
-    text have their own places, those of latents have position 0.
+    text have their own positions, those of latents have position 0.
     """
 
     theta: ClassVar[float]
-    """Base of the angles of positions."""
+    """Base of the rotary frequencies."""
     told_divisor: ClassVar[float]
-    """Divisor of the timestep, from [0, 1000]."""
+    """Divisor of the timestep, which is in [0, 1000]."""
     wave_scale: ClassVar[float] = 1.0
-    """What the angles of its sinusoid are multiplied by after that."""
+    """Factor of the angles of the timestep's sinusoid, applied after the divisor."""
     rounds_angles: ClassVar[bool] = False
     """Whether angles are rounded to float32 before their cosines are taken."""
 
@@ -59,7 +59,7 @@ class RefinedTransformer(TextFirstTransformer):
         *,
         told: tuple[int, int],
     ):
-        """`told` has the widths of the two linears that embed the timestep (`told` in weights)."""
+        """`told` has the widths of the timestep embedding's two linears (`told` in weights)."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         axes, norm = model.rope_axes, next(stacks[-1].layer.ports).norm
@@ -125,7 +125,7 @@ class RefinedTransformer(TextFirstTransformer):
 
 
 class PadToken(nn.Module):
-    """A learned token that pads the text or latents of a sample."""
+    """The learned token that pads the text or latents of a sample."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()

@@ -45,9 +45,9 @@ class StageLayers:
 def pipeline_stages(
     stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
 ) -> list[dict[str, StageLayers]]:
-    """For each stage, including virtual ones, its layers of each stack by name.
+    """For each pipeline stage, including virtual ones, its layers of each stack by name.
 
-    The operations of the slowest stage are minimised; layers of equal cost are divided evenly.
+    Minimises the multiplications of the slowest stage; layers of equal cost are divided evenly.
     `work_of` returns the multiplications of a layer of a stack.
 
     Raises:
@@ -75,7 +75,10 @@ def pipeline_stages(
 
 
 def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Contiguous parts [first, last), none empty: least maximum, then least sum of squares."""
+    """Contiguous ranges [first, last), none empty, with the smallest maximum of summed costs.
+
+    Among these, the ranges with the smallest sum of squares.
+    """
     ends = [0]
     for cost in costs:
         ends.append(ends[-1] + cost)
@@ -102,7 +105,7 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
-    """Multiplications of the linears of a layer for each latent token, over all tensor ranks.
+    """Multiplications of a layer's linears for each latent token, over all tensor ranks.
 
     Attention is left out, because it depends on the packs; so are references, which few samples
     have.
@@ -124,7 +127,7 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PipelineSplit:
-    """Megatron-Core's `pipeline_model_parallel_layout`, for a division that is made elsewhere.
+    """A substitute for Megatron-Core's `pipeline_model_parallel_layout` with our own division.
 
     It returns the number of layers on this stage and before it. Megatron-Core's own division knows
     one kind of layers and only even stages.
@@ -142,8 +145,8 @@ class _PipelineSplit:
 class LayerStack(TransformerBlock):
     """The layers of one kind on this pipeline stage, or on one of its virtual stages.
 
-    Megatron-Core builds them, numbers them over all stages and shards their checkpoint; its own
-    forward cannot pass the inputs of a diffusion model's layers besides their tokens.
+    Megatron-Core builds the layers, numbers them over all stages and shards their checkpoint; its
+    own forward cannot pass the additional inputs of a diffusion model's layers.
     """
 
     def __init__(
@@ -158,7 +161,7 @@ class LayerStack(TransformerBlock):
     ):
         """`layers_before` counts those of other stacks that this stage runs first.
 
-        `unread` are the rows that nothing reads behind the last layer of the stack.
+        `unread` are the rows whose values are not used after the last layer of the stack.
         """
         config = copy(context.config)
         config.num_layers = spec.count
@@ -174,7 +177,7 @@ class LayerStack(TransformerBlock):
     def forward(  # type: ignore[override]
         self, hidden: Any, conditions: Any, part: tuple[int, int] | None = None
     ) -> Any:
-        """`hidden` after the layers; it is one row of tokens, or latents and text.
+        """`hidden` after the layers: one row of tokens, or latents and text.
 
         `part` is (first layer, layer after the last) among the layers on this stage; None: all.
         """
@@ -233,7 +236,7 @@ class LayerStack(TransformerBlock):
         return self._full() and (not block or number < self.model.recompute_num_layers)
 
     def without_gradient(self) -> Sequence[str]:
-        """Patterns of names of weights whose gradient may be all zeros."""
+        """Name patterns of weights whose gradient may be all zeros."""
         return [
             f"layers.{index}.{pattern}"
             for index, layer in enumerate(self.layers)

@@ -45,7 +45,7 @@ Output = Tensor | Mapping[str, Tensor]
 
 
 class StackedTransformer(MegatronModule):
-    """Noisy tokens, timesteps and conditions of a pack -> raw network output for each token.
+    """Denoiser: noisy tokens, timesteps and conditions of a pack -> raw output for each token.
 
     Every sample of the pack has its own timestep, positions and text, and does not see other
     samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
@@ -57,13 +57,13 @@ class StackedTransformer(MegatronModule):
     """
 
     shares_samples: ClassVar[bool] = False
-    """Whether every context rank needs an equal part of each sample."""
+    """Whether every context rank needs an equal shard of each sample."""
     sign: ClassVar[int] = 1
-    """Sign of the family's `ObjectiveConventions`, by which its output is multiplied."""
+    """Sign of the family's `ObjectiveConventions`, by which the output is multiplied."""
     tells_data_part: ClassVar[bool] = False
-    """Whether the network embeds 1 - t; everything else here says t."""
+    """Whether the network embeds 1 - t; everywhere else in this project it is t."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Rows that the head does not read: their last outputs are not computed."""
+    """Rows that the head does not use: their last outputs are not computed."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
     """Names in `condition_shapes` of tensors with a row for each token."""
 
@@ -120,7 +120,7 @@ class StackedTransformer(MegatronModule):
         return {spec.name: getattr(self, spec.name) for spec in self.stack_specs}
 
     def parameters_without_gradient(self) -> list[str]:
-        """Patterns of names of weights on this stage whose gradient is zero in any pack.
+        """Name patterns of weights on this stage whose gradient is zero in any pack.
 
         They must not decay, because nothing would counteract it.
         """
@@ -163,7 +163,10 @@ class StackedTransformer(MegatronModule):
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
-        """What adapters drop in this pass; None without adapters, and beside training."""
+        """Positions for the dropout of adapters in this pass.
+
+        None without adapters or in evaluation.
+        """
         drops = batch.method(AdapterDropout)
         if drops is None or not self.training or not self.adapter_dropout:
             return None
@@ -175,7 +178,7 @@ class StackedTransformer(MegatronModule):
         return DropoutRows(seed=drops.seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """The place in the pack, int64, of each token of this context rank, by row."""
+        """Position in the pack, int64, of each token of this context rank, by row."""
         place_T = to_device(batch.rows(batch.share), batch.segment_T.device)
         # Alignment of a context rank's part: no other token depends on these rows.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
@@ -225,7 +228,7 @@ class StackedTransformer(MegatronModule):
     ) -> Blocks:
         """The hidden states after the layers of this stage.
 
-        Inside a route of `routed`, they include those of waiting tokens.
+        Inside a route of `routed`, they include those of tokens that skip it.
         """
         hidden = blocks
         for name, stack in self.stacks.items():
@@ -241,9 +244,9 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """The hidden states after a route's part of `stack`.
+        """The hidden states after a token route's layers of `stack`.
 
-        `first` is its first layer, over all stacks.
+        `first` is the stack's first layer, counted over all stacks.
         """
         tokens, here = routed.tokens, first + len(stack.layers)
         for start, stop, inside in tokens.route.parts(first, here):
@@ -293,7 +296,7 @@ class StackedTransformer(MegatronModule):
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
         """Shapes that the stage `after` sends to the next: hidden states, then conditions.
 
-        Inside a token route the rows of waiting tokens are sent as well.
+        Inside a token route, tokens that skip it are sent as well.
         """
         width, rows = self.config.hidden_size, dict(self.hidden_rows(batch))
         *_, last = (s.name for s in self.stack_specs if self.plan[after][s.name].count)
@@ -308,13 +311,13 @@ class StackedTransformer(MegatronModule):
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens, rows of any width, that this rank holds between two matrices."""
+        """This tensor rank's shard of the tokens `x_T` under sequence parallelism."""
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """Rows of scale, shift and gate for the tokens this rank holds between two matrices."""
+        """Level rows for this tensor rank's tokens."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
@@ -329,7 +332,7 @@ class StackedTransformer(MegatronModule):
 
     @property
     def token_parts(self) -> int:
-        """Number of tensor ranks that divide the tokens between two matrices."""
+        """Number of tensor ranks that divide the tokens (1 without sequence parallelism)."""
         return self.groups.tp.size() if self.config.sequence_parallel else 1
 
     # What a family says.
@@ -343,33 +346,34 @@ class StackedTransformer(MegatronModule):
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """The pack, adjusted to the network."""
+        """The pack, adjusted to the network, for example with padded text."""
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
-        """Rows of each hidden state on this rank."""
+        """Number of rows of each hidden state on this rank."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
 
     def hidden_width(self, name: str) -> int:  # noqa: ARG002
-        """Width of the hidden state `name`; streams of other modalities may have one of their own.
+        """Width of the hidden state `name`.
 
-        Stages hand on rows of the model width, which hold as many numbers.
+        A stream of another modality may have a width of its own. Stages send rows of the model's
+        width with as many numbers.
         """
         return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """Shapes of what stages send with hidden states: all that `conditions` and `head` read.
+        """Shapes of the tensors that stages send with hidden states, for `conditions` and `head`.
 
-        It must depend only on the pack, and be the same on all stages.
+        They must depend only on the pack, and be the same on all stages.
         """
         raise NotImplementedError
 
     def layout(self, batch: PackedBatch) -> Any:
-        """Order of the tokens of `batch`; computed once for a pass, on every stage."""
+        """The order of the tokens of `batch`; computed once for a pass, on every stage."""
         raise NotImplementedError
 
     def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
-        """First stage: hidden states, and the blocks of `condition_shapes`."""
+        """Hidden states, and the blocks of `condition_shapes`, on the first stage."""
         raise NotImplementedError
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
@@ -381,7 +385,7 @@ class StackedTransformer(MegatronModule):
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """The hidden states of one stack in the form of the next kind of layers."""
+        """Hidden states of one stack, arranged for the next kind of layers."""
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
@@ -397,7 +401,7 @@ class StackedTransformer(MegatronModule):
 
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Blocks by name, in the order in which they travel."""
+"""Shapes of tensors by name, in the order in which stages send them."""
 
 
 def _rows(shape: tuple[int, ...], width: int) -> int:
@@ -405,14 +409,14 @@ def _rows(shape: tuple[int, ...], width: int) -> int:
 
 
 def stage_rows(shapes: Shapes, width: int) -> int:
-    """Number of rows of `width` numbers that the blocks take; each block begins a new row."""
+    """Number of rows of `width` numbers for tensors of `shapes`; each begins a new row."""
     return sum(_rows(shape, width) for shape in shapes.values())
 
 
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
-    """The blocks as rows [rows, 1, D], in the order of `shapes`.
+    """The tensors as rows [rows, 1, D], in the order of `shapes`.
 
-    All have the type of the hidden states, which come first.
+    All have the dtype of the hidden states, which come first.
     """
     parts, dtype = [], blocks[next(iter(shapes))].dtype
     for name, shape in shapes.items():
@@ -423,7 +427,7 @@ def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -
 
 
 def unpack_stage_state(rows: Tensor, shapes: Shapes, width: int) -> dict[str, Tensor]:
-    """The inverse of `pack_stage_state`: rows [rows, 1, D] -> the blocks by name."""
+    """Tensors by name from `rows` [rows, 1, D]: the inverse of `pack_stage_state`."""
     parts = rows[:, 0].split([_rows(shape, width) for shape in shapes.values()])
     return {
         name: part.flatten()[: math.prod(shape)].view(shape)

@@ -1,4 +1,4 @@
-"""A layer of steps: `LayerSpec` says what it computes."""
+"""A layer of steps, built from its `LayerSpec`."""
 
 # T tokens of a row as this rank holds them, D model width
 
@@ -32,7 +32,7 @@ from dit.models.stacks.views import RunningView
 
 
 class StepLayer(MegatronModule, BaseTransformerLayer):
-    """The steps of a `LayerSpec`, one after the other, over the rows that they name."""
+    """A layer that runs the steps of a `LayerSpec` in order, over the rows that they name."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         vp_stage: int | None = None,
         unread: tuple[str, ...] = (),
     ):
-        """`unread` are the rows that nothing reads behind the last layer of the stack."""
+        """`unread` are the rows whose values are not used after the last layer of the stack."""
         super().__init__(config=config)
         offset = get_transformer_layer_offset(config, vp_stage, pg_collection.pp.rank())
         self.layer_number = layer_number + offset  # 1-based, over all stages
@@ -70,11 +70,11 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Patterns of names of weights here whose gradient is zero in any pack."""
+        """Name patterns of weights in this layer whose gradient is zero in any pack."""
         return tuple(pattern for part in self.parts for pattern in part.unused)
 
     def _made_modules(self, context: BuildContext) -> Iterator[tuple[str, nn.Module]]:
-        """The modules by name, as they register."""
+        """The layer's modules by name, in the order of registration."""
         made, modulations = set[Modulation](), self.spec.modulations
         for step in [self.parts] if self.spec.norms_first else self.steps:
             ports = [(port, part.part) for part in step for port in part.ports]
@@ -100,7 +100,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
     def _modulation(
         self, modulation: Modulation, ports: Sequence[Port], context: BuildContext, width: int
     ) -> nn.Module:
-        """The module whose slots these ports take."""
+        """The module that computes scale, shift and gate of these ports."""
         return make_modulation(
             modulation.kind,
             context,
@@ -112,17 +112,17 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         )
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All of them, whatever is asked for, of layers that packs may lack the tokens of.
+        """All parameters, even for one module, if packs may lack the tokens of this layer.
 
-        Before a call of a module Megatron-Core's DDP waits for its own weights that are on their
-        way (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
+        Before a call of a module Megatron-Core's DDP waits for its own weights that are being
+        gathered (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
         called, and ranks that see some would gather other weights than ranks that see none.
         """
         whole = self.view is not None and self.view.may_be_absent
         return super().parameters(recurse or whole)
 
     def forward(self, hidden: Any, conditions: Any) -> Any:
-        """`hidden` is the row [T, D] of the layer, or one tensor for each of its rows."""
+        """Rows after the layer; `hidden` is the row [T, D], or a tensor for each of its rows."""
         several = isinstance(hidden, tuple)
         whole = dict(zip(self.rows, hidden if several else (hidden,), strict=True))
         if self.view is None:
@@ -159,7 +159,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return None if norm is None else getattr(self, norm.name)
 
     def _slots(self, timestep: TimestepConditioning) -> dict[str, tuple[AdaLN, ...]]:
-        """Scales, shifts and gates of each modulation by its name."""
+        """Scales, shifts and gates of each modulation, by the modulation's name."""
         made = {one.name: self._rows_of(one, timestep) for one in self.modulations}
         if self.idle:
             name, (*others, last) = next(iter(made.items()))
@@ -167,16 +167,20 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return made
 
     def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
-        """The slots of a modulation; tanh acts on level rows, not on each token."""
+        """Scale, shift and gate of each slot of a modulation.
+
+        Tanh acts on level rows, not tokens.
+        """
         made = getattr(self, modulation.name)(timestep)
         if not modulation.tanh:
             return made
         return tuple(replace(one, gate_ND=one.gate_ND.tanh()) for one in made)
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
-        """`adaln` with idle weights tied to it: they add nothing, and their gradients are zeros.
+        """`adaln`, with zero gradients for weights that are not used.
 
-        Otherwise they would have none: Megatron-Core's DDP waits for the gradient of every weight.
+        Otherwise they would have no gradient: Megatron-Core's DDP waits for the gradient of every
+        weight.
         """
         modules = (self.get_submodule(name) for name in self.idle)
         idle_weights = (weight for module in modules for weight in module.parameters())
@@ -186,16 +190,16 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
     def _untouched(self, h_TD: Tensor) -> Tensor:
-        """The tokens, with gradients of zeros for all weights, which data parallelism waits for."""
+        """The tokens unchanged, with zero gradients for all weights, which DDP waits for."""
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
         return h_TD + torch.stack(nothing).sum() if nothing else h_TD
 
 
 class _OpenRow:
-    """The tokens of a row, and the last output for it, which waits to be added.
+    """The tokens of a row, and the last output, which is added together with the next norm.
 
-    With the norm of the next part the sum is one kernel, where kernels are fused.
+    Sum and norm are then one kernel, if kernels are fused.
     """
 
     def __init__(self, h_TD: Tensor, conditions: RowConditions):
@@ -203,7 +207,7 @@ class _OpenRow:
         self.waiting: tuple[AdaLN, Tensor] | None = None
 
     def entered(self, adaln: AdaLN | None, norm: nn.Module | None) -> Tensor:
-        """The tokens as they enter a port: normed, scaled and shifted."""
+        """The tokens as they enter a port: normalised, scaled and shifted."""
         if adaln is None or norm is not None:
             h_TD = self.added()
             x_TD = h_TD if norm is None else norm(h_TD)
@@ -216,7 +220,7 @@ class _OpenRow:
         return x_TD
 
     def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
-        """Adds an output of a part: at once without a gate, else with the next norm."""
+        """Adds the output of a part: at once without a gate, else with the next norm."""
         h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
         if adaln is None:
             self.h_TD = h_TD + x_TD
@@ -224,7 +228,7 @@ class _OpenRow:
             self.waiting = (adaln, x_TD)
 
     def added(self) -> Tensor:
-        """The tokens with all outputs."""
+        """The tokens after all outputs were added."""
         if self.waiting is not None:
             (last, x_TD), self.waiting = self.waiting, None
             self.h_TD = last.add(self.h_TD, x_TD, self.per_sample)

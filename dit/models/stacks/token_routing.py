@@ -1,8 +1,9 @@
-"""Token routes: some layers see a part of the tokens, which the others rejoin afterwards (TREAD).
+"""Token routes (TREAD): some layers see only a part of the tokens; the others skip these layers.
 
 The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
-computes its conditions, attention included, as from any other pack. Every rank keeps the same share
-of its tokens, because each run of neighbouring tokens keeps equally many: nothing is communicated.
+computes its conditions, attention included, as from any other pack. Every rank keeps the same
+fraction of its tokens, because each run of neighbouring tokens keeps equally many: nothing is
+communicated.
 """
 
 # T tokens, D model width
@@ -22,11 +23,11 @@ from dit.models.layers.adaptable import DropoutRows
 from dit.models.layers.context_parallel import TokenOrder
 
 WAITING = "waiting"
-"""Rows of the tokens that the layers of a route do not see, among hidden states."""
+"""Name, among hidden states, of the tokens that skip the layers of a route."""
 
 
 def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
-    """The tokens that the layers of the route see, of a whole pack or of a rank's part of it."""
+    """The pack of the tokens that a route's layers see, from a whole pack or one rank's shard."""
     draw = batch.method(Route)
     assert draw is not None
     rows_T = _in_runs(draw.move_T, route)[:, : route.kept].flatten()
@@ -38,14 +39,14 @@ def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
 
 
 def _in_runs(move_T: Tensor, route: TokenRoute) -> Tensor:
-    """Indices [runs, tokens of a run] of tokens, in each run first those that the layers see."""
+    """Indices [runs, tokens of a run] of tokens, in each run those that the layers see first."""
     order_T = torch.arange(len(move_T), device=move_T.device) + move_T
     return order_T.view(-1, route.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedTokens:
-    """Separates the tokens that this rank holds between two matrices, and joins them again."""
+    """Separates this rank's tokens into those that a route sees and those that skip it."""
 
     route: TokenRoute
     order: TokenOrder  # as they stand in the pack <-> in each run, kept ones first
@@ -62,7 +63,7 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `x_TD` in two parts: those of kept tokens and those of the others."""
+        """The rows of `x_TD` that the route sees, and the rows that skip it."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)
@@ -76,7 +77,7 @@ class RoutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedPass:
-    """Inputs that the layers of a route get in one pass, instead of those of other layers."""
+    """Inputs of a route's layers in one pass, in place of those of other layers."""
 
     tokens: RoutedTokens
     conditions: Any

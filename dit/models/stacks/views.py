@@ -1,4 +1,4 @@
-"""What layers see in the place of a row, and which of its tokens they write (`View`)."""
+"""The tokens of a row that a layer sees, and those that it changes (`View`)."""
 
 # T tokens of a row as this rank holds them, D model width
 
@@ -14,16 +14,16 @@ from dit.models.stacks.parts import JointConditions
 
 
 class RunningView:
-    """What one layer sees in the place of a row, and which of its tokens it writes."""
+    """The tokens of a row that one layer sees, and those that it changes."""
 
     may_be_absent: ClassVar[bool] = False
-    """Whether packs may have none of the tokens that it writes."""
+    """Whether packs may lack the tokens that the layer changes."""
 
     def __init__(self, view: Any):
         self.view = view
 
     def is_absent(self, conditions: JointConditions) -> bool:  # noqa: ARG002
-        """Whether a pack has none of the tokens that it writes, so that nothing is computed."""
+        """Whether a pack lacks the tokens that the layer changes, so that nothing is computed."""
         return False
 
     def modules(
@@ -32,7 +32,7 @@ class RunningView:
         width: int,  # noqa: ARG002
         layer: int,  # noqa: ARG002
     ) -> dict[str, nn.Module]:
-        """Its modules by name, registered last; layers are counted from 0."""
+        """The view's modules by name, registered last; layers are counted from 0."""
         return {}
 
     def seen(
@@ -45,12 +45,12 @@ class RunningView:
         return h_TD
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The tokens behind the layer, which made `made_TD` of them."""
+        """The row after the layer, whose output for the seen tokens is `made_TD`."""
         raise NotImplementedError
 
 
 class SeeingPictures(RunningView):
-    """Latents of which the references stay as they are; they have other layers."""
+    """A view of latents that leaves references unchanged; they have other layers."""
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         is_reference_T = conditions.is_reference_T
@@ -60,10 +60,10 @@ class SeeingPictures(RunningView):
 
 
 class SeeingReferences(RunningView):
-    """The references among the latents.
+    """A view of the reference tokens.
 
-    The layer computes all rows of a pack that has any, so that ranks hold as many as for other
-    layers.
+    The layer computes all rows of a pack that has any references, so that ranks hold as many as for
+    other layers.
     """
 
     may_be_absent = True

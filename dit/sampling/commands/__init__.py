@@ -1,4 +1,4 @@
-"""The programs that recipes/ start.
+"""Programs that the scripts in recipes/ start.
 
 options           options of generate_dit.py
 options_file      their YAML file, as arguments of the command line

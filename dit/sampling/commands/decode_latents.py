@@ -1,4 +1,4 @@
-"""Latents of an earlier generation -> pictures and videos.
+"""Decodes the latents of an earlier generation to pictures and videos.
 
 python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """Codecs of the dataset card that latents were saved with."""
+    """Codecs of the dataset card that was saved with the latents."""
 
     video: Any
     sound: Any = None  # None where the dataset has no sound
@@ -67,7 +67,7 @@ class LatentDecoders:
 def decode(
     entries: Sequence[dict[str, Any]], decoders: LatentDecoders, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents, except of latents that cannot be decoded.
+    """Writes the pictures of all latents that can be decoded.
 
     If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
     """

@@ -53,7 +53,7 @@ def generate_opened(
 ) -> list[Picture]:
     """A picture or video for each prompt, in order, with its prompt and settings.
 
-    The i-th has its noise from seed + i. With several processes, each data-parallel replica
+    The i-th starts from the noise of seed + i. With several processes, each data-parallel replica
     generates a part. The first process returns all pictures, the others an empty list. `track`
     shows the progress of the first process; `watch` is as in `generate_latents`.
     """
@@ -101,10 +101,10 @@ def generate_opened(
 def _encoded(
     opened: OpenCheckpoint, words: Sequence[tuple[str, str]], given: Sequence[GivenPictures]
 ) -> list[PromptTexts]:
-    """The text encoder's tensors of each (prompt, negative prompt) in `words`.
+    """The text encoder's tensors for each (prompt, negative prompt) in `words`.
 
-    It computes on the GPU if it fits there beside the network, and then returns to the host; else
-    on the host. Ranks that share a layer decide alike, from the same numbers.
+    The encoder runs on the GPU if it fits there beside the network, and then returns to the host;
+    else on the host. Ranks that share a layer decide alike, from the same numbers.
 
     Raises:
         ValueError: the encoder sees the first frame or the pictures to edit, and a prompt has none.
@@ -148,7 +148,7 @@ def _texts(
 def _pictures_of(
     prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
 ) -> list[GivenPictures]:
-    """First and last frame, and the pictures to edit, of each prompt.
+    """First and last frame, and pictures to edit, for each prompt.
 
     Raises:
         ValueError: the network takes none, or needs some.
@@ -170,7 +170,7 @@ def _pictures_of(
 
 
 def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
-    """The pictures and clips that are shown at given frames of a video.
+    """Pictures and clips that are given at certain frames of a video.
 
     Raises:
         ValueError: the network takes none, or one of their options is wrong.
@@ -196,7 +196,7 @@ def _conditions(
 
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
-    """Settings of the sampler; without a requested `scale`, a pipeline's guiders have their own."""
+    """Settings of the sampler; unless `scale` is given, a pipeline's guiders have their own."""
     assert options.guidance is not None and options.reference_guidance is not None
     return SamplingSettings(
         num_steps=options.num_steps,
@@ -216,7 +216,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 def _picture_inputs(
     opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
-    """Tensors that the network reads from the given pictures, at the size that will be decoded."""
+    """Network inputs from the given pictures, at the size that will be decoded."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
     multiple = stride.stride * model.side_cells
@@ -277,7 +277,7 @@ def _with_sound(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """`options` with the run's guidance scales where none are set; a guider has its own scale.
+    """`options` with the run's guidance scales if none are set; guiders have their own scale.
 
     Raises:
         ValueError: a scale is given that the network has no input for.
@@ -322,7 +322,7 @@ def options_of_prompt(
     """The options for one prompt, with its size, its pictures and its negative prompt.
 
     The size is the prompt's own, else the requested one, else the dataset's most frequent one. The
-    prompt's own negative prompt has precedence, too.
+    negative prompt is the prompt's own, else the requested one.
 
     Raises:
         ValueError: no size was given, and the dataset card has none, or the network does not accept
@@ -360,7 +360,7 @@ def options_of_prompt(
 
 
 def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str | None:
-    """A warning where a student generates in another way than it has learned."""
+    """A warning if a student is sampled otherwise than it was trained; else None."""
     warning = config.unlike_student(options.num_steps, options.sampler, options.guidance)
     learned = f"--num_steps {config.distill.steps} --sampler {config.distill.sampler}"
     return warning and f"{warning}; use {learned} --guidance 1"

@@ -11,23 +11,23 @@ from dit.local_path import CheckpointPath, LocalPath
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """How weights are opened: second network, adapters, precision and parallelism."""
+    """Options for opening weights: second network, adapters, precision and parallelism."""
 
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
-    """The second of two experts (Wan 2.2), for the levels below objective.level_range."""
+    """The low-noise one of two experts (Wan 2.2), for levels below objective.level_range."""
     checkpoint_path_away: CheckpointPath | None = option(None, metavar="DIR")
-    """The network that guidance leads away from, which sees no caption."""
+    """The network that guidance leads away from, which sees no caption (autoguidance)."""
     lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
     """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
     (default scale: 1)"""
     lora_low: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
-    """Adapters for --checkpoint_path_low, as --lora takes them."""
+    """Adapters for --checkpoint_path_low, in the form of --lora."""
     ignore_text_encoder: bool = False
     """Leave out the keys of text encoders in files of --lora, and count them."""
     offload_experts: bool = False
-    """Keep the idle one of two networks in host memory."""
+    """Keep the network that is not in use, of two, in host memory."""
     precision: str | None = option(None, choices=("fp32", "bf16"))
-    """Type of matrix products. (default: as in training)"""
+    """Dtype of matrix products. (default: as in training)"""
     tensor_model_parallel_size: int = 1
     """Processes over which matrices are split. (default: 1)"""
     context_parallel_size: int = 1
@@ -35,15 +35,15 @@ class NetworkOptions:
     pipeline_model_parallel_size: int = 1
     """Processes over which layers are split. (default: 1)"""
     sequence_parallel: bool = False
-    """Tensor processes also split the tokens between the matrices."""
+    """Also divide the tokens between matrix products over the tensor processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPlaces:
-    """Where text encoder and VAE are stored."""
+    """Places of text encoder and VAE."""
 
     t5_cache_dir: LocalPath | None = None
-    """Hugging Face cache, or pipeline folder, of the text encoder."""
+    """Hugging Face cache, or pipeline folder, with the text encoder."""
     tokenizer_cache_dir: LocalPath | None = option(None, "--vae_cache_folder")
     """Hugging Face cache, or pipeline folder, with the VAE that decodes."""
     tokenizer_model: LocalPath | None = None
@@ -52,4 +52,4 @@ class EncoderPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(EncoderPlaces, NetworkOptions):
-    """How a checkpoint is opened."""
+    """Options for opening a checkpoint."""

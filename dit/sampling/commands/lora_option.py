@@ -1,4 +1,4 @@
-"""Adapters from files, added to the weights of a network that generates."""
+"""Adapters from files (--lora), added to the weights of a network that generates."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_adapters(
     option: str,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> None:
-    """Adds the sum of adapters to a loaded network; those with scale 0 have no effect.
+    """Adds the sum of adapters to a loaded network; adapters with scale 0 have no effect.
 
     Adapters of the checkpoint itself stay. `without_text_encoder` is as in `read_lora`. All ranks
     call it.

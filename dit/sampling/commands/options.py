@@ -28,7 +28,7 @@ _PARTS = {
     "guidance_steps": "1 guides at all steps",
     "guidance_least_norm": "1 keeps what guidance makes",
 }
-"""Options of guidance in [0, 1], and what values mean."""
+"""Name of a guidance option in [0, 1] -> meaning of its values."""
 _BESIDE_GUIDERS = {
     "guidance_rescale": 0,
     "guidance_steps": 1,
@@ -37,11 +37,11 @@ _BESIDE_GUIDERS = {
     "guidance_interval": None,
     "reference_guidance": 1,
 }
-"""Options that a guider has no use for, and values that do nothing; None does nothing either."""
+"""Option that a guider does not use -> value without effect; None has no effect either."""
 _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
-"""Samples of one call."""
+"""Most samples of one call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +49,33 @@ class ContentOptions:
     """Options for the content of a picture or video besides its prompt, and for its size."""
 
     negative_prompt: str = ""
-    """What the picture should not show. (default: nothing)"""
+    """Text of what the picture should not show. (default: none)"""
     image: tuple[LocalPath, ...] = option((), metavar="FILE")
-    """First frame of each video (image-to-video); repeatable, with --at_frame (LTX-Video)."""
+    """First frame of each video (image-to-video); with --at_frame (LTX-Video) repeatable."""
     video: tuple[LocalPath, ...] = option((), metavar="FILE")
-    """Clip that each video shows from --at_frame on (LTX-Video); repeatable."""
+    """Clip shown in each video from --at_frame on (LTX-Video); repeatable."""
     at_frame: tuple[int, ...] = option((), metavar="N")
     """Frame at which an --image or a --video begins: one for each image, then for each clip.
     (default: 0)"""
     strength: tuple[float, ...] = option((), metavar="S")
-    """How much of an --image or a --video is kept, from 0 to 1: one for each, as --at_frame.
+    """Strength from 0 to 1 of each --image and --video, as for --at_frame; 1 shows it unchanged.
     (default: 1)"""
     condition_noise: float = 0.0
-    """Noise that pictures and clips of strength 1 get at each step, times the square of its level;
-    0.15 in Diffusers' LTXConditionPipeline. (default: %(default)s)"""
+    """Noise added at each step to pictures and clips of strength 1, times the square of the noise
+    level; 0.15 in Diffusers' LTXConditionPipeline. (default: %(default)s)"""
     last_image: LocalPath | None = option(None, metavar="FILE")
-    """Last frame of each video (first and last one)."""
+    """Last frame of each video, for networks with first and last frame."""
     reference: tuple[LocalPath, ...] = option((), metavar="FILE")
     """Picture that the prompt edits (FLUX.1 Kontext); repeatable if the network takes several."""
     reference_video: tuple[LocalPath, ...] = option((), metavar="FILE")
-    """Video that the prompt changes (LTX-Video); after those of --reference, and repeatable."""
+    """Video that the prompt edits (LTX-Video); listed after --reference, and repeatable."""
     reference_size: Annotated[str, ReferenceFit] = str(ReferenceFit.TARGET)
-    """Size of references: their own, that of the target, or that of the published pipeline. Take
-    the one that the training data had. (default: %(default)s)"""
+    """Size of references: their own, that of the target, or that of the published pipeline; use the
+    one of the training data. (default: %(default)s)"""
     height: int | None = None
-    """Rows, in pixels. Default: the most frequent one in the dataset."""
+    """Height in pixels. Default: the most frequent one in the dataset."""
     width: int | None = None
-    """Columns, in pixels. Default: the most frequent one in the dataset."""
+    """Width in pixels. Default: the most frequent one in the dataset."""
     num_video_frames: int | None = None
     """Frames of the video; 1 makes a picture. Default: the most frequent one in the dataset."""
     fps: float | None = None
@@ -89,36 +89,38 @@ class SamplerOptions:
     num_steps: int = 35
     """Steps of the sampler. (default: %(default)s)"""
     guidance: float | None = None
-    """g in uncond + g (cond - uncond); 1 means no guidance. (default: that of --guider, or of the
-    run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)"""
+    """Guidance scale g in uncond + g (cond - uncond); 1: no guidance. (default: that of --guider,
+    or of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)"""
     guider: LocalPath | None = option(None, metavar="DIR")
     """Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which combines
     the predictions with and without the prompt."""
     distilled_guidance: float | None = None
-    """Input of the guidance embedding of a distilled network, such as 3.5 (FLUX.1 dev). (default:
-    as in training, objective.guidance)"""
+    """Guidance scale for the guidance embedding of a distilled network, such as 3.5 (FLUX.1 dev).
+    (default: as in training, objective.guidance)"""
     guidance_interval: tuple[float, float] | None = option(None, metavar=("LOW", "HIGH"))
     """Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)"""
     reference_guidance: float | None = None
-    """i in none + i (references - none) + g (both - references), for networks whose guidance leads
-    away from references, too; at most 1: none + g (both - none). (default: that of the run,
-    validation.reference_guidance: 1)"""
+    """Scale i in none + i (references - none) + g (both - references), for networks whose guidance
+    also leads away from samples without references; at most 1: none + g (both - none). (default:
+    that of the run, validation.reference_guidance: 1)"""
     guidance_rescale: float = 0.0
-    """0 to 1: how far the contrast goes back to that without guidance. (default: %(default)s)"""
+    """Guidance rescale phi, 0 to 1: 1 restores the standard deviation without guidance. (default:
+    %(default)s)"""
     guidance_steps: float = 1.0
-    """0 to 1: part of the steps, from the first on, with guidance, in both calls of heun
+    """Fraction of the steps, from the first on, with guidance, in both calls of heun
     (`cfg_trunc_ratio` of Lumina Image 2.0). (default: %(default)s)"""
     guidance_after: float = 1.0
-    """g in the steps behind those of --guidance_steps; 1 is none. (default: %(default)s)"""
+    """Guidance scale of the steps after --guidance_steps; 1: none. (default: %(default)s)"""
     guidance_least_norm: float = 0.0
-    """0 to 1, for networks whose guidance gets back the norm without it (Lumina Image 2.0, LongCat,
-    Qwen-Image): the least part of the guided norm that is kept; 1 keeps it. (default: %(default)s)
-    """
+    """0 to 1, for networks whose guidance restores the norm of the prediction (Lumina Image 2.0,
+    LongCat, Qwen-Image): least fraction of the guided norm that remains; 1 leaves the guided
+    norm unchanged. (default: %(default)s)"""
     sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
-    """heun calls the network twice a step, the others once. euler is first order, heun, dpm++ and
-    unipc are second order; lcm is for networks distilled to it. (default: %(default)s)"""
+    """Sampler: heun calls the network twice a step, the others once. euler is first order, heun,
+    dpm++ and unipc are second order; lcm is for networks distilled for it. (default:
+    %(default)s)"""
     weights: str = option("ema", choices=("ema", "model"))
-    """Average of the weights, or the last ones. (default: %(default)s)"""
+    """Weights to use: ema (average) or model (last ones). (default: %(default)s)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +224,7 @@ class _SampleOptions:
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""
     seed: int = 0
-    """The seed of the first sample; the i-th takes seed + i."""
+    """Seed of the first sample; the i-th sample has seed + i."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 1. draw_samples  some training pictures; their captions are the prompts
 2. generate      a picture of the same size for each, as generate_dit.py makes it
-3. rank          how many training pictures of other captions are closer than the right one
-4. evenness      the remaining noise where the right picture has one colour
+3. rank          number of training pictures of other captions that are closer than the right one
+4. evenness      remaining noise where the right picture has one colour
 
 If several training pictures have the caption, the right one is the closest. Only pictures of the
 same size are compared: the fewer there are, the more results are right by chance, which is printed
@@ -104,7 +104,7 @@ def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
 
 
 def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
-    """The squared distance of `made_HW3` to each training picture [M]; infinite for other sizes."""
+    """Distance, squared, of `made_HW3` to each training picture, [M]; infinite for other sizes."""
     made = made_HW3.astype(np.float64)
     return np.array(
         [
@@ -115,7 +115,7 @@ def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
 
 
 def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[int, int]:
-    """Index of the right training picture, and how many pictures of other captions are closer."""
+    """(index of the right training picture, number of closer pictures of other captions)."""
     distance_M = distances(made_HW3, pictures)
     own_M = np.array([one == caption for one in pictures.captions])
     right = int(np.where(own_M, distance_M, np.inf).argmin())

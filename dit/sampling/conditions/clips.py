@@ -1,4 +1,4 @@
-"""Files of videos -> their pictures, turned upright as when data are packed."""
+"""Video files -> their pictures, rotated upright as in data_prep."""
 
 # F 3 H W pictures of a clip, colours, rows and columns
 
@@ -21,12 +21,12 @@ from dit.system_errors import explained
 
 
 def is_video(file: str) -> bool:
-    """Whether the name of `file` ends like a video's."""
+    """Whether the name of `file` has a video's ending."""
     return Path(file).suffix.lower() in ENDINGS
 
 
 def check_video(file: str, *, option: str) -> None:
-    """Raises an error if the name of `file` does not end like a video's.
+    """Refuses a `file` whose name has no video's ending.
 
     Raises:
         ValueError: names the option and the endings.
@@ -67,7 +67,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 
 
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
-    """A notice that a video has fewer than the `frames` of the sample; empty if it has enough.
+    """A notice that a video has fewer frames than the sample; empty if it has enough.
 
     The VAE encodes `stride` n + 1 frames.
 

@@ -1,7 +1,7 @@
-"""Files of pictures and clips that are shown at given frames of a video -> their latents.
+"""Files of conditions, given at certain frames of a video, and their latents.
 
 They are the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`. A
-picture alone, at frame 0, is the given first frame of `given_pictures`.
+single picture at frame 0 is the given first frame of `given_pictures` instead.
 """
 
 # F H W frames, rows and columns, of pixels or of a latent
@@ -21,17 +21,17 @@ from dit.sampling.latent_sizes import Size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionFile:
-    """A picture or clip shown in a video: its file, first frame and strength."""
+    """A condition's file, first frame in the video, and strength."""
 
     option: str
     """Option of the command line that named the file."""
     file: str
     frame: int
-    """Frame of the video, in pixels, at which it begins."""
+    """First pixel frame in the video."""
     strength: float
 
     def check(self, frames: int) -> None:
-        """Raises an error if it does not begin inside a video of `frames` frames.
+        """Refuses a condition that begins outside a video of `frames` frames.
 
         Raises:
             ValueError: names the option.
@@ -69,7 +69,7 @@ class ConditionFile:
 
 
 def condition_files(options: Any) -> tuple[ConditionFile, ...]:
-    """The conditions among the options of generation; empty if one picture begins a video.
+    """The conditions among the options of generation; empty for a single first frame.
 
     Raises:
         ValueError: the numbers of options do not match, or a strength is out of range.

@@ -1,4 +1,4 @@
-"""Pictures and clips shown in a video from any frame on, during sampling.
+"""Pictures and clips given at any frame of a video, during sampling.
 
 The arithmetic is that of Diffusers' `LTXConditionPipeline`:
 
@@ -39,14 +39,14 @@ _NAME = "condition_{}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A picture, or a clip of 8n + 1 frames, shown in a video from a given frame on."""
+    """A picture, or a clip of 8n + 1 frames, given in a video from a certain frame on."""
 
     latent_CFHW: Tensor
-    """Latent of the condition, whitened, with the rows and columns of the video's."""
+    """The condition's latent, whitened, with the rows and columns of the video's."""
     frame: int = 0
-    """Frame of the video, in pixels, at which it begins."""
+    """First pixel frame in the video."""
     strength: float = 1.0
-    """Above 0, at most 1: how much of it is kept."""
+    """Strength, above 0 and at most 1: 1 shows the condition unchanged."""
 
     def own_tokens(self, rules: ConditionRules) -> Tensor | None:
         """The latent [C, F, H, W] that becomes additional tokens; None at frame 0."""
@@ -80,15 +80,15 @@ def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionTokens:
-    """How conditions change each token of a pack; tokens of strength 0 stay as they are."""
+    """Effect of conditions on each token of a pack; tokens of strength 0 are unaffected."""
 
     given_TC: Tensor
-    """What is added to the noise at the start."""
+    """Part of the initial state that comes from conditions."""
     noise_T1: Tensor
-    """What is left of the noise there."""
+    """Factor of the noise in the initial state."""
     strength_T1: Tensor
     rows: tuple[tuple[int, float], ...]
-    """(sample, strength) of each row of levels behind those of the samples."""
+    """(sample, strength) of each level row after the samples' rows."""
 
     def to(self, device: torch.device) -> ConditionTokens:
         each = (self.given_TC, self.noise_T1, self.strength_T1)
@@ -111,7 +111,7 @@ def placed(
 ) -> tuple[PackedBatch, PackedBatch, ConditionTokens | None]:
     """A pack, and the pack of its negative prompts, both with the samples' conditions.
 
-    Both have the tokens of `own_latents` already, with the positions of references.
+    Both already have the tokens of `own_latents`, at the positions of references.
     """
     rules = family_of(model).conditions(model)
     if rules is None or not any(conditions):
@@ -173,23 +173,23 @@ def _cut(latent_CFHW: Tensor, layout: PatchLayout) -> tuple[tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionedSteps:
-    """The steps of a sampler whose videos have conditions."""
+    """Sampling steps of videos with conditions."""
 
     tokens: ConditionTokens
     batch: PackedBatch
     seeds: Sequence[int]
     noise: float
-    """Noise of tokens of strength 1 at each step, over the square of the level."""
+    """Noise added at each step to tokens of strength 1, divided by the square of the level."""
     steps: StepLevels
     noise_SN: Tensor
-    """Levels of the schedule."""
+    """Noise levels of the schedule."""
 
     def start(self, noise_TC: Tensor) -> Tensor:
-        """The state at the first noise level, made of standard normal noise."""
+        """The initial state, from standard normal noise."""
         return self.tokens.noise_T1 * noise_TC + self.tokens.given_TC
 
     def seen(self, state_TC: Tensor, step: int) -> Tensor:
-        """The state that the network sees at a step: tokens of strength 1 have a little noise."""
+        """Network input at a step: tokens of strength 1 get a little noise."""
         if self.noise == 0:
             return state_TC
         t_T1 = per_token(self.noise_SN[step], self.batch)
@@ -199,21 +199,21 @@ class ConditionedSteps:
         return torch.where(is_hard_T1, noisy_TC.to(state_TC), state_TC)
 
     def stepped(self, raw_TC: Tensor, step: int) -> Tensor:
-        """The network's output `raw_TC`, with zeros for tokens that do not move at this step.
+        """Network output `raw_TC`, with zeros for tokens that do not move at this step.
 
-        A token stays as it is while the noise level is above its own.
+        A token does not move while the noise level is above its own.
         """
         t_T1 = per_token(self.noise_SN[step], self.batch).float()
         moves_T1 = (self.tokens.strength_T1 == 0) | (t_T1 - _NEAR < 1 - self.tokens.strength_T1)
         return raw_TC.masked_fill(~moves_T1, 0)
 
     def end(self, latent_TC: Tensor) -> Tensor:
-        """The generated latents: `latent_TC`, with the noise of the last step on conditions."""
+        """The generated latents `latent_TC`, with the last step's noise on conditions."""
         return self.seen(latent_TC, self.steps.steps - 1)
 
 
 def step_noise(batch: PackedBatch, seeds: Sequence[int], step: int) -> Tensor:
-    """Standard normal noise [T, C] of a step; the seed of each sample decides its own."""
+    """Standard normal noise [T, C] of a step, determined by each sample's seed."""
     mixed = (np.random.SeedSequence((seed % 2**64, step)) for seed in seeds)
     drawn = [int(one.generate_state(1, np.uint64)[0]) >> 1 for one in mixed]
     return initial_noise(batch, drawn)

@@ -1,4 +1,4 @@
-"""Samples and their quality at each validation of a training run.
+"""Samples at each validation of a training run, and their quality.
 
 requests           the samples to generate: `ValidationRequest`s for captions of held-out samples
 prompt_requests    requests for the prompts of a file, with given pictures

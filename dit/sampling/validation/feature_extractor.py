@@ -23,7 +23,7 @@ from dit.system_errors import explained
 
 
 class FeatureExtractor:
-    """A network that stays on the CPU and moves to `device` only while it computes."""
+    """Feature network that stays on the CPU and moves to `device` only while it computes."""
 
     def __init__(self, name: str, device: torch.device):
         """Opens the network `name`.
@@ -77,7 +77,7 @@ class FeatureExtractor:
 
 
 def _vector(answer: Any) -> Tensor:
-    """One row of features from the output of a Transformers model, whichever form it has."""
+    """One row of features from the output of a Transformers model, in any of its forms."""
     if not isinstance(answer, Tensor):
         pooled = getattr(answer, "pooler_output", None)
         answer = pooled if pooled is not None else answer.last_hidden_state.mean(1)

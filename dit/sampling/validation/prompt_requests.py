@@ -36,7 +36,7 @@ from dit.train.train_state import TrainState
 
 
 class _OfData(Protocol):
-    """The interface that a run and a dry run share."""
+    """Interface that a training run and a dry run share."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -79,7 +79,7 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures
 
 
 def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
-    """The pictures of a prompt of the file, which fit the network and can be read.
+    """Pictures of a prompt of the file, checked for the network and for readability.
 
     Raises:
         ValueError: names the prompt, and the picture that is missing, damaged or too many.
@@ -135,7 +135,7 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
 
 
 def _asked(validation: ValidationConfig) -> str:
-    """The set options that need the text encoder, as text for errors."""
+    """The given options that need the text encoder, as text for errors."""
     asking = {
         "prompts_file": validation.prompts_file,
         "negative_prompt": validation.negative_prompt,
@@ -187,7 +187,7 @@ def _encode(
 
 @contextmanager
 def _encoder_is_here(asked: str) -> Iterator[None]:
-    """A context that adds a remedy to an error of a text encoder."""
+    """A context that adds a remedy to errors of a text encoder."""
     try:
         yield
     except ValueError as error:
@@ -201,7 +201,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
 def _check_pictures(
     encoder: TextEncoder, given: Sequence[GivenPictures], validation: ValidationConfig
 ) -> None:
-    """Raises an error if an encoder that sees pictures would get none.
+    """Refuses missing pictures that the text encoder would need.
 
     Raises:
         ValueError: names the prompt, or the option.
@@ -219,7 +219,7 @@ def _check_pictures(
 
 
 def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
-    """The decoder with its weights, or None with a text that says why there is none."""
+    """The decoder with its weights, or None with the reason."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
         return None, "the data name no decoder: latents, in false colours"
@@ -300,7 +300,7 @@ def _inputs(
     *,
     size: Size,
 ) -> dict[str, Tensor]:
-    """Inputs of the network; the VAE is on the run's device while it encodes."""
+    """Network inputs from pictures; the VAE is on the run's device while it encodes."""
     wanted, multiple = family_of(model).inputs(model), stride.stride * stride.side_cells
     with ExitStack() as visit:
         if decoder is not None and (given.first or given.references):
@@ -310,7 +310,7 @@ def _inputs(
 
 
 def _files(given: GivenPictures) -> dict[str, Any]:
-    """The given files under the names of `generate_dit.py`'s options, for samples.json."""
+    """The given files by the names of `generate_dit.py`'s options, for samples.json."""
     each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
     return {name: file for name, file in each.items() if file}
 

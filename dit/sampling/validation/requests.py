@@ -1,4 +1,4 @@
-"""The samples that each validation generates, prepared once before training.
+"""Requests for the samples of each validation, prepared once before training.
 
 1. requests of prompts   `prompt_requests.prepare_prompts`, on the first rank
 2. requests_of_captions  captions and inputs of held-out samples -> `ValidationRequest`s
@@ -34,7 +34,7 @@ from dit.sampling.prompts import unguided
 from dit.train.train_state import TrainState
 
 Texts = Mapping[str, Mapping[str, Tensor]]
-"""Text -> what the text encoder makes of it."""
+"""Text -> its tensors from the text encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompts:
-    """What the first rank has found out about text encoder and decoder, for all ranks."""
+    """Results of the first rank about text encoder and decoder, for all ranks."""
 
     inputs: Texts  # without a picture: of the empty prompt, and of the common negative one
     latent_stride: LatentStride | None
@@ -64,7 +64,7 @@ PackPosition = tuple[int, int]
 """(index of a pack in the validation set, index of a sample in the pack)."""
 
 Features = Callable[[Tensor], Tensor]
-"""Features [D] of the first decoded frame of a whitened latent."""
+"""Function: whitened latent -> features [D] of its first decoded frame."""
 
 
 def requests_of_captions(
@@ -115,7 +115,7 @@ def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPo
 
 
 def _shown(pack: PackedBatch, index: int) -> str:
-    """The caption of a sample, or its key if the shard has no caption."""
+    """Caption of a sample; its key if the shard has no caption."""
     return (pack.captions[index] if pack.captions else "") or pack.keys[index]
 
 
@@ -174,7 +174,7 @@ def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict
 
 
 def own_latent(pack: PackedBatch, index: int, model: ModelConfig) -> Tensor:
-    """The latent [C, F, H, W] of one sample of a whole pack."""
+    """Latent [C, F, H, W] of one sample of a whole pack."""
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpatchify(pack.latent_TC[pack.starts[index] :], pack.grids[index], **patch)
 

@@ -115,7 +115,7 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
 
 
 def no_pictures(extractor: str) -> ValueError:
-    """The error for a network of quality metrics without a decoder for the samples."""
+    """Error for a quality-metrics network without a decoder for the samples."""
     return ValueError(
         f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
         " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
@@ -139,13 +139,13 @@ class GeneratedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSamples:
-    """Generates and writes the samples of one validation; called as `run.samples`."""
+    """Generator and writer of the samples of one validation; called as `run.samples`."""
 
     wanted: list[ValidationRequest]
     decoder: Codec | None
     extractor: FeatureExtractor | None
     frozen: dict[int, Tensor] = field(default_factory=dict)
-    """Latents without the adapters, by number: made once, for frozen weights do not change."""
+    """Sample number -> latent without the adapters, generated once, as its weights are frozen."""
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
@@ -221,7 +221,7 @@ class ValidationSamples:
         )
 
     def _quality(self, every: Sequence[GeneratedSample]) -> dict[str, float]:
-        """Metrics of the samples that were generated for captions of held-out samples."""
+        """Quality metrics of the samples for held-out captions."""
         pairs = [
             (self.wanted[one.number], one.features_D)
             for one in every
@@ -283,7 +283,7 @@ class ValidationSamples:
     def _pictures(
         self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[NotShown]
     ) -> list[np.ndarray | None]:
-        """Videos [F, H, W, 3] of the latents; None for one that cannot be decoded."""
+        """Videos [F, H, W, 3] of the latents; None for a latent that cannot be decoded."""
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
         pictures: list[np.ndarray | None] = [None] * len(latents)

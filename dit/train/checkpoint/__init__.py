@@ -1,4 +1,4 @@
-"""The run on disk: saved while it trains, and resumed from there.
+"""Checkpoints of a run: saved while it trains, and resumed from.
 
 The table shows each file, who writes it, and when. "First rank" is global rank 0 in the trainer's
 thread; threads of `async_save` write while the next steps are computed.

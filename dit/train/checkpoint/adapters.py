@@ -50,7 +50,7 @@ from dit.train.train_state import InitialWeights, ReadFolder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterStart:
-    """A run with adapters at its start, with the frozen weights opened."""
+    """The start of a run with adapters, with the frozen weights opened."""
 
     run: AdapterRun
     folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
@@ -59,13 +59,13 @@ class AdapterStart:
 
     @property
     def frozen_shapes(self) -> Adapters:
-        """Ranks and alphas of `frozen`."""
+        """Ranks and alphas of the frozen adapters."""
         return shapes_of(self.frozen)
 
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
         """The function that fills a new model before its frozen weights are loaded.
 
-        `given` replaces it.
+        If given, it is `given`.
         """
         fill = leave_to_checkpoint
         if self.begins:
@@ -82,7 +82,7 @@ class AdapterStart:
         model: ModelConfig,
         groups: ProcessGroupCollection,
     ) -> None:
-        """Loads the frozen weights and adapters; all ranks call it.
+        """Loads the frozen weights and adapters into `modules`; all ranks call it.
 
         Raises:
             CheckpointError: a file has changed since it was saved, or belongs to another model.
@@ -110,7 +110,7 @@ def _then_from_file(
 ) -> None:
     """Fills `module` by `fill`, and its adapters from the file `lora.init_from`.
 
-    All ranks call it; the first one reads the file for them.
+    All ranks call it; the first rank reads the file for them.
     """
     fill(module)
     read = from_first_rank(lambda: factors_of_file(lora, model))
@@ -120,10 +120,10 @@ def _then_from_file(
 def opened_folder(
     base: FrozenBase, model: ModelConfig, read_folder: ReadFolder | None
 ) -> InitialWeights | None:
-    """The Diffusers folder of a base; None for other bases.
+    """The Diffusers folder of a `base`, opened; None for other kinds of base.
 
     Raises:
-        ConvertError: it is damaged, or belongs to another network.
+        ConvertError: the folder is damaged, or belongs to another network.
     """
     if base.path is None or not base.diffusers:
         return None
@@ -160,9 +160,9 @@ def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRu
 def check_adapters(
     config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None
 ) -> tuple[list[str], Adapters]:
-    """What `adapters_at_start` and loading refuse, but for checksums.
+    """Lines for the start of the log, and the adapters that the run trains.
 
-    Lines that a start says, and which adapters it trains.
+    Makes all checks of `adapters_at_start` and of loading, except checksums.
 
     Raises:
         ValueError: as these functions.
@@ -177,10 +177,10 @@ def check_adapters(
 
 
 def check_base(base: FrozenBase, model: ModelConfig) -> None:
-    """Refuses a checkpoint's frozen weights that do not fit, without reading tensors.
+    """Refuses a checkpoint's frozen weights that do not fit `model`; reads no tensors.
 
     Raises:
-        CheckpointError: they belong to another model, or their average is missing.
+        CheckpointError: the weights belong to another model, or their EMA is missing.
     """
     if base.path is not None:
         check_same_weights(base.path, model)
@@ -223,7 +223,7 @@ def draw_adapters(
     copies: ProcessGroup | None = None,
     adapter: str = CHILD,
 ) -> None:
-    """Sets the adapters named `adapter` in a network to `factors`; all ranks call it."""
+    """Sets the adapters named `adapter` of a network to `factors`; all ranks call it."""
     stored = to_stored(factors, network.model, adapter=adapter)
     own: Any = {"copies": copies, "chosen": stored.__contains__}
     draw_weights(network, lambda name, *_: stored[name], seed=0, **own)

@@ -1,6 +1,6 @@
-"""The writing of a checkpoint, in the background if configured; it appears when complete.
+"""Checkpoint writing, in the background if configured; the folder appears when complete.
 
-1. begin    each rank gets a copy of its share of the state
+1. begin    each rank copies its shard of the state to host memory
 2. write    each rank writes its own files, in threads, while training goes on
 3. finish   all ranks together, once every file is on disk: index, manifest, rename, LATEST
 
@@ -64,7 +64,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WrittenFile:
-    """A file that has been written to disk."""
+    """A file that is complete on disk."""
 
     name: str
     digest: FileDigest
@@ -107,7 +107,7 @@ class Saver:
         best: bool = False,
         critic: ModelAndOptimizer | None = None,
     ) -> None:
-        """Gathers the state of this step and starts to write it; all ranks call it.
+        """Copies the state of this step and starts to write it; all ranks call it.
 
         The next step may begin when it returns. `best` says that no earlier checkpoint had a lower
         validation loss; a `critic` is saved in the same checkpoint.
@@ -146,12 +146,12 @@ class Saver:
 
     @property
     def pending(self) -> str | None:
-        """The name of the checkpoint that is being written, or None."""
+        """Name of the checkpoint that is being written, or None."""
         return self._pending.final.name if self._pending is not None else None
 
     @property
     def writing(self) -> bool:
-        """Whether this rank still writes files of the pending save."""
+        """Whether this rank is still writing files of the pending checkpoint."""
         return self._pending is not None and not all(job.done() for job in self._pending.jobs)
 
     def finish(self) -> SavedCheckpoint | None:
@@ -175,7 +175,7 @@ class Saver:
         return SavedCheckpoint(path=pending.final, seconds=time.perf_counter() - pending.began)
 
     def close(self) -> None:
-        """Waits for this rank's threads, unless a save is pending; that stays unfinished."""
+        """Waits for this rank's threads, unless a save is pending, which stays unfinished."""
         if self._pending is None and self._removal is not None:
             self._removal.result()  # not begun yet, it would be cancelled
         self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
@@ -187,7 +187,7 @@ class Saver:
     def clear(self) -> None:
         """Removes the remains of unfinished saves; the first rank calls it.
 
-        Files that cannot be removed yet, such as files on NFS that the mirror reads, stay for the
+        Files that cannot be removed yet, such as files on NFS that the mirror reads, stay until the
         next call.
         """
         if self._removal is not None:
@@ -232,14 +232,14 @@ class Saver:
         self._removal = self._threads.submit(_remove, renamed)
 
     def _new(self, name: str) -> Path:
-        """Path of the new LATEST or LOWEST_VAL, before it is renamed."""
+        """Temporary path of the new LATEST or LOWEST_VAL, before its rename."""
         return self.checkpoints / f".{name}.new"
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """Turns an error of a save into one that a user understands, and removes its files.
+        """A context that explains errors of a save to a user, and removes the save's files.
 
-        `size` is the approximate size of the checkpoint.
+        `size` is the approximate size of the checkpoint in bytes.
         """
         try:
             yield
@@ -256,7 +256,7 @@ class Saver:
             ) from error
 
     def _disk_space(self, size: int) -> str:
-        """A sentence with the size of a checkpoint and the free space, if they are known."""
+        """A sentence with the checkpoint's size and the free space, if known."""
         try:
             free = shutil.disk_usage(self.checkpoints).free
             for last in saved_checkpoints(self.checkpoints)[-1:]:
@@ -279,7 +279,7 @@ def save_checkpoint(
     config: RunConfig,
     data: DataState,
 ) -> Path:
-    """Writes RUN/checkpoints/step_N and waits for it; all ranks call it.
+    """Writes RUN/checkpoints/step_N and waits until it is complete; all ranks call it.
 
     Raises:
         CheckpointError: a rank could not write; older checkpoints are unchanged.
@@ -311,7 +311,7 @@ def _digests(pending: _PendingSave) -> dict[str, FileDigest]:
 
 
 def _rename_for_removal(path: Path) -> Path:
-    """Renames a checkpoint before it is deleted, so that a kill leaves no incomplete one."""
+    """Renames a checkpoint before deletion, so that a kill leaves no incomplete checkpoint."""
     return path.rename(path.with_name(f"{PARTIAL}removed_{path.name}"))
 
 

@@ -1,9 +1,9 @@
-"""The loaders' states of a checkpoint, each of whose files is read once.
+"""The loaders' states in a checkpoint; each of their files is read once.
 
-With the numbers of data ranks and loader processes that saved it, each data rank reads its own
-file, and the others only report that theirs belong to the same step. With other numbers, and after
-an earlier version, the files are divided: each data rank reads some of them, and all get all,
-because resharding needs what every reader has left.
+If a run resumes with the same numbers of data ranks and loader processes, each data rank reads its
+own file, and only reports that the file belongs to the same step. With other numbers, and after an
+earlier version, the files are divided among data ranks and sent to all of them, because resharding
+needs the remaining samples of every reader.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dit.data import DataError, LoaderLayout, PackLoader, places_of
 from dit.data.loader_state import FORMAT
 
 Position = dict[str, Any]
-"""A loader state as plain values."""
+"""State of a loader as plain values."""
 
 _LARGE: Position = {"readers": b"", "tallies": []}
-"""What a loader needs of its own state alone, and what stands for it in those of other ranks."""
+"""Keys of a state that only its own loader needs -> the values that replace them on other ranks."""
 
 
 def loader_file(data_rank: int) -> str:
-    """Name of the file with the loader state of a data-parallel rank."""
+    """File name of the loader state of a data-parallel rank."""
     return f"loader_{data_rank:05d}.pt"
 
 
 def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> list[Position]:
-    """The loader states of all ranks that saved, in their order; all processes call it.
+    """Loader states of all ranks that saved, by rank; all processes call it.
 
     `rank` is the data-parallel rank for which this process reads; None if another process reads. On
     the `layout` that saved them, the states of other ranks come without their readers.
@@ -66,7 +66,7 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
 
 def read_positions(path: Path) -> list[Position]:
-    """Positions in the data of all processes that saved `path`, each with all its readers.
+    """Loader states of all ranks that saved `path`, each with all its readers.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -77,10 +77,10 @@ def read_positions(path: Path) -> list[Position]:
 
 
 def restore_position(loader: PackLoader, states: list[Position], path: Path) -> None:
-    """Continues from the positions of a checkpoint.
+    """Continues `loader` from the states of a checkpoint.
 
     Raises:
-        CheckpointError: it was made with other data, or these ranks cannot divide it.
+        CheckpointError: it was saved with other data, or these ranks cannot divide the states.
     """
     try:
         loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
@@ -93,7 +93,7 @@ def _large(state: Position) -> Position:
 
 
 def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
-    """The number of data ranks that saved; 1 if the first file is missing."""
+    """Number of data ranks that saved the checkpoint; 1 if the first file is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
         raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
@@ -114,7 +114,7 @@ def _read(file: Path) -> Position:
 
 
 def _exchange(work: Callable[[], dict[int, Position]]) -> dict[int, Position]:
-    """The results of `work` on all processes together; its error is raised on all of them."""
+    """Results of `work` on all processes together; an error is raised on all of them."""
     mine: tuple[dict[int, Position], str] = ({}, "")
     try:
         mine = (work(), "")

@@ -1,9 +1,9 @@
-"""The state of weights on its way between the ranks that update it and those that store it.
+"""Transfer of weights and optimizer state between the ranks that update and those that store them.
 
-1. gather      before a save: each rank gets the state of its share, in host memory
+1. gather      before a save: each rank receives the state that it stores, in host memory
 2. hand_out    after a load: state goes from the rank that read it to the ranks that use it
 
-The state is sent in buckets, so that no rank ever has much more than its share. Megatron-Core's
+State is sent in buckets, so that no rank ever has much more than its shard. Megatron-Core's
 `fully_reshardable` creates the whole optimizer state on every data rank. The stored result is the
 same: neither names nor shapes depend on the layout.
 """
@@ -38,21 +38,21 @@ from dit.train.optimizer.states import has_state
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
-"""Weights and state that are on their way at one time, unless a single tensor has more."""
+"""Most bytes that are sent at a time, unless a single tensor is larger."""
 
 Values = Mapping[str, Sequence[Tensor]]
-"""Prefix of names in a checkpoint -> float32 tensors that belong to the main parameters of this
-rank, in the order of `main_param_shards`."""
+"""Prefix of names in a checkpoint (such as that of Adam's first moment) -> float32 tensors of this
+rank's main parameters, in the order of `main_param_shards`."""
 WEIGHT = ""
-"""Prefix of the weights themselves."""
+"""Prefix of the weights themselves in `Values`."""
 _UNUSED = "unused"
-"""Stands in the place of a prefix for what is read and not handed out."""
+"""Prefix for tensors that are read but belong to no rank."""
 
 
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
 # PinnedRows; from pageable memory they would wait for the stream.
 class _Route(NamedTuple):
-    """The route of a part of a weight's state, from one data rank to another."""
+    """The transfer of a shard of a weight's state from one data rank to another."""
 
     of: SharedWeight
     prefix: str
@@ -66,15 +66,18 @@ class _Route(NamedTuple):
 
 
 _TensorAt = Callable[[_Route], Tensor]
-"""The tensor, flat, at the source of a route."""
+"""Function that returns a route's tensor, flat, on the source rank."""
 _PutAt = Callable[[_Route, Tensor], object]
-"""Takes what has come to the target of a route."""
+"""Function that stores the received tensor on the target rank."""
 _Bucket = Sequence[tuple[SharedWeight, str]]
-"""Weights, each with the prefix of one of its tensors."""
+"""Weights, each with the prefix of one of its tensors, that are sent together."""
 
 
 class StateExchange:
-    """Moves the state of the weights of a pipeline stage, all of whose ranks create and call it."""
+    """Exchanges weights and state among the ranks of a pipeline stage.
+
+    All of them create and call it.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class StateExchange:
     ):
         """`values` are the states of the optimizer's main parameters.
 
-        `chosen` accepts names of weights to move; weights with state are moved in any case.
+        `chosen` accepts names of weights to exchange; weights with state are always exchanged.
         `frozen` are the frozen weights of the run that wrote the checkpoint.
         """
         self._frozen = frozen
@@ -113,9 +116,9 @@ class StateExchange:
 
     @torch.no_grad()
     def gather(self) -> list[ShardedTensor]:
-        """The weights of this rank's share and their state, as copies in host memory.
+        """The weights and state that this rank stores, as copies in host memory.
 
-        Collective: each rank sends the parts of others' shares that it updates, each once.
+        Collective: each rank sends the shards that it updates and others store, each once.
         """
         mine = [w for w in self._weights if self._stores(w) and not w.in_shares]
         share = [w.stored(WEIGHT, w.on_host(w.entry.dtype).copy_(w.weight)) for w in mine]
@@ -150,10 +153,10 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """Tensors in host memory that this rank is to read from a checkpoint, by weight and prefix.
+        """Host tensors that this rank reads from a checkpoint, by weight and prefix.
 
-        `weights` is the prefix of the tensors that become the weights. States are read for the
-        weights that this network trains, or for all of them (`everywhere`).
+        `weights` is the prefix of the tensors that become the weights. State is read for the
+        weights that this network trains, or for all weights (`everywhere`).
         """
         return {
             str(number): self._wanted_of(w, weights, with_state=w.trained or everywhere)
@@ -164,9 +167,9 @@ class StateExchange:
     def _wanted_of(
         self, w: SharedWeight, weights: str, *, with_state: bool
     ) -> dict[str, ShardedTensor]:
-        """The tensors of one weight, by prefix.
+        """The tensors of one weight that this rank reads, by prefix.
 
-        One that is both state and weight is read once, as state.
+        A tensor that serves as both state and weight is read once, as state.
         """
         states = [p for p in self._values if with_state and has_state(w.weight, p)]
         names = {prefix: prefix for prefix in states} | {WEIGHT: weights}
@@ -184,7 +187,7 @@ class StateExchange:
 
     @torch.no_grad()
     def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Puts the tensors that ranks have `read` into their weights and values.
+        """Distributes the tensors that ranks have `read` to weights and values.
 
         Collective: a weight goes to each data rank, or its rows to the ranks that hold them; its
         state goes to the ranks that update it.
@@ -201,7 +204,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight among the tensors `read`, by prefix; a float32 state may stand for it."""
+        """The weight among the tensors `read` (by prefix); float32 state may replace it."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -230,7 +233,7 @@ class StateExchange:
         )
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
-        """Sends each part from its source to its target; all data ranks have the same routes."""
+        """Sends each shard from its source to its target; all data ranks have the same routes."""
         me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.
@@ -268,7 +271,7 @@ class StateExchange:
         return data_rank // self._groups.intra_dp_cp.size()
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
-        """Prefixes of the tensors of `w` that are divided among data ranks."""
+        """Prefixes of the tensors of `w` that are sharded over data ranks."""
         states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
         return [*([WEIGHT] if w.in_shares else []), *states]
 
@@ -276,7 +279,7 @@ class StateExchange:
         return torch.float32 if prefix else w.entry.dtype
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
-        """This rank's part of a state, or of the weight, flat."""
+        """This rank's shard of a state, or of the weight, flat."""
         if prefix == WEIGHT:
             return numbers_of(w.weight)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
@@ -288,7 +291,7 @@ class StateExchange:
             self._own(w, prefix).copy_(values, non_blocking=True)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
-        """Broadcasts a tensor to the tensor ranks, from the one that has read it."""
+        """Broadcasts a tensor to all tensor ranks from the one that has read it."""
         if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
             broadcast(tensor, self._groups.tp, source=w.place.tensor)
 

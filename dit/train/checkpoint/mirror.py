@@ -1,12 +1,12 @@
 """checkpoint.mirror: copies of finished checkpoints in an object store, and their restoration.
 
 1. restored   a run on an empty disk gets the newest checkpoint of its mirror
-2. Mirror     after each save, a thread of the first rank brings the store up to date
+2. Mirror     after each save, a thread of the first rank copies the new checkpoint
 
-`to_fetch` tells a dry run which checkpoint that would be. The store keeps as many checkpoints as
-the run folder (`checkpoint.keep_last`, and the one of lowest validation loss). Its errors do not
-end the run: they are logged and counted, and the copy is tried again at the next save and at the
-end.
+`to_fetch` tells a dry run which checkpoint a start would fetch. The store keeps as many checkpoints
+as the run folder (`checkpoint.keep_last`, and the one with the lowest validation loss). Errors of
+the store do not end the run: they are logged and counted, and the copy is tried again at the next
+save and at the end.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
 
 
 def to_fetch(checkpoint: CheckpointConfig) -> str | None:
-    """The checkpoint that a start would fetch; None if the run folder has one, or without mirror.
+    """The checkpoint that a start would fetch; None if a local one exists, or without mirror.
 
     Raises:
         CheckpointError: as `restored`.
@@ -110,7 +110,7 @@ class Mirror:
     """Brings an object store up to date with the checkpoints of a run, in a thread."""
 
     def __init__(self, config: RunConfig):
-        """Raises CheckpointError if MSC has no profile of that name."""
+        """Raises CheckpointError if MSC has no profile of the name in `checkpoint.mirror`."""
         c = config.checkpoint
         assert c.mirror and c.save
         self.store, self.keep_last = _store(c.mirror), c.keep_last
@@ -121,7 +121,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts to copy what the store lacks, or will do so after the present copy."""
+        """Starts to copy the missing checkpoints, after a copy that is still running."""
         with self._lock:
             if self._thread is not None:
                 self._again = True
@@ -131,7 +131,7 @@ class Mirror:
             self._thread.start()
 
     def lines(self) -> Iterator[str]:
-        """Messages since the last call."""
+        """Log messages since the last call."""
         while self._lines:
             yield self._lines.popleft()
 
@@ -140,9 +140,9 @@ class Mirror:
         return self._thread is not None
 
     def finish(self, *, patience_s: float) -> None:
-        """Waits until the store is up to date, and repeats what failed before.
+        """Waits until the store is complete, and repeats copies that failed before.
 
-        It gives up after `patience_s` seconds without a sign of the store.
+        Gives up after `patience_s` seconds without an answer of the store.
         """
         self.start()
         moved, since = self.store.moved, time.monotonic()
@@ -217,7 +217,7 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and interrupted ones; keeps copies of later steps."""
+        """Removes copies beyond `keep_last`, and incomplete ones; copies of later steps stay."""
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -77,7 +77,7 @@ class CheckpointStore:
             ) from error
 
     def files(self) -> dict[str, set[str]]:
-        """Names of the objects of each checkpoint, complete or not.
+        """Name of each checkpoint, complete or not -> names of its files.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -100,7 +100,7 @@ class CheckpointStore:
         return text if is_file_name(text) else None
 
     def newest(self) -> str | None:
-        """The checkpoint to resume from: LATEST's, else the newest complete one before it.
+        """Name of the checkpoint to resume from: LATEST's, else the newest complete one before it.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -162,7 +162,7 @@ class CheckpointStore:
                 self._client.delete_many([self._path(f"{name}/{file}")])
 
     def fetch(self, name: str, into: Path) -> Path:
-        """Copies a checkpoint into the folder `into`, where it appears when it is complete.
+        """Copies a checkpoint into the folder `into`, where it appears only when complete.
 
         Raises:
             CheckpointError: it is incomplete, or has changed, or cannot be written to this machine.
@@ -216,9 +216,9 @@ class CheckpointStore:
 
 
 def fetched_checkpoint(address: str) -> Path | None:
-    """A copy on this machine of the checkpoint at an address; None if the store has none.
+    """Local copy of the checkpoint at an address; None if the store has none.
 
-    The address means a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in ~/.cache
+    `address` is that of a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in ~/.cache
     ($XDG_CACHE_HOME), and is reused while the store has the same checkpoint.
 
     Raises:
@@ -243,7 +243,7 @@ def fetched_checkpoint(address: str) -> Path | None:
 
 
 def _same(checkpoint: Path, content: bytes) -> bool:
-    """Whether `checkpoint` is complete on this machine and has this manifest."""
+    """Whether `checkpoint` is complete on this machine, with the manifest `content`."""
     with suppress(OSError, CheckpointError):
         same = (checkpoint / MANIFEST).read_bytes() == content
         return same and find_checkpoint(checkpoint) is not None
@@ -252,7 +252,7 @@ def _same(checkpoint: Path, content: bytes) -> bool:
 
 @contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Locks `folder` against other processes of this machine."""
+    """A context that locks `folder` against other processes of this machine."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         # The system frees it when the file is closed, also where a process is killed.

@@ -1,4 +1,4 @@
-"""A run and its folder: when it is saved, and commands for a finished run.
+"""When a run is saved, and commands for a finished run.
 
 1. save           starts a checkpoint
    finish_save    completes its files, and exports and copies it if configured
@@ -33,7 +33,7 @@ from dit.train.train_state import TrainState
 
 
 def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
-    """Starts to save this step unless it is saved; the next step may begin when it returns.
+    """Starts to save this step, unless saved before; training may go on when it returns.
 
     `val_loss` is the validation loss of this step, infinite without one.
     """
@@ -65,7 +65,7 @@ def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> N
 
 
 def finish_save(run: TrainState, logger: RunLogger) -> None:
-    """Waits for the pending save, if there is one, and exports it; all ranks call it."""
+    """Waits for the pending save, if any, and exports the checkpoint; all ranks call it."""
     if run.saver is None:
         return
     heartbeat("end of a save")
@@ -81,7 +81,7 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
 
 
 def finish_all(run: TrainState, logger: RunLogger) -> None:
-    """Calls `finish_save`, and waits until the mirror has the checkpoint; all ranks call it."""
+    """Calls `finish_save` and waits until the mirror has the checkpoint; all ranks call it."""
     finish_save(run, logger)
     if run.config.checkpoint.mirror is None:
         return
@@ -101,7 +101,7 @@ def _export(run: TrainState, logger: RunLogger, path: Path) -> None:
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:
-    """Ends the saver's threads; finishes a save that an error interrupted, or reports it as lost.
+    """Ends the saver's threads; finishes an interrupted save, or reports it as lost.
 
     With several ranks it is lost: all of them would have to finish it, and one has failed.
     """
@@ -121,7 +121,7 @@ def close_saver(run: TrainState, logger: RunLogger) -> None:
 
 
 def disk_space_notes(path: Path, folder: Path) -> list[str]:
-    """A warning if there is no space for another checkpoint of this size."""
+    """A warning if the disk has no space for another checkpoint of the size of `path`."""
     manifest, free = manifest_of(path), shutil.disk_usage(folder).free
     needed = sum(digest.bytes for digest in manifest.files.values()) if manifest else 0
     if free >= needed:
@@ -157,16 +157,16 @@ def next_commands(config: RunConfig) -> str:
 
 
 def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
-    """Options of `generate_dit.py` for the pictures that the network requires."""
+    """Options of `generate_dit.py` for the input pictures that the network requires."""
     inputs = family_of(model).inputs(model)
     needed = max((one.pictures for one in inputs if one.required), default=0)
     return ("--image", "first.png", "--last_image", "last.png")[: 2 * needed]
 
 
 def exportable(config: RunConfig) -> bool:
-    """Whether `dit.convert export`, or `export-lora` of a run with adapters, accepts the run.
+    """Whether `dit.convert export` (with adapters, `export-lora`) accepts the run.
 
-    Its rules are those of `dit.convert.export.check_expressible`, without loading the converter.
+    The rules are those of `dit.convert.export.check_expressible`, without importing the converter.
     """
     if config.lora.enabled:  # adapters have no scheduler beside them
         return family_of(config.model).diffusers is not None

@@ -1,4 +1,4 @@
-"""Chooses the rank that writes and reads each weight's state, so that all have about as much."""
+"""Assignment of each weight's state to the rank that writes and reads it, in even amounts."""
 
 # T tensor ranks, D data ranks
 
@@ -28,14 +28,14 @@ _ROWS = PinnedRows()  # every save has tensors of the same sizes
 
 
 class Owner(NamedTuple):
-    """A rank of a pipeline stage."""
+    """(tensor rank, data rank) of a pipeline stage that stores a weight."""
 
     tensor: int  # rank in the tensor-parallel group
     data: int  # rank in the data-parallel group, context ranks included
 
 
 class WeightSize(NamedTuple):
-    """The facts about a weight that `assign` needs."""
+    """Size of a weight, how it is divided, and who updates it, for `assign`."""
 
     bytes: int  # with its state, on one tensor rank
     split: bool  # each tensor rank has a part of its own; else all of them have the same
@@ -43,11 +43,11 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; for a split weight, this one of its tensor ranks.
+    """The rank that writes and reads each weight; for a split weight, in its tensor rank.
 
     The largest weights come first. Each goes to a rank that updates most of it, so that little is
-    sent; or, if that rank would exceed an even share, to the rank with the least so far. So no rank
-    gets more than an even share plus the largest weight.
+    sent; or, if that rank would exceed the mean, to the rank with the fewest bytes so far. So no
+    rank gets more than the mean plus the largest weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
@@ -85,7 +85,7 @@ class SharedWeight:
 
     @property
     def weight(self) -> Tensor:
-        """The weight, or this rank's rows of it if it is in shares."""
+        """The weight, or with FSDP this rank's rows of it."""
         return data_of(self.entry)
 
     @property
@@ -94,15 +94,15 @@ class SharedWeight:
 
     @property
     def numel(self) -> int:
-        """Numbers in the whole weight, on all data ranks together."""
+        """Number of elements of the whole weight, over all data ranks."""
         return math.prod(self.entry.local_shape)
 
     def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Device memory for a tensor in the shape of the weight."""
+        """Device memory without values, in the shape of the whole weight."""
         return self.weight.new_empty(self.entry.local_shape, dtype=dtype)
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
-        """`data` as a tensor of a checkpoint, named `prefix` plus the name of the weight."""
+        """`data` as a checkpoint tensor, whose name is `prefix` plus the name of the weight."""
         entry = self.entry
         if prefix and self.apart:  # Megatron-Core stores no part of the layers of a name
             assert entry.axis_fragmentations is not None
@@ -119,7 +119,7 @@ class SharedWeight:
         return replace(entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Host memory for a tensor in the shape of the weight."""
+        """Host memory in the shape of the whole weight."""
         empty = _ROWS.empty if self.weight.is_cuda else torch.empty
         return empty(self.entry.local_shape, dtype=dtype)
 
@@ -134,10 +134,10 @@ def share_weights(
     chosen: Callable[[str], bool] = lambda _: True,
     apart: Container[str] = (),
 ) -> list[SharedWeight]:
-    """The weights of this rank that are `chosen` by their names in a checkpoint.
+    """The weights of this rank whose checkpoint names are `chosen`, with their owners.
 
     Their order is the same on all ranks of the pipeline stage. `held` lists the ranks that update,
-    or hold, the parts of each `trained` weight. A weight's state is `tensors` float32 tensors in
+    or hold, the shards of each `trained` weight. A weight's state is `tensors` float32 tensors in
     its shape; weights with a name in `apart` store it layer by layer.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
@@ -175,19 +175,19 @@ def stored_by(module: MegatronModule) -> Iterable[Any]:
 
 
 def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
-    """Entries that Megatron-Core stores for weights of a module; data are the rows if in shares."""
+    """Entries that Megatron-Core stores for a module's weights; with FSDP, data are rows."""
     for entry in stored_by(module):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry
 
 
 def weight_of(entry: ShardedTensor) -> Weight:
-    """The name of a weight in a checkpoint, and its layer."""
+    """(name of a weight in a checkpoint, number of its layer) of a stored `entry`."""
     return entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
 
 
 def _is_part(entry: ShardedTensor) -> bool:
-    """Whether the tensor is divided among ranks; a stack of layers does not count as divided."""
+    """Whether ranks divide the tensor; a stack of layers does not count as divided."""
     return tuple(entry.local_shape) != tuple(entry.global_shape[entry.prepend_axis_num :])
 
 

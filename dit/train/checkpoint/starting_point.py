@@ -36,9 +36,9 @@ from dit.system_errors import explained
 
 
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
-    """The checkpoint that a path means, which errors call by `named`.
+    """The checkpoint at a path `place`; error messages call the path by the option `named`.
 
-    For one in an object store (checkpoint.mirror) it is a copy on this machine.
+    For a checkpoint in an object store (checkpoint.mirror) it is a copy on this machine.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is incomplete.
@@ -60,7 +60,7 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingPoint:
-    """The checkpoint from which a run starts, and what the run takes from it."""
+    """The checkpoint from which a run starts, and how much of it the run loads."""
 
     checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
     goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
@@ -73,7 +73,7 @@ class StartingPoint:
 
 
 def starting_point(config: CheckpointConfig) -> StartingPoint:
-    """The run's own newest checkpoint, or else `checkpoint.load`'s.
+    """The run's own newest checkpoint, or else that of `checkpoint.load`.
 
     `checkpoint.save` may hold none yet; `checkpoint.load` must hold one.
 
@@ -90,7 +90,7 @@ def starting_point(config: CheckpointConfig) -> StartingPoint:
 
 
 def check_writable(folder: Path) -> None:
-    """Checks that a run may be saved into a folder, which need not exist yet.
+    """Checks that `folder`, which need not exist yet, can become a run folder.
 
     Raises:
         ValueError: it holds shards, or cannot be written.
@@ -106,7 +106,7 @@ def check_writable(folder: Path) -> None:
 
 
 def unwritable(folder: Path, why: str) -> ValueError:
-    """The error for a run folder that cannot be written."""
+    """The error for a run folder that cannot be written because of `why`."""
     return ValueError(
         f"checkpoint.save={folder} cannot be written ({why}); choose a folder that every process"
         " may write to"
@@ -118,14 +118,14 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """The files from which weights were read."""
+    """Path and file digests of the weights from which a run started."""
 
     path: str  # of their folder
     files: Mapping[str, FileDigest]  # by name, from this folder
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the `sha256sum` lines of the files, sorted by name; paths do not matter."""
+        """SHA-256 of the `sha256sum` lines of the files, sorted by name, without paths."""
         lines = (f"{self.files[name].sha256}  {name}\n" for name in sorted(self.files))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -136,7 +136,7 @@ class Origin:
 
 
 def read_origin(folder: Path, names: Sequence[str]) -> Origin:
-    """The origin of weights in files of `folder`; all ranks call it, and each reads some of them.
+    """The origin of weights in files of `folder`; all ranks call it and share the reading.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -159,7 +159,7 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
 
 
 def saved_origin(path: Path) -> Origin | None:
-    """The origin stored in a checkpoint; None if its run drew its first weights.
+    """The origin stored in a checkpoint; None if the run's first weights were random.
 
     Raises:
         CheckpointError: the file is damaged.

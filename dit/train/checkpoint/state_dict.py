@@ -1,4 +1,4 @@
-"""Content and loading of a checkpoint: weights, averages, optimizer, position in the data.
+"""Content and loading of a checkpoint: weights, EMA, optimizer, position in the data.
 
 The files are listed in `dit.train.checkpoint`. `TrainProgress` counts the steps of a run.
 """
@@ -65,11 +65,11 @@ class TrainProgress:
 
     @property
     def updates(self) -> int:
-        """Number of steps that changed the weights; learning rate, Adam and average count these."""
+        """Number of steps that changed the weights; learning rate, Adam and EMA count these."""
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress with other data: steps stay, epochs and losses begin again."""
+        """This progress for other data: steps stay, epochs and losses restart."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -80,7 +80,7 @@ class TrainProgress:
     def after(
         self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
     ) -> TrainProgress:
-        """The progress one step later."""
+        """The progress after one more step."""
         so_far = self.of_datasets
         return replace(
             self,
@@ -112,9 +112,9 @@ def load_checkpoint(
     config: RunConfig,
     critic: ModelAndOptimizer | None = None,
 ) -> TrainProgress:
-    """Loads weights, optimizer and averages; `data_positions` reads the loaders' states.
+    """Loads weights, optimizer and EMA; `data_positions` reads the loaders' states.
 
-    Averages that the checkpoint lacks start from its weights. A `critic` is loaded from the same
+    An EMA that the checkpoint lacks starts from its weights. A `critic` is loaded from the same
     checkpoint. All ranks call it.
 
     Raises:
@@ -146,7 +146,7 @@ def _load_network(
 ) -> dict[str, Any]:
     """Loads a network and its optimizer; returns all other values that were read.
 
-    `among` is the name of the network, if it is not the one after which the run is named.
+    `among` is the network's prefix, for a critic beside the run's own network.
     """
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
@@ -167,7 +167,7 @@ def _load_network(
 def _read_network(
     path: Path, share: Mapping[str, Any], among: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads the tensors in `share`; returns all entries read, and those of this network.
+    """Reads the tensors in `share`; returns all entries, and those of this network.
 
     The network's entries are under the key `among`, if that is not None.
     """
@@ -183,13 +183,13 @@ def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
 
 
 def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
-    """The progress of a checkpoint; counts that it does not have start at 0."""
+    """The progress of a checkpoint; counters that it lacks start at 0."""
     names = [f.name for f in fields(TrainProgress) if f.name in loaded]
     return TrainProgress(**{name: loaded[name] for name in names})
 
 
 def saved_step(path: Path) -> int:
-    """Number of training steps of a checkpoint, whatever its folder is called; 0 for an import.
+    """Number of training steps of a checkpoint, whatever its folder's name; 0 for an import.
 
     Raises:
         CheckpointError: it is damaged.
@@ -198,14 +198,14 @@ def saved_step(path: Path) -> int:
 
 
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
-    """Loads only the weights of a checkpoint, or its adapters, for a new run; all ranks call it.
+    """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    With `train.warm_start_ema` the average continues from the checkpoint's, or from its weights if
-    it has none, with the checkpoint's number of updates.
+    With `train.warm_start_ema` the EMA continues from the checkpoint's, with its number of updates;
+    from the weights if it has none.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the average;
-            or its number of updates is unknown.
+        CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
+            its number of updates is unknown.
     """
     check_starts_from(path, config)
     verify(path)
@@ -238,14 +238,14 @@ def load_weights(
     averaged: bool,
     among: str | None = None,
 ) -> None:
-    """Loads weights from a checkpoint, or their average, into the parts of a model.
+    """Loads weights, or their EMA, from a checkpoint into model chunks.
 
-    Of adapters that is A and B, and of other runs all weights but adapters. `among` is the name of
-    a network that lies beside the one that the run is named after. All ranks call it; each reads a
-    share.
+    A checkpoint of adapters gives A and B, another one all weights but adapters. `among` is the
+    prefix of a network beside the run's own, such as a critic. All ranks call it; each reads a
+    shard.
 
     Raises:
-        CheckpointError: the checkpoint has no average.
+        CheckpointError: the checkpoint has no EMA.
     """
     frozen = frozen_weights(saved_config(path))
     exchange = StateExchange(modules, groups, chosen=_stored_by(path), frozen=frozen)
@@ -255,10 +255,10 @@ def load_weights(
 def _load_weights(
     path: Path, exchange: StateExchange, *, averaged: bool, among: str | None = None
 ) -> dict[str, Any]:
-    """Loads weights, or their average, and the values of an exchange; returns all that was read.
+    """Loads the weights, or their EMA, and the values of `exchange`; returns all that was read.
 
     Raises:
-        CheckpointError: the checkpoint has no average.
+        CheckpointError: the checkpoint has no EMA.
     """
     check_average(path, averaged=averaged)
     wanted = exchange.wanted(weights=AVERAGE if averaged else WEIGHT, everywhere=True)
@@ -268,7 +268,7 @@ def _load_weights(
 
 
 def check_continues(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint from which a run cannot resume, without reading tensors.
+    """Refuses a checkpoint from which a run cannot resume; reads no tensors.
 
     Raises:
         CheckpointError: it belongs to another model, or has only weights.
@@ -285,7 +285,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
     """Refuses a checkpoint whose weights or adapters a new run cannot use; reads no tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, lacks the average, or its number of updates is
+        CheckpointError: it belongs to another model, lacks the EMA, or its number of updates is
             unknown.
     """
     check_same_weights(path, config.model)
@@ -301,13 +301,16 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """A test of whether the checkpoint stores a weight, by name: adapters, or all other weights."""
+    """Predicate on names of weights: whether the checkpoint stores them.
+
+    A checkpoint of adapters stores only adapters, another one all other weights.
+    """
     adapted = has_adapters(path)
     return partial(is_stored, adapted=adapted)
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:
-    """The state of IntervalMetrics; empty in checkpoints of earlier versions.
+    """The stored state of IntervalMetrics; empty in checkpoints of earlier versions.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -343,9 +346,9 @@ def share_of_state(
     frozen: FrozenWeights = NOTHING_FROZEN,
     critic: ModelAndOptimizer | None = None,
 ) -> dict[str, Any]:
-    """A copy in host memory of this rank's share of weights, averages and optimizer of `model`.
+    """A host copy of this rank's shard of the weights, EMA and optimizer of `model`.
 
-    It has the form that Megatron-Core stores, and includes a `critic`. All ranks call it.
+    In the form that Megatron-Core stores, with `critic` if given. All ranks call it.
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)
@@ -374,7 +377,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Tensors stored besides weights, by prefix: optimizer states and, if `averaged`, averages."""
+    """Tensors besides weights, by prefix: optimizer state and, if `averaged`, the EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

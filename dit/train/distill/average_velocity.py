@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 def average_velocity(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The problems of the packs of a step; all ranks call it.
+    """Regression problems of the student for the packs of a step; all ranks call it.
 
-    The latents of the packs are not read, but for clean tokens.
+    The latents of the packs are not read, except those of clean tokens.
     """
     passes = Passes.of(run, step=step)
     with no_dropout(run.model.chunks):
@@ -66,7 +66,7 @@ def _ends(
     noisy: Sequence[NoisyPack],
     starts: Sequence[RolloutStart],
 ) -> list[NoisyPack]:
-    """The teacher's states where the drawn steps end."""
+    """The teacher's noisy latents at the ends of the drawn steps."""
     steps, ends = passes.run.config.distill.teacher_steps, [*noisy]
     uncaptioned = [start.uncaptioned for start in starts]
     for number in range(1, steps + 1):

@@ -1,7 +1,7 @@
-"""The first weights of DMD's critic: those of `distill.critic_load`, or as the teacher.
+"""Initial weights of DMD's critic: those of `distill.critic_load`, or the teacher's.
 
-1. fill_of_critic  fills a new critic: all its weights, or its adapters alone
-2. check_critic    refuses in a dry run what it refuses
+1. fill_of_critic  fills a new critic: all its weights, or only its adapters
+2. check_critic    makes the same refusals in a dry run
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dit.train.train_state import ReadFolder
 def fill_of_critic(
     config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
 ) -> Initialise:
-    """What fills a new critic, with adapters as its student's, or whole; all ranks call it.
+    """Function that fills a new critic (with adapters if the student has them); collective.
 
     Raises:
-        ValueError: `distill.critic_load` holds nothing that fits.
+        ValueError: `distill.critic_load` holds no weights that fit.
     """
     place, key = config.distill.critic_load, "critic_load"
     trained = None if student is None else student.run.adapters
@@ -49,10 +49,10 @@ def fill_of_critic(
 
 
 def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path | None:
-    """The checkpoint at a place, if it holds a critic; it reads no tensor.
+    """The checkpoint at `place`, if it holds a critic; reads no tensor.
 
     Raises:
-        CheckpointError: it is that of another network, or of other adapters.
+        CheckpointError: it belongs to another network, or to other adapters.
     """
     path = find_checkpoint(Path(place))
     if path is None or not has_critic(path):
@@ -68,8 +68,8 @@ def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFacto
     """The adapters in the file or folder `distill.critic_load`.
 
     Raises:
-        LoraFileError: it cannot be read, or is of another network.
-        CheckpointError: its adapters are others than those of the student.
+        LoraFileError: it cannot be read, or belongs to another network.
+        CheckpointError: its adapters differ from the student's in names or ranks.
     """
     place = config.distill.critic_load
     factors = factors_of_file(config.lora, config.model, place=place, key="distill.critic_load")
@@ -81,7 +81,7 @@ def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFacto
 def check_critic(
     config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None
 ) -> None:
-    """Refuses what `fill_of_critic` does of `distill.critic_load`, on one process.
+    """Makes the refusals of `fill_of_critic` for `distill.critic_load`, on one process.
 
     Raises:
         ValueError: as there.

@@ -1,12 +1,13 @@
 """`distill.method=dmd`: distribution matching, DMD2 (arXiv:2405.14867) without a GAN loss.
 
-1. made            what the student predicts at a drawn step of its own rollout, or of noisy data
+1. made            latents that the student predicts at a drawn step of its rollout, or of noisy
+   data
 2. critic_items    the critic learns these latents by plain flow matching
-3. student_items   noise is added to them; the student moves from what the critic predicts of it
-                   towards what the teacher predicts
+3. student_items   noise is added to the latents; the student moves from the critic's prediction
+                   towards the teacher's
 
-The student's rollout and passes of critic and teacher are without gradients. The gradient of 3 is
-known before the pass that learns: that pass is a regression to the latent that lies one gradient
+The student's rollout and the passes of critic and teacher have no gradient. The gradient of 3 is
+known before the student's pass: that pass is a regression to the latent that lies one gradient
 further, so that it is the same on every layout as any other.
 """
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """What the student makes of a pack."""
+    """Latents that the student predicts for a pack, and how they were made."""
 
     start: RolloutStart
     noisy: NoisyPack  # its state where the drawn steps begin
@@ -64,7 +65,7 @@ class Made:
 def critic_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The problems of the critic at a step; all ranks call it."""
+    """Regression problems of the critic for the packs of a step; all ranks call it."""
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_CRITIC)
     for one in every:
@@ -80,7 +81,7 @@ def critic_items(
 def student_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The problems of the student at a step; all ranks call it."""
+    """Regression problems of the student for the packs of a step; all ranks call it."""
     assert run.critic is not None
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_STUDENT)
@@ -110,7 +111,7 @@ def _teacher(run: TrainState) -> Iterator[Sequence]:
 
 
 def made(passes: Passes, packs: Sequence[PackedBatch], draws: RolloutDraws) -> list[Made]:
-    """What the student makes of the packs."""
+    """Latents that the student predicts for `packs`."""
     chunks, path = passes.run.model.chunks, passes.path
     with no_dropout(chunks), own_passes(chunks):
         starts = [begin(passes, pack, draws) for pack in packs]
@@ -131,7 +132,7 @@ def judged_levels(run: TrainState) -> TrainingObjective:
 
 
 def _judged(passes: Passes, one: Made) -> NoisyPack:
-    """The student's latents with noise, as teacher and critic see them."""
+    """The student's latents with noise, as input of teacher and critic."""
     batch, context = one.noisy.batch, one.start.context
     where = batch.latent_TC.device
     quantile_N = draw_quantiles(batch.num_samples, context.rng(Draw.STUDENT_LEVEL))

@@ -1,8 +1,8 @@
-"""The teacher of a distillation, whose weights nothing changes.
+"""The teacher of a distillation, whose weights are frozen.
 
 1. teacher_start   its weights: a checkpoint or a Diffusers folder (`distill.teacher`)
-2. build_teacher   the network, all of it frozen, on the layout of the run
-3. taught          the chunks that answer as the teacher; with adapters, those of the student
+2. build_teacher   the frozen network, on the layout of the run
+3. taught          the chunks of the teacher; with adapters, the student's chunks without them
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def teacher_start(config: RunConfig, read_folder: ReadFolder | None) -> AdapterStart | None:
-    """The weights of `distill.teacher`, without adapters; None without a teacher."""
+    """The weights of `distill.teacher`, without adapters; None if the key is not set."""
     if config.distill.method is None or config.distill.teacher is None:
         return None
     return start_at(config.distill.teacher, config, read_folder)
@@ -48,7 +48,7 @@ def teacher_start(config: RunConfig, read_folder: ReadFolder | None) -> AdapterS
 def start_at(
     place: str, config: RunConfig, read_folder: ReadFolder | None, *, key: str = "teacher"
 ) -> AdapterStart:
-    """The weights at a place that `distill.KEY` names; all ranks call it.
+    """The weights at `place`, the value of `distill.KEY`; all ranks call it.
 
     Raises:
         ValueError: as `teacher_start`.
@@ -59,7 +59,7 @@ def start_at(
 
 
 def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
-    """Refuses what `teacher_start` does, on one process.
+    """Makes the refusals of `teacher_start`, on one process.
 
     Raises:
         ValueError: as there.
@@ -71,7 +71,7 @@ def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
 def check_place(
     place: str, config: RunConfig, read_folder: ReadFolder | None, *, key: str = "teacher"
 ) -> None:
-    """Refuses what `start_at` does, on one process.
+    """Makes the refusals of `start_at`, on one process.
 
     Raises:
         ValueError: as there.
@@ -80,7 +80,7 @@ def check_place(
 
 
 def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
-    """The place of the weights that `distill.KEY` names, of which it reads no tensor.
+    """The frozen weights at `named`, the value of `distill.KEY`; reads no tensor.
 
     Raises:
         CheckpointError: there is no such folder, or its checkpoint does not fit.
@@ -101,7 +101,7 @@ def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
 
 
 def frozen_run(config: RunConfig) -> RunConfig:
-    """The run's configuration for its teacher: the same network and layout, nothing trained."""
+    """The configuration of the teacher's network: the student's, with nothing trained."""
     return replace(
         config,
         lora=LoraConfig(),
@@ -120,7 +120,7 @@ def build_teacher(
     *,
     fill: Initialise = leave_to_checkpoint,
 ) -> list[ModelChunk]:
-    """The parts of the teacher on this rank, filled by `fill`, then by `start`; all ranks call it.
+    """The teacher's chunks on this rank, filled by `fill`, then by `start`; all ranks call it.
 
     Raises:
         CheckpointError: a file has changed since it was saved.
@@ -139,7 +139,7 @@ def build_teacher(
 
 @contextmanager
 def taught(run: TrainState) -> Iterator[Sequence[ModelChunk]]:
-    """The teacher's chunks; inside the context adapters are off if the teacher is their base."""
+    """A context with the teacher's chunks; adapters are off if the teacher is their base."""
     if run.teacher:
         yield run.teacher
         return

@@ -1,4 +1,4 @@
-"""The metrics of a run, and the files they are written to.
+"""Metrics of a run, and the files to which they are written.
 
 step_metrics        every step: seconds of its parts, and sums over all ranks
 interval_metrics    every log_interval steps: loss by noise level, lengths of samples

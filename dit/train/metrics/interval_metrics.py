@@ -79,7 +79,7 @@ class IntervalMetrics:
         return step % self.config.logger.log_interval == 0 or step == self.config.train.train_iters
 
     def before_update(self, step: int) -> None:
-        """Keeps the weights before the update of `step`, if norms are due at that step."""
+        """Copies the weights before the update of `step`, if norms are due at that step."""
         if self.is_due(step):
             self.norms.keep_weights()
 
@@ -98,7 +98,7 @@ class IntervalMetrics:
         self.data_stats.add(packs)
 
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
-        """The values over all ranks since the last log step; nothing between log steps.
+        """The values since the last log step, over all ranks; empty between log steps.
 
         `update` is the network's, or None if it did not learn in this step.
         """
@@ -164,7 +164,7 @@ class IntervalMetrics:
 
 
 def _flat(parts: Mapping[str, Tensor]) -> Tensor:
-    """All tensors joined end to end, in the order of their names."""
+    """All tensors, flattened and concatenated in the order of their names."""
     return torch.cat([parts[name].flatten().to(device()) for name in sorted(parts)])
 
 
@@ -191,7 +191,7 @@ class LossByNoiseLevel:
         return {"loss_q.error": self.error_Q, "loss_q.count": self.count_Q}
 
     def add(self, items: Sequence[Item], losses: Sequence[PackLoss]) -> None:
-        """Adds the packs of a step; `losses` are empty on ranks that count none."""
+        """Adds the losses of a step; `losses` is empty on ranks that do not compute the loss."""
         for (whole, problem), (loss, part) in zip(items, losses, strict=False):
             range_N = self._range_of(problem.noise_N, whole.latent_tokens)
             error_N, count_N = loss.of_samples(part).unbind(1)
@@ -208,18 +208,18 @@ class LossByNoiseLevel:
         return range_N
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Means from the sums [Q] of all ranks; a range without samples has none."""
+        """Mean loss of each quantile range, from the sums [Q] of all ranks, if it has samples."""
         errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
         rows = zip(self.names, errors, counts, strict=True)
         return {name: error / count for name, error, count in rows if count}
 
 
 class Preferences:
-    """Sums over pairs of a preferred and a rejected sample; `add` does not wait for the device."""
+    """Sums over preference pairs; `add` does not wait for the device."""
 
     NAMES = ("preference_margin", "preferred_drift", "rejected_drift", "preference_accuracy")
-    """Margin in the sigmoid of the loss; how far the mean errors of both samples have moved from
-    those without adapters, below 0 where they fell; pairs with a margin above 0."""
+    """Names: margin in the sigmoid of the loss; change of both samples' mean errors against the
+    network without adapters (below 0 if an error fell); pairs with a margin above 0."""
 
     def __init__(self) -> None:
         self.total_5 = torch.zeros(5, dtype=torch.float64, device=device())
@@ -290,11 +290,11 @@ def silent_corpus(values: Mapping[str, Any]) -> str | None:
 
 
 class StudentLatents:
-    """Mean and deviation of the numbers in a student's latents, and in the data's."""
+    """Mean and standard deviation of a student's latents, and of the data's."""
 
     NAMES = ("student", "data")
     DRIFT = 0.2
-    """The share of the data's deviation above which a line names a drift."""
+    """Fraction of the data's standard deviation above which a difference is called a drift."""
 
     def __init__(self) -> None:
         self.total_23 = torch.zeros(2, 3, dtype=torch.float64, device=device())
@@ -323,7 +323,7 @@ class StudentLatents:
 
 
 def drift_of(values: Mapping[str, Any]) -> str | None:
-    """The name of a value in `values` that drifts by more than `StudentLatents.DRIFT`, or None."""
+    """Name of a value in `values` that drifts by more than `StudentLatents.DRIFT`, or None."""
     if "student_std" not in values:
         return None
     std, most = values["data_std"], StudentLatents.DRIFT
@@ -342,18 +342,18 @@ def drift_of(values: Mapping[str, Any]) -> str | None:
 
 
 def quantiles(count: int) -> list[float]:
-    """The centres of `count` equal parts of (0, 1), for levels weighted as in training."""
+    """The centres of `count` equal parts of (0, 1): quantiles of training's noise levels."""
     return [(index + 0.5) / count for index in range(count)]
 
 
 Bins = Sequence[tuple[int, int]]  # upper end of a bin in tokens, and number of its samples
 _PER_OCTAVE = 8
-"""Bins of the histogram of lengths between n and 2 n tokens."""
+"""Bins of the histogram of lengths in an octave, from n to 2 n tokens."""
 _PERCENTS = (10, 50, 90)
 
 
 class DataStats:
-    """Histogram of sample lengths and number of tokens on this rank since the last log step."""
+    """Histogram of sample lengths, and tokens, on this rank since the last log step."""
 
     def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
         """`sizes` has the number of samples by dataset; a single dataset has the name ""."""

@@ -45,14 +45,14 @@ from dit.system_errors import writing
 
 
 class LogFileError(ValueError):
-    """A file of a run's log cannot be written; the message says which file, why and what to do."""
+    """A log file of a run cannot be written; the message says which, why, and what to do."""
 
 
 @contextmanager
 def explain_write_errors(
     file: Path | str, *, otherwise: str = "choose another checkpoint.save"
 ) -> Iterator[None]:
-    """A context in which an OSError becomes one that names `file` and the remedy.
+    """A context in which an OSError is replaced by an error with `file` and the remedy.
 
     Raises:
         LogFileError: instead of OSError.
@@ -70,7 +70,7 @@ class JsonlWriter:
     """Writes one JSON object on each line, with its `step`; its first line creates the file."""
 
     def __init__(self, path: Path, *, start: int, every_step: bool = False):
-        """On a resume, drops lines after step `start` and unreadable ones.
+        """Opens the file; on a resume, drops lines after step `start` and unreadable ones.
 
         `every_step` says that each step has a line.
 
@@ -121,7 +121,7 @@ class JsonlWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ExistingLines:
-    """The lines that a resumed run finds in a file."""
+    """The lines that a resumed run finds in an existing file."""
 
     kept: bytes
     steps: set[int]  # of the lines that are kept
@@ -140,7 +140,7 @@ class _ExistingLines:
         )
 
     def notes(self, start: int, every_step: bool) -> list[str]:
-        """One sentence for each kind of lost lines."""
+        """One sentence for each kind of missing lines."""
         notes = []
         if self.unreadable:
             notes.append(
@@ -197,7 +197,7 @@ class RefusedFile:
 
 
 def _known_samples(path: Path) -> Iterable[tuple[Any, ...]]:
-    """Identities of the samples in the file."""
+    """Key, shard and dataset of the samples in the file."""
     if not path.exists():
         return
     with explain_write_errors(path):

@@ -25,7 +25,7 @@ _TOKEN = ":::MLLOG "
 
 
 class MlperfLog:
-    """Appends to the file, which only the first rank writes."""
+    """Writer of `mlperf.log`, on the first rank only."""
 
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
         """Continues the file of a run that has seen `samples`, dropping later lines."""
@@ -34,7 +34,7 @@ class MlperfLog:
         write_atomically(path, "".join(kept).encode())
 
     def begin(self, facts: Mapping[str, Any], *, loading_since: float, samples: int) -> None:
-        """The lines before the first step; `loading_since` is in seconds since 1970."""
+        """Writes the lines before the first step; `loading_since` is in seconds since 1970."""
         self._write("cache_clear", False)
         self._write("init_start", at=loading_since, kind="INTERVAL_START")
         for key, value in facts.items():
@@ -44,7 +44,7 @@ class MlperfLog:
         self._write("block_start", kind="INTERVAL_START", samples_count=samples)
 
     def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
-        """The lines that the first step decides, whose batch has so many samples."""
+        """Writes the lines that need a first step, such as the batch size."""
         packs = config.train.global_batch_size
         self._write("global_batch_size", samples)
         self._write("micro_batch_size", max(1, samples // packs))
@@ -52,12 +52,12 @@ class MlperfLog:
         self._write("evaluation_frequency", samples * config.train.eval_interval)
 
     def validating(self, samples: int) -> None:
-        """The lines before a validation."""
+        """Writes the lines before a validation."""
         self._write("block_stop", kind="INTERVAL_END", samples_count=samples)
         self._write("eval_start", kind="INTERVAL_START", samples_count=samples)
 
     def validated(self, loss: float, *, samples: int, ends: str | None) -> None:
-        """The lines after a validation; `ends` is the status if the run ends with it."""
+        """Writes the lines after a validation; `ends` is the run's status if it ends here."""
         for key in ("eval_accuracy", "averaged_validation_loss"):
             self._write(key, loss, samples_count=samples)
         self._write("eval_stop", kind="INTERVAL_END", samples_count=samples)
@@ -93,7 +93,7 @@ class MlperfLog:
 
 
 def _lines_until(path: Path, samples: int) -> Iterator[str]:
-    """The lines up to `samples` samples, without the end of a run that continues."""
+    """The lines up to `samples` samples, without the end line of a run that continues."""
     for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else ():
         try:
             found = parse_json(line.removeprefix(_TOKEN).encode())

@@ -1,6 +1,7 @@
 """The log of a run: which values are written where, and when.
 
-Its errors do not end a run: what cannot be written is reported once, and again in the last lines.
+Logging errors do not end a run: what cannot be written is reported once, and again in the last
+lines.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class RunLogger:
             self.terminal.print(text)
 
     def validating(self) -> None:
-        """Shows in a terminal that a validation runs; MLPerf's log times it."""
+        """Shows in the terminal that a validation runs, and starts its time in MLPerf's log."""
         if self.terminal is not None:
             self.terminal.busy("validating")
         if self.mlperf is not None:
@@ -164,7 +165,7 @@ class RunLogger:
         self._write_mlperf(values)
 
     def log_start(self, losses: dict[str, float]) -> None:
-        """Writes the validation before the first step."""
+        """Writes the losses of the validation before the first step."""
         heartbeat("write of metrics")
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
         self.info(f"step 0  {shown}")
@@ -200,14 +201,14 @@ class RunLogger:
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
-        """Logs an error of the block instead of raising it."""
+        """A context in which an error is logged instead of raised."""
         lost: list[NotShown] = []
         with watching(what, lost):
             yield
         self._log_lost(lost)
 
     def _log_lost(self, lost: Iterable[NotShown]) -> None:
-        """Logs what could not be written, each kind once in a run."""
+        """Logs each kind of value that could not be written, once in a run."""
         for one in lost:
             if one.what not in self.lost:
                 self.lost[one.what] = f"at step {self.run.progress.step}, {one}"
@@ -268,7 +269,7 @@ class RunLogger:
                 self.refused_file.add(samples, step=self.run.progress.step)
 
     def close(self) -> None:
-        """Logs the samples refused since the last call, closes the files, repeats what is lost."""
+        """Logs the samples refused since the last call, closes files, repeats what was lost."""
         if self.run.loader is not None and self.refused_file is not None:
             self._write_refused(self.run.loader.take_refused())
         for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):
@@ -328,7 +329,7 @@ def _first_lines(run: TrainState) -> list[str]:
 
 
 def _no_gradient(step: int, config: RunConfig) -> str:
-    """The cause of a step without any gradient, and what to do."""
+    """Explanation of a step without any gradient, and what to do."""
     groups = any(group.frozen for group in config.optimizer.groups)
     causes = ["every sample has a weight of 0 in the loss: look at the shards"]
     if config.lora.enabled or groups:
@@ -348,7 +349,7 @@ def _no_gradient(step: int, config: RunConfig) -> str:
 
 
 def _layout(run: TrainState) -> str:
-    """The parallelism, as read from the process groups."""
+    """The parallelism in words, read from the process groups."""
     groups, stages = run.model.groups, len(run.model.chunks)
     copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
     in_shares = any(isinstance(chunk, ShardedChunk) for chunk in run.model.chunks)
@@ -370,7 +371,7 @@ def _layout(run: TrainState) -> str:
 
 
 def _precision(run: TrainState) -> str:
-    """Types in use, as read from the model, its gradient buffers and its optimizer."""
+    """The dtypes in words, read from the model, its gradient buffers and its optimizer."""
 
     def names(types: Iterable[torch.dtype]) -> str:
         return " and ".join(sorted(str(one).removeprefix("torch.") for one in types))

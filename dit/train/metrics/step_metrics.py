@@ -54,7 +54,7 @@ class PackCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics(PackCounts):
-    """Sums of a step, over one rank or over all."""
+    """The summed values of a step, over one rank or over all."""
 
     stops: float  # ranks that have received a signal to stop
     writing: float  # ranks that still write a checkpoint
@@ -76,8 +76,8 @@ def sum_step_metrics(
 ) -> StepMetrics:
     """Sums the values of a step over ranks: one all-reduce, after which all decide alike.
 
-    Values on the device are summed with them, so that the host waits for the device once in each
-    step. `squared_norm` [1] is equal on all ranks: the first rank's counts.
+    Values on the device are summed in the same all-reduce, so that the host waits for the device
+    once in each step. `squared_norm` [1] is equal on all ranks: the first rank's is used.
     """
     mine = asdict(counts) | {
         "stops": float(stop),
@@ -90,7 +90,7 @@ def sum_step_metrics(
 def count_packs(
     run: TrainState, packs: Sequence[PackedBatch], references: References | None
 ) -> PackCounts:
-    """Counts of the packs of a step, with the operations of the passes before it."""
+    """Counts of the packs of a step, and the FLOPs of passes before the learning pass."""
     names = run.interval_metrics.data_stats.names
     model = run.config.model.at_step(run.progress.step + 1)
     before = 0 if references is None else references.flops
@@ -116,7 +116,7 @@ def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
 
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
-    """Number of samples from each dataset of a blend; a sample's key begins with the name."""
+    """Number of samples from each dataset of a blend, by the prefix of their keys."""
     keys = (pack.keys[sample] for pack in packs for sample in pack.samples_read)
     found = Counter(key.partition("/")[0] for key in keys)
     return {name: found[name] for name in names}
@@ -159,7 +159,7 @@ def sum_over_ranks(
 def step_values(
     run: TrainState, sums: StepMetrics, *, seconds: dict[str, float], skipped: bool
 ) -> dict[str, Any]:
-    """The logged values of a step, without those of its networks; writers.py explains each."""
+    """The logged values of a step, except those of its networks; writers.py explains each."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
@@ -182,7 +182,7 @@ def step_values(
 
 @cache
 def peak_tflops() -> float | None:
-    """bfloat16 TFLOP/s on the device's data sheet; None for devices missing in the table."""
+    """The device's bfloat16 TFLOP/s by its data sheet; None for unknown devices."""
     if not torch.cuda.is_available():
         return None
     from dit.device_specs import peak_flops
@@ -192,7 +192,7 @@ def peak_tflops() -> float | None:
 
 
 def peak_memory_gb() -> float:
-    """Peak memory since the start: torch's on a GPU, else that of the process."""
+    """Peak memory since the start in GB: torch's on a GPU, else the process's."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

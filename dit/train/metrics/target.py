@@ -12,7 +12,7 @@ from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
-    """The loss that decides the best checkpoint and the target; infinite without validation."""
+    """The loss that decides on the best checkpoint and the target; infinite without validation."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
 
 
@@ -28,7 +28,7 @@ def was_at_target(run: TrainState) -> bool:
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A line about a target that is reached by the values of this step, or was before."""
+    """A line about a target that this step's values, or an earlier checkpoint, has reached."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

@@ -94,7 +94,7 @@ class Dashboards:
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def write(self, values: Values) -> list[NotShown]:
-        """Shows the values of a step; returns notices of those that could not be shown."""
+        """Shows the values of a step; returns notices of values that could not be shown."""
         step, lost = int(values["step"]), list[NotShown]()
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
@@ -118,7 +118,8 @@ class Dashboards:
     def add_samples(self, samples: DrawnSamples, *, step: int) -> list[NotShown]:
         """Shows the grid of samples, and in W&B the first videos.
 
-        TensorBoard would need moviepy for videos. Returns notices of what could not be shown.
+        TensorBoard would need moviepy for videos. Returns notices of samples that could not be
+        shown.
         """
         undrawn: list[NotShown] = []
         if samples.grid is not None:
@@ -204,7 +205,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
 
 
 def _of_wandb(error: Exception) -> str:
-    """An error of W&B with its remedy, which is to log in if the server asked for it."""
+    """W&B's error in words with its remedy, such as to log in."""
     from wandb.errors import AuthenticationError, CommError
 
     said = str(error).partition("\n")[0]  # then come its own settings
@@ -329,7 +330,7 @@ _UPPER_HALF = "\u2580"  # its ink is the upper pixel, its background the lower o
 
 
 def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
-    """Pictures uint8 [H, W, 3] side by side, as many as fit into `columns` columns."""
+    """Pictures uint8 [H, W, 3] side by side in half blocks, as many as fit into `columns`."""
     lines = [Text() for _ in range(_HEIGHT // 2)]
     for picture_HW3 in pictures:
         small_HW3 = _small(picture_HW3, columns)

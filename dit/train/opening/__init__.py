@@ -1,4 +1,4 @@
-"""The opening of a run in five steps, each of which returns a frozen value with notes for the log.
+"""The start of a run in five steps, each of which returns a frozen value with notes for the log.
 
 1. machine   fit: the configuration, adjusted to the devices
 2. data      open_data: loader, validation packs, null inputs, dataset card

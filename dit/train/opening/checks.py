@@ -66,9 +66,9 @@ if TYPE_CHECKING:
 def start_lines(
     config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
 ) -> str:
-    """The lines of a dry run about weights and machine, as comments.
+    """Lines of a dry run about weights and machine, as comments.
 
-    Data that are not on this machine are not checked, because another one may train.
+    Data that are not on this machine are not checked, because another machine may train.
 
     Raises:
         ValueError: of many kinds, as at a start.
@@ -87,7 +87,7 @@ def check_start(
     with_data: bool = True,
     read_folder: ReadFolder | None = None,
 ) -> list[str]:
-    """Lines that a start would print, and lines about what this machine could not do.
+    """Lines that a start would print, and lines about settings that this machine cannot run.
 
     Raises:
         ValueError: of many kinds, as at a start.
@@ -102,7 +102,7 @@ def check_start(
 
 
 def check_settings(config: RunConfig) -> None:
-    """Refuses settings that need more than network, samples or sampler have.
+    """Refuses settings that the network, the samples or the sampler cannot satisfy.
 
     Raises:
         Problems: names the keys.
@@ -120,7 +120,7 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: int) -> None:
-    """Refuses to keep blocks on the host if nothing in a block is frozen.
+    """Refuses `model.blocks_to_swap` if no block has frozen weights.
 
     Raises:
         Problems: names the keys.
@@ -136,7 +136,7 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
 
 
 def check_clean_level(config: RunConfig) -> None:
-    """Refuses an objective without a timestep for clean tokens, if samples may have them.
+    """Refuses an objective without a timestep for clean tokens, if samples may have such tokens.
 
     Raises:
         ValueError: as `clean_network_level`.
@@ -159,7 +159,7 @@ def check_run_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
-    """A context with the first rank's loader; validation packs are planned, not read."""
+    """A context with the first rank's loader; validation packs are planned, but not read."""
     null_inputs(config)
     work, replicas = (
         work_of_packs(config.model, config.dataset),
@@ -178,7 +178,7 @@ def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
 def _check_start(
     config: RunConfig, read_folder: ReadFolder | None
 ) -> tuple[StartingPoint, list[str]]:
-    """The start of a run, and lines about its weights; a mirror's checkpoint is not fetched."""
+    """The start of a run, and lines about its weights; a mirrored checkpoint is not fetched."""
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
     if mirror := config.checkpoint.mirror:
@@ -208,7 +208,7 @@ def _check_distillation(
 def _check_adapters(
     config: RunConfig, point: StartingPoint, read_folder: ReadFolder | None
 ) -> tuple[list[str], Adapters | None]:
-    """Lines that a start says of adapters, and which are trained; None where all weights are."""
+    """Lines about adapters, and the trained adapters; None if all weights are trained."""
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
         return [], None
     from dit.train.checkpoint.adapters import check_adapters
@@ -246,7 +246,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """The checks that layers and optimizer make when they are built, as far as configured."""
+    """The configured checks that layers and optimizer would make when they are built."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

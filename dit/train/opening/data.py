@@ -1,4 +1,4 @@
-"""Step 2 of an opening: the data, before anything is built or written, and without a network."""
+"""Step 2 of a run's start: the data, before anything is built or written, without a network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def open_data(machine: Machine) -> Data:
 
 
 def data_notes(config: RunConfig) -> tuple[str, ...]:
-    """Lines for the log: notes on datasets' cards, passes over each sample, savings of a route.
+    """Log lines: notes on dataset cards, passes over each sample, savings of a token route.
 
     Raises:
         DataError: as `check_data`.

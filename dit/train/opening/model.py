@@ -1,4 +1,4 @@
-"""Step 4 of an opening: the attention kernel, the networks and their optimizers."""
+"""Step 4 of a run's start: the attention kernel, the networks and their optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """The networks of a run with their initial values, by name."""
+    """The networks of a run by name, with initial values."""
 
     config: RunConfig  # with the kernel of attention: that of the run, which checkpoints store
     networks: Mapping[str, ModelAndOptimizer]
@@ -74,7 +74,7 @@ def _built(
     *,
     beside: ModelAndOptimizer | None,
 ) -> ModelAndOptimizer:
-    """A network; its adapters may share the frozen weights of the network `beside`."""
+    """A network whose adapters may share the frozen weights of the network `beside`."""
     if (adapted := start.adapters) is None:
         return build_model_and_optimizer(config, groups, fill=start.fill)
     if beside is not None and config.ddp.sharding is not Sharding.WEIGHTS:

@@ -1,4 +1,4 @@
-"""Step 5 of an opening: the checkpoint's content and the position in the data -> TrainState.
+"""Step 5 of a run's start: checkpoint content and data position -> TrainState.
 
 1. restore  the parts become a run, with its saver
 2. resume   the run continues from a checkpoint, starts from its weights, or starts at step 0
@@ -95,7 +95,7 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
 
 
 def resume(run: TrainState, start: Start) -> None:
-    """Continues from a checkpoint, or takes only its weights, or notes their other source.
+    """Continues from a checkpoint, loads only its weights, or records another source of weights.
 
     The frozen weights of adapters are loaded already.
 
@@ -125,7 +125,7 @@ def _begin_with(run: TrainState, path: Path) -> None:
 _MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
 _MEASURE += ("validation.quantiles", "validation.fixed_levels", "validation.text_dropout")
 _MEASURE += ("validation.latents",)
-"""Keys, or beginnings of them, with which validation losses do not compare with former ones."""
+"""Keys, or prefixes of keys, whose change makes validation losses incomparable."""
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
@@ -147,7 +147,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _continue_metrics(run: TrainState, path: Path) -> None:
-    """Continues the lowest loss and the sums since the last log step, if they are comparable."""
+    """Restores the lowest loss and the sums since the last log step, if still comparable."""
     measured_otherwise = any(key.startswith(_MEASURE) for key in _changed(path, run.config))
     if measured_otherwise and run.progress.lowest_val_loss < math.inf:
         run.progress = replace(run.progress, lowest_val_loss=math.inf)
@@ -165,7 +165,7 @@ def _changed(path: Path, config: RunConfig) -> dict[str, str]:
 
 
 def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
-    """Restores the position in the data, or starts the data anew; all ranks call it."""
+    """Restores the position in the data, or restarts the data; all ranks call it."""
     if _restarts_data(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
@@ -178,7 +178,7 @@ def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
-    """Notes the origin of the first weights, which every checkpoint of the run repeats."""
+    """Records the origin of the first weights, which every checkpoint of the run repeats."""
     if run.saver is not None:
         run.saver.origin = origin
 
@@ -197,7 +197,7 @@ def _load_data_position(run: TrainState, path: Path) -> None:
 
 
 def _take_new_names(run: TrainState) -> None:
-    """Moves the counts of renamed folders of a blend to their new names."""
+    """Moves the sample counts of a blend's renamed folders to their new names."""
     then, now = run.progress.of_datasets, [*dataset_sizes(run.config.dataset)]
     renamed = [f"{old} -> {new}" for old, new in zip(then, now, strict=False) if old != new]
     if renamed and len(then) == len(now):
@@ -217,9 +217,9 @@ def _data_positions(run: TrainState, path: Path) -> list[Position]:
 
 
 def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
-    """Whether the run starts its data from the beginning; all ranks call it.
+    """Whether the run restarts its data from the beginning; all ranks call it.
 
-    A run that has done so continues in these data when it is started again.
+    A run that has done so continues in the new data when it is started again.
     """
     if run.config.checkpoint.load_data_position:
         return False
@@ -240,7 +240,7 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
 
 
 def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
-    """Lines about settings that may differ from the checkpoint's, and do."""
+    """Log lines about settings that differ from the checkpoint's and may do so."""
     lines, (live, idle) = [], _live_and_idle(path, config, own=own)
     if live:
         lines.append(f"changed since then: {', '.join(live)}")
@@ -255,7 +255,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """The changed settings that take effect, and those that only the start of a run reads."""
+    """Two lists of changed settings: those that take effect, and those only read at a start."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:

@@ -1,6 +1,6 @@
-"""Step 3 of an opening: the trained weights, their base and checkpoint, and the run folder.
+"""Step 3 of a run's start: trained weights, their base and checkpoint, and the run folder.
 
-1. Start         the start of one network; `STARTS` has each by name
+1. Start         the start of one network; `STARTS` has one for each network
 2. choose_start  run folder, mirror, and the starts of all networks
 3. run_folder    creates and locks the folder
 """
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from dit.train.checkpoint.adapters import AdapterStart
 
 NETWORK = "network"
-"""The network that a run is named after: its student, where a critic learns beside it."""
+"""Name of the main network: the student, if there is also a critic."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """What a program passes to a run besides its configuration."""
+    """Functions that a program passes to a run besides its configuration."""
 
     weights: InitialWeights | None = None  # that a new network starts from
     read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
@@ -51,10 +51,10 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The trained weights of a network, their base, and the checkpoint they come from.
+    """A network's trained weights, their base, and the checkpoint that holds them.
 
     If all weights are trained, they come from the checkpoint, else from a Diffusers folder, or are
-    drawn. If adapters are trained, their base (`AdapterRun.base`) is one of these three.
+    random. If adapters are trained, their base (`AdapterRun.base`) has one of these three sources.
     """
 
     point: StartingPoint
@@ -69,7 +69,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Starts:
-    """The starts of all networks of a run, by name, and its folder."""
+    """The starts of all networks of a run, by name, and the run folder."""
 
     folder: Path | None  # locked; None writes nothing
     networks: Networks
@@ -110,7 +110,7 @@ def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:
 
 
 def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> Start:
-    """The start of the student or only network; `say` takes lines for the log."""
+    """The start of the student, or of the only network; `say` takes lines for the log."""
     # Drawing takes minutes for a large model; all ranks must agree on it.
     point = from_first_rank(lambda: starting_point(config.checkpoint))
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
@@ -125,12 +125,12 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of the critic of DMD: from `distill.critic_load`, or as the teacher; None without.
+    """The start of DMD's critic: from `distill.critic_load`, or as the teacher; None without.
 
-    With adapters, it has others beside the student's base, else all weights are its own.
+    With adapters, the critic has adapters of its own on the student's base, else a whole network.
 
     Raises:
-        ValueError: the place holds nothing that fits.
+        ValueError: `distill.critic_load` holds no weights that fit.
     """
     if not config.has_critic:
         return None
@@ -148,7 +148,8 @@ STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] 
     NETWORK: start_of_network,
     CRITIC: start_of_critic,
 }
-"""How each network of a run starts, from the starts of those before it; None: there is no such."""
+"""Network name -> function from (configuration, given, starts of earlier networks, say) to its
+start; None if the run has no such network."""
 
 
 def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
@@ -162,7 +163,7 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """The function that fills a model whose weights are all trained; None: they are drawn."""
+    """The function that fills a model whose weights are all trained; None: they are random."""
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:
@@ -178,7 +179,7 @@ def _stored_values(
 def run_folder(save: str | None) -> Iterator[Path | None]:
     """A context in which `checkpoint.save` exists and is locked; all ranks call it.
 
-    It yields None if nothing is to be written.
+    Yields None if the run writes nothing.
 
     Raises:
         FolderInUseError: another run writes to it.

@@ -3,9 +3,9 @@
 build           the optimizer of a run, its parameter groups, and frozen weights
 adamw           AdamW without Transformer Engine, or with moments in host memory
 muon            Muon, for matrices of attention and feed-forward
-whole_matrices  matrices that ranks hold in parts, gathered on one of them for a moment
+whole_matrices  sharded matrices, gathered on one owner rank for an update
 narrow_moments  Adam's moments in fewer bits, by Transformer Engine
-update          one clipped update of the weights, and the schedule of its learning rate
+update          one clipped update of the weights, and the learning-rate schedule
 states          the optimizer states of each weight, in the form of checkpoints
 ema             the average of the weights
 foreach         one operation on all weights

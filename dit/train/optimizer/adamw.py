@@ -16,7 +16,7 @@ _ROWS = PinnedRows()
 
 
 class GroupStepAdam(torch.optim.Optimizer):
-    """AdamW (arXiv:1711.05101) that keeps its step count in the param group, not in each parameter.
+    """AdamW (arXiv:1711.05101) with one step count per param group, not per parameter.
 
     Megatron-Core's distributed checkpoints expect the step count there, as in FusedAdam of
     Transformer Engine and Apex. With torch's AdamW it would be lost on resume.
@@ -49,7 +49,7 @@ class GroupStepAdam(torch.optim.Optimizer):
                 _adamw(group, params, [[self.state[p][name] for p in params] for name in MOMENTS])
 
     def keep_on_host(self) -> None:
-        """Keeps the moments in host memory from now on, except while their parameter is updated."""
+        """Moves the moments to host memory, except while their parameter is updated."""
         self.on_host = True
         for p, state in self.state.items():
             state |= {name: _on_host(state[name], p) for name in MOMENTS if name in state}
@@ -57,8 +57,7 @@ class GroupStepAdam(torch.optim.Optimizer):
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Updates one parameter at a time: its moments are copied to its device and back.
 
-        During each update the moments of the next parameter arrive, and those of the last one
-        leave.
+        During each update the next parameter's moments are copied in, and the last one's out.
         """
         if not params:
             return
@@ -83,7 +82,7 @@ class GroupStepAdam(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now
 
     def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
-        """Copies of a parameter's moments that are on their way to its device."""
+        """Copies of a parameter's moments that are being sent to its device."""
         # A load of a checkpoint puts them on the device.
         self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
         homes = (self.state[p][name] for name in MOMENTS)

@@ -35,11 +35,11 @@ _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 _IDLE = "has_no_gradient"
-"""Mark of a weight that nothing reads, such as the text side of a last double-stream layer."""
+"""Attribute of a weight that is never used, such as the text side of a last double-stream layer."""
 
 
 def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
-    """AdamW with float32 master weights, sharded over data ranks if configured; Muon if configured.
+    """AdamW with float32 master weights, sharded over data ranks, or Muon, as configured.
 
     Other optimizers would be added in this function.
     """
@@ -110,7 +110,7 @@ def _overrides(
 
 
 def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
-    """Marks the matrices of Muon, for which fewer states are stored."""
+    """Marks Muon's matrices, for which fewer states are stored."""
     weights = {(pair.ours, pair.layer) for pair in orthogonalised(config.model, config.optimizer)}
     names = config.optimizer.states.of_matrices or ()
     for chunk in chunks if weights else ():
@@ -145,7 +145,7 @@ def _of_groups(
 def grouped(
     module: MegatronModule, groups: Mapping[Weight, ParameterGroup]
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
-    """The weights in a part of the network that belong to a group."""
+    """The weights of a model chunk that belong to a group, with their group."""
     for entry in entries_of(module) if groups else ():
         if (group := groups.get(weight_of(entry))) is not None:
             assert isinstance(entry.data, torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""One operation on all weights, in a few kernels on a GPU instead of some for each weight.
+"""Operations on all weights at once, in a few GPU kernels instead of some for each weight.
 
 On a CPU torch itself loops.
 """
@@ -58,7 +58,7 @@ def _euclidean(tensor: Tensor) -> Tensor:
 def install_norm_and_scale() -> None:
     """Makes Megatron-Core clip gradients with these functions, unless it has fused ones.
 
-    Its own fallback waits for the norm of each gradient from the device, one after another.
+    Megatron-Core's fallback waits for the norm of each gradient from the device, one by one.
     """
     import megatron.core.optimizer.clip_grads as clip_grads
     from megatron.core.utils import local_multi_tensor_l2_norm

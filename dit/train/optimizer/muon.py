@@ -54,12 +54,12 @@ _COEFFICIENTS = {
     ],
 }
 RMS = 0.2
-"""Root mean square of an update of AdamW, about (arXiv:2502.16982, Eq. 4)."""
+"""Root mean square of Muon's updates, about that of AdamW's (arXiv:2502.16982, Eq. 4)."""
 _FLOOR = 1e-3
-"""A linear whose mean gradient is below this part of the root mean square of all gradients gets a
-step that is smaller in proportion, and so does each row between two orthogonalisations: such a
-gradient is rounding, as that of queries and keys where there is one key alone, and a step of full
-size would follow the layout."""
+"""A linear whose mean gradient is below this fraction of the root mean square of all gradients gets
+a proportionally smaller step, and so does each row between two orthogonalisations. Such a
+gradient is rounding noise (for example of queries and keys if there is only one key), and a full
+step would depend on the layout."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -74,8 +74,8 @@ def orthogonalise(
 ) -> Tensor:
     """Approximately U V^T of a matrix U S V^T: singular values become about 1. float32 [O, I].
 
-    Zeros stay. Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the smaller side
-    (arXiv:2502.16982, Eq. 2), in `dtype`.
+    A zero matrix stays zero. Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the
+    smaller side (arXiv:2502.16982, Eq. 2), in `dtype`.
     """
     tall = x_OI.shape[0] > x_OI.shape[1]
     x = (x_OI.T if tall else x_OI) / x_OI.norm().clamp_min(_TINY)
@@ -110,7 +110,7 @@ class Muon:
 
     @contextmanager
     def updated(self, *, norm: float) -> Iterator[None]:
-        """A context that updates this rank's parts of matrices, and then hides their gradients.
+        """A context that updates this rank's shards of matrices, and then hides their gradients.
 
         So AdamW, which runs inside, skips them. `norm` is the norm of the whole gradient after
         clipping. All ranks call it.
@@ -141,7 +141,7 @@ class Muon:
             value.mul_(1 - rate * decay).view(-1).add_(update, alpha=-rate)
 
     def _momentum(self, matrix: SharedMatrix) -> Tensor:
-        """What Muon orthogonalises of this rank's part of `matrix`, flat."""
+        """This rank's shard of the momentum that Muon orthogonalises for `matrix`, flat."""
         mean, gradient = self._means[matrix], self._whole.mine[matrix].value.grad
         if self._config.muon_nesterov:
             assert gradient is not None
@@ -149,9 +149,10 @@ class Muon:
         return mean.view(-1)
 
     def _by_matrices(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates from whole matrices, with each linear separate.
+        """Updates from whole matrices, in which each fused linear is separate.
 
-        Their root mean square is that of AdamW's, whatever the shape (arXiv:2502.16982, Eq. 4).
+        Their root mean square is that of AdamW's updates, whatever the shape (arXiv:2502.16982, Eq.
+        4).
         """
 
         def of_linear(momentum_OI: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Adam's moments in fewer bits than float32, by Transformer Engine's FusedAdam.
 
-Main parameters stay in float32 in Megatron-Core, where averages and checkpoints find them. bfloat16
-rounds each number separately; float16 and 8 bits have a factor for each rank's part of a weight, so
+Main parameters stay in float32 in Megatron-Core, where EMA and checkpoints find them. bfloat16
+rounds each number separately; float16 and 8 bits have a scale for each rank's shard of a weight, so
 their rounding depends on the layout. Checkpoints hold float32 in any case.
 """
 
@@ -69,7 +69,7 @@ def first_moments(inner: Any) -> None:
 
 
 def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tensor]]) -> None:
-    """Stores float32 moments from a load in fewer bits.
+    """Stores float32 moments from a checkpoint in fewer bits.
 
     `values` are the states by prefix, as from `optimizer_values`.
     """
@@ -87,7 +87,7 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
 
 @torch.no_grad()
 def only_decay_unmoved(inner: Any) -> None:
-    """Makes weights whose gradient and moments are all zero only decay.
+    """Restricts the update of weights with zero gradient and zero moments to weight decay.
 
     FusedAdam divides 8-bit moments by their largest, and would turn such weights into NaN. B of a
     new adapter is zero, and so is the first gradient of A.

@@ -21,7 +21,7 @@ _MAIN_PARAM = {
     RowsOptimizer: "param",
     Float16OptimizerWithFloat16Params: "fp32_param",
 }
-"""How Megatron-Core's optimizers name the main parameters in a checkpoint."""
+"""Megatron-Core's name of the main parameters in a checkpoint."""
 
 
 def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict[str, list[Tensor]]:
@@ -44,9 +44,9 @@ def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict
 
 
 def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """A state of each parameter, in float32 where the optimizer keeps fewer bits.
+    """The state `name` of each parameter, in float32 even if the optimizer has fewer bits.
 
-    An empty tensor where the optimizer keeps no such state of a parameter.
+    An empty tensor if the optimizer has no such state for a parameter.
     """
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]
@@ -55,7 +55,7 @@ def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 _KEPT = "optimizer_states"
-"""Mark of a weight of which the optimizer keeps other states than of most."""
+"""Attribute of a weight with other optimizer states than most weights."""
 
 
 def keep_states(weight: Tensor, names: Sequence[str]) -> None:
@@ -64,7 +64,7 @@ def keep_states(weight: Tensor, names: Sequence[str]) -> None:
 
 
 def has_state(weight: Tensor, prefix: str) -> bool:
-    """Whether a checkpoint has the state `prefix` of a weight, as it has for most weights."""
+    """Whether a checkpoint has the state `prefix` for `weight`, as for most weights."""
     kept = getattr(weight, _KEPT, None)
     return kept is None or prefix in kept or prefix not in map(state_prefix, MOMENTS)
 
@@ -78,7 +78,7 @@ def drop_other_states(inner: Any) -> None:
 
 
 def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str, Tensor]:
-    """The optimizer's states of a main parameter of this rank."""
+    """The optimizer's states for one main parameter of this rank."""
     found = (inner.optimizer.state for inner in every_optimizer(optimizer))
     return next(states[value] for states in found if value in states)
 
@@ -100,7 +100,7 @@ _GROUP = ("wd_mult", "lr_mult")
 def optimizer_groups(
     optimizer: MegatronOptimizer, groups: ProcessGroupCollection
 ) -> dict[str, Any]:
-    """The optimizer's state of each group of parameters, without the parameters themselves.
+    """The optimizer's state of each parameter group, without the parameters themselves.
 
     All ranks call it: a pipeline stage may lack a group, or train nothing at all.
     """
@@ -117,9 +117,9 @@ def optimizer_groups(
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Restores the number of updates, as `optimizer_groups` or Megatron-Core stored it.
+    """Restores the number of updates from `stored`, of `optimizer_groups` or Megatron-Core.
 
-    All other entries of a group are settings, which are the run's own.
+    All other entries of a group are settings, which come from the run's configuration.
     """
     updates = updates_made(stored.get("optimizer", stored)["param_groups"])
     for group in optimizer.param_groups:

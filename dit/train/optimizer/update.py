@@ -1,4 +1,4 @@
-"""One clipped update of the weights, and the schedule of the learning rate."""
+"""One clipped update of the weights, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """The outcome of an optimizer step."""
+    """Outcome of an optimizer step: its norm, and whether weights changed."""
 
     grad_norm: float  # of the whole gradient, before clipping
     skipped: bool  # loss or norm was not finite, so nothing was changed
 
 
 class UpdatesSome(Protocol):
-    """The interface of an update of some weights, which leaves all others to the optimizer."""
+    """Interface of an update of some weights, such as Muon's; the optimizer updates all others."""
 
     def updated(self, *, norm: float) -> AbstractContextManager[None]:
         """A context in which these weights are updated, and the optimizer skips them.
@@ -72,8 +72,8 @@ def update_by(optimizer: MegatronOptimizer, of_some: UpdatesSome) -> None:
 def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
     """The squared norm [1] of the whole gradient, float32, equal on every rank.
 
-    It prepares the gradients for the update. The operations are those of Megatron-Core's
-    `get_grad_norm_fp32`, but it does not wait for the device.
+    Prepares the gradients for the update. The operations are those of Megatron-Core's
+    `get_grad_norm_fp32`, without waiting for the device.
     """
     optimizer.prepare_grads()
     gradients = [

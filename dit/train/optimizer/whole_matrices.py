@@ -1,9 +1,9 @@
-"""Whole matrices that data and tensor ranks hold in parts: each has one rank that owns it.
+"""Whole matrices from shards on data and tensor ranks, each gathered on one owner rank.
 
-1. SharedMatrix    a weight, and the part of it on each rank
-2. WholeMatrices   parts go to the owners, which have the whole for a moment, and results return
+1. SharedMatrix    a weight, and its shard on each rank
+2. WholeMatrices   shards are sent to the owners, which update the whole matrix and return results
 
-Everything follows from the holdings of the optimizer, without communication.
+Everything follows from the optimizer's `holdings`, without communication.
 """
 
 # O outputs, I inputs of a linear
@@ -39,15 +39,15 @@ from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 
 BUCKET = 2**26
-"""Numbers that an owner takes at one time, unless a single matrix has more."""
+"""Most numbers that an owner receives at a time, unless a single matrix has more."""
 PartOf = Callable[["SharedMatrix"], Tensor]
-"""This rank's part of a matrix of which it has one, flat."""
+"""Function that returns this rank's shard of a matrix, flat."""
 _Waiting = Callable[[], list[Tensor]]
-"""Waits for tensors that are on their way."""
+"""Function that waits for tensors that are being received."""
 
 
 class _Piece(NamedTuple):
-    """A part of a weight, and the rank of the group that holds it."""
+    """A shard of a weight, and the group rank that holds it."""
 
     tensor: int  # tensor rank whose part of the whole matrix it is of
     rank: int
@@ -60,7 +60,7 @@ class _Piece(NamedTuple):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SharedMatrix:
-    """A weight, and which rank holds each part of it; only `shard` differs between ranks."""
+    """A weight, and the rank of each of its shards; only `shard` differs between ranks."""
 
     pair: Pair
     shape: tuple[int, int]  # of the weight of a tensor rank
@@ -76,7 +76,7 @@ class SharedMatrix:
         return sum(math.prod(shape) * min(shape) for shape in linear_shapes(self.pair))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole weight [O, I], from its pieces."""
+        """The whole weight [O, I], joined from its shards."""
         flat: dict[int, list[Tensor]] = {}
         for piece, part in zip(self.pieces, parts, strict=True):
             flat.setdefault(piece.tensor, []).append(part)
@@ -84,7 +84,7 @@ class SharedMatrix:
         return shards[0] if self.axis is None else torch.cat(shards, self.axis)
 
     def cut(self, whole_OI: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(rank, flat piece of the whole weight) of all ranks."""
+        """(rank, flat shard of the whole weight) of all ranks."""
         shards = [whole_OI]
         if self.axis is not None:
             shards = [*whole_OI.split(self.shape[self.axis], self.axis)]
@@ -109,7 +109,7 @@ class WholeMatrices:
         *,
         dtype: torch.dtype,
     ):
-        """`dtype` is the type in which parts are sent."""
+        """`dtype` is the dtype in which shards are sent."""
         self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
         # Tensor ranks alone where each data rank updates all weights. A group of its own, which
         # runs that have no such matrices do not make.
@@ -124,11 +124,11 @@ class WholeMatrices:
 
     @cached_property
     def mine(self) -> dict[SharedMatrix, MainParamShard]:
-        """This rank's part of each matrix of which it has one."""
+        """This rank's shard of each matrix, for matrices of which it has one."""
         return {one: one.shard for one in self.matrices if one.shard is not None}
 
     def _rank_of(self, tensor: int, data: int) -> int:
-        """Rank in the group, in which tensor ranks are neighbours."""
+        """Rank in the group of tensor and data ranks, in which tensor ranks are neighbours."""
         return data * self._groups.tp.size() + tensor if self._sharded else tensor
 
     def _matrices(
@@ -159,7 +159,7 @@ class WholeMatrices:
         return found
 
     def _pieces(self, held: Sequence[Holding], numel: int) -> Iterator[_Piece]:
-        """The parts of a matrix that the ranks of this copy of the optimizer hold."""
+        """Shards of a matrix on the ranks of this copy of the optimizer state."""
         copy = self._groups.dp_cp.rank() // self._groups.intra_dp_cp.size()
         parts = [(one.rank, one.part) for one in held if one.copy == copy]
         for tensor in range(self._groups.tp.size()):
@@ -179,9 +179,9 @@ class WholeMatrices:
     def applied(
         self, part_of: PartOf, function: Callable[[Pair, Tensor], Tensor]
     ) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Matrices, each with this rank's flat part of `function` applied to the whole [O, I].
+        """Matrices with this rank's flat shard of `function`(whole matrix [O, I]).
 
-        While the owners work on a round, the parts of the next one are being sent.
+        While the owners compute one round, shards of the next round are being sent.
         """
         coming = [self._gather(matrices, part_of) for matrices in self._rounds[:1]]
         for number, matrices in enumerate(self._rounds):
@@ -203,7 +203,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send matrices to their owners; calling the result waits for this rank's."""
+        """Starts to send matrices to their owners; the result waits for those of this rank."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],

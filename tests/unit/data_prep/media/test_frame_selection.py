@@ -111,9 +111,9 @@ def test_single_frames_are_evenly_spaced() -> None:
 
 
 def test_numbers_that_the_codec_does_not_take() -> None:
-    with pytest.raises(PrepError, match=r"10 frames.*4n \+ 1; ask for 9 or 13"):
+    with pytest.raises(PrepError, match=r"10 frames.*4n \+ 1; give 9 or 13"):
         FrameRule(stride=4, count=10)
-    with pytest.raises(PrepError, match=r"120 frames.*ask for 113 or 121"):
+    with pytest.raises(PrepError, match=r"120 frames.*give 113 or 121"):
         FrameRule(stride=8, buckets=(9, 120))
 
 

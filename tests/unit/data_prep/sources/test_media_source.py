@@ -359,4 +359,4 @@ def test_a_dataset_that_cannot_be_opened(tmp_path: Path, capsys) -> None:
     assert "has the columns words; say with --image_column" in capsys.readouterr().err
     options = ("--hf_dataset", tmp_path / "set", "--image_column", "picture")
     assert run("image", tmp_path / "out", *options) == 1
-    assert "no column 'picture', but words" in capsys.readouterr().err
+    assert "no column 'picture'; name one of words" in capsys.readouterr().err
