@@ -5,8 +5,8 @@ The type of a field names its class, and is plain `float` for all other purposes
     lr: Live[float] = 1e-4
 
 Keys that a family adds to `ModelConfig` are refused unless they name another class. No change is
-ignored in silence. It takes effect or is an error; if only the start of a run reads
-the key, the log says that the change has no effect.
+ignored in silence. It takes effect or is an error; if only the start of a run reads the key, the
+log says that the change has no effect.
 """
 
 from __future__ import annotations
