@@ -4,7 +4,7 @@ Tensors on `meta` take a GPU's way through the network. Inside of `CudaKernels` 
 kernels, so that what is read, written and kept is what a GPU would read, write and keep.
 """
 
-# T tokens, S key tokens, K head width
+# T tokens, S key tokens, H heads, K head width
 
 from __future__ import annotations
 
@@ -62,6 +62,25 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P` of 2.8.
+
+    Queries are [T, H, K], keys and values [S, H, K] of this rank. Of what ranks pass round it keeps
+    one buffer, with the keys and values that arrived last.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, sums = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, torch.cat((k, v)), out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        q, kv, *_ = ctx.saved_tensors
+        return torch.empty_like(q), *torch.empty_like(kv).chunk(2)
 
 
 def _like_input(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001

@@ -113,18 +113,18 @@ def _on_rank(model: ModelConfig) -> list[Kept]:
 def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
     """What a context rank keeps more than `alone`, where it attends: on one tensor rank.
 
-    By heads it is the same for all numbers of ranks, and grows evenly with them where they gather
-    keys and values. A ring is not traced: what it keeps is taken for what one rank does.
+    By heads and in a ring it is the same for all numbers of ranks; it grows evenly with them where
+    they gather keys and values.
     """
     ranks, comm = model.context_parallel_size, model.cp_comm_type
-    if ranks == 1 or comm is ContextComm.P2P:
+    if ranks == 1:
         return [Kept()] * len(alone)
 
     def more(ranks: int) -> list[Kept]:
         found = _traced_in(model, context=ranks)
         return [one - own for one, own in zip(found, alone, strict=True)]
 
-    if comm is ContextComm.A2A:
+    if comm is not ContextComm.ALL_GATHER:
         return more(ranks if ranks % 2 else 2)
     two = more(2)
     if ranks == 2:
