@@ -65,7 +65,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 class RingAttention(torch.autograd.Function):
-    """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P` of 2.8.
+    """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P`.
 
     Queries are [T, H, K], keys and values [S, H, K] of this rank. Of what ranks pass round it keeps
     one buffer, with the keys and values that arrived last.
@@ -80,7 +80,8 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
         q, kv, *_ = ctx.saved_tensors
-        return torch.empty_like(q), *torch.empty_like(kv).chunk(2)
+        k, v = torch.empty_like(kv).chunk(2)
+        return torch.empty_like(q), k, v
 
 
 def _like_input(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001

@@ -125,7 +125,7 @@ def test_what_context_ranks_exchange_is_counted(
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_ring_keeps_the_keys_and_values_that_arrive_last(ranks: int) -> None:
-    """Transformer Engine's `AttnFuncWithCPAndKVP2P` saves q, p2p_comm_buffers[-1], out and the sums.
+    """`AttnFuncWithCPAndKVP2P` of Transformer Engine saves q, p2p_comm_buffers[-1], out and sums.
 
     These are tensors of their own, where a rank without a ring keeps views of another one.
     """
