@@ -4,7 +4,7 @@ Meta tensors take the path of a GPU through the network. In the context `CudaKer
 a GPU's kernels, so the bytes that are read, written and saved for backward are those of a GPU.
 """
 
-# T tokens, S key tokens, K head width
+# T tokens, S key tokens, H heads, K head width
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P`.
+
+    Queries are [T, H, K], keys and values [S, H, K] of this rank. Of what ranks pass round it keeps
+    one buffer, with the keys and values that arrived last.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, sums = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(q, torch.cat((k, v)), out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        q, kv, *_ = ctx.saved_tensors
+        k, v = torch.empty_like(kv).chunk(2)
+        return torch.empty_like(q), k, v
 
 
 def _like_input(x: Tensor, weight_K: Tensor) -> Tensor:  # noqa: ARG001

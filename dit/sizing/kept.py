@@ -116,18 +116,18 @@ def _on_rank(model: ModelConfig) -> list[Kept]:
 def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
     """Bytes that attention saves on a context rank in addition to `alone`, on one tensor rank.
 
-    With parallelism over heads they do not depend on the number of ranks; with gathered keys and
-    values they grow linearly with it. A ring is not traced: its bytes are taken from one rank.
+    With parallelism over heads and in a ring they do not depend on the number of ranks; with
+    gathered keys and values they grow linearly with it.
     """
     ranks, comm = model.context_parallel_size, model.cp_comm_type
-    if ranks == 1 or comm is ContextComm.P2P:
+    if ranks == 1:
         return [Kept()] * len(alone)
 
     def more(ranks: int) -> list[Kept]:
         found = _traced_in(model, context=ranks)
         return [one - own for one, own in zip(found, alone, strict=True)]
 
-    if comm is ContextComm.A2A:
+    if comm is not ContextComm.ALL_GATHER:
         return more(ranks if ranks % 2 else 2)
     two = more(2)
     if ranks == 2:

@@ -37,7 +37,7 @@ from dit.models.patch_layout import PatchLayout
 from dit.models.registry import family_of
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.pack_wire import pack_to
-from dit.sizing.cuda_kernels import META
+from dit.sizing.cuda_kernels import META, RingAttention
 from dit.token_ids import as_digits
 
 
@@ -93,9 +93,15 @@ def groups_as_given() -> Iterator[None]:
         (mappings, "_gather_along_last_dim", partial(_gathered, dim=-1)),
         (queries_and_keys, "_summed", lambda x, _: x.clone()),
         (context_parallel, "all_to_all", lambda _, x: x.clone()),
+        (context_parallel, "check_ring", lambda _: None),
+        (context_parallel, "_ring", lambda *_: _in_ring),
     ]
     with replaced(given):
         yield
+
+
+def _in_ring(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Any:
+    return RingAttention.apply(q, k, v)
 
 
 def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from dit.checkpoint_paths import has_adapters, saved_card
 from dit.config import (
     AttentionBackend,
+    CheckpointConfig,
     ContextComm,
     Implementation,
     ParameterGroup,
@@ -175,18 +176,23 @@ def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
         loader.close()
 
 
+def _to_fetch(checkpoint: CheckpointConfig) -> str | None:
+    if not checkpoint.mirror:
+        return None
+    from dit.train.checkpoint.mirror import to_fetch
+
+    return to_fetch(checkpoint)
+
+
 def _check_start(
     config: RunConfig, read_folder: ReadFolder | None
 ) -> tuple[StartingPoint, list[str]]:
     """The start of a run, and lines about its weights; a mirrored checkpoint is not fetched."""
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
-    if mirror := config.checkpoint.mirror:
-        from dit.train.checkpoint.mirror import to_fetch
-
-        if name := to_fetch(config.checkpoint):
-            line = f"{name} is fetched from {mirror}, and not looked at before"
-            return StartingPoint(), [line]
+    if name := _to_fetch(config.checkpoint):
+        line = f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before"
+        return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
     lines, trained = _check_adapters(config, point, read_folder)
     if config.distill.method is not None:

@@ -123,6 +123,18 @@ def test_what_context_ranks_exchange_is_counted(
     assert counted(model, shared) == pytest.approx(_traced(model), rel=0.01)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_ring_keeps_the_keys_and_values_that_arrive_last(ranks: int) -> None:
+    """`AttnFuncWithCPAndKVP2P` of Transformer Engine saves q, p2p_comm_buffers[-1], out and sums.
+
+    These are tensors of their own, where a rank without a ring keeps views of another one.
+    """
+    model = _named("dit_xl", fused_kernels=True)
+    ring = replace(model, context_parallel_size=ranks, cp_comm_type=ContextComm.P2P)
+    more = kept_by_layer(ring).token - kept_by_layer(model).token
+    assert more == pytest.approx(2 * 2 * model.hidden_size)
+
+
 @pytest.mark.parametrize(
     ("changes", "kept"),
     [

@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 import pytest
 from torch import Tensor
 
-from dit.config import LoraConfig, Precision, RunConfig
+from dit.config import LoraConfig, LoraTargets, Precision, RunConfig
+from dit.lora.targets import attach_adapters, chosen_adapters
+from dit.models.diffusers.form import ConfigKeys, DiffusersForm
+from dit.models.diffusers.names import NameTable, Row, TensorSplit
 from dit.models.layer_spec import FeedForwardSpec
 from dit.models.layers.parallel_linear import BuildContext, FeedForward, split_linear
 from dit.models.registry import family_named, family_of
@@ -60,8 +63,30 @@ class GatedToyConfig(ToyConfig):
     family: str = "gated_toy"
 
 
+GATE = Row(
+    "double_blocks.layers.*.mlp.linear_gate.weight",
+    ("blocks.*.gate.weight",),
+    TensorSplit.COLUMN,
+    ("F", "D"),
+)
+FORM = DiffusersForm(
+    class_name="GatedToy",
+    table=NameTable(
+        rows=(GATE,),
+        sizes=lambda model: {"D": model.hidden_size, "F": model.ffn_hidden_size},
+        layers=lambda model: {"double_blocks": model.num_layers},
+    ),
+    keys=ConfigKeys(keys=()),
+    pipelines={},
+    run_network=lambda network, *inputs: network(*inputs),
+)
 FAMILY = replace(
-    TOY, name="gated_toy", config=GatedToyConfig, network=lambda: GatedToyNetwork, tiny={}
+    TOY,
+    name="gated_toy",
+    config=GatedToyConfig,
+    network=lambda: GatedToyNetwork,
+    diffusers=lambda: FORM,
+    tiny={},
 )
 
 
@@ -120,6 +145,19 @@ def test_adapters_follow() -> None:
         return trained_count(replace(run, lora=LoraConfig(rank=3)))
 
     assert added(numbers) == LAYERS * 3 * (model.hidden_size + model.ffn_hidden_size)
+
+
+def test_targets_of_adapters_follow(groups) -> None:
+    """The name that the published network has for it is all that is said besides the module."""
+    (_, gated), rank = runs(precision=Precision.FP32), 3
+    targets = chosen_adapters(gated.model, LoraConfig(rank=rank, targets=(LoraTargets.MLP,)))
+    assert [*targets] == [f"blocks.{n}.gate" for n in range(LAYERS)]
+    network: Any = family_of(gated.model).network()(gated.model, groups)
+    attach_adapters(network, targets, precision=gated.model.precision)
+    trained = {name: w.numel() for name, w in network.named_parameters() if w.requires_grad}
+    assert all(".mlp.linear_gate.lora." in name for name in trained)
+    ends = gated.model.hidden_size + gated.model.ffn_hidden_size
+    assert sum(trained.values()) == LAYERS * rank * ends
 
 
 def test_checkpoints_follow(groups) -> None:
