@@ -87,6 +87,12 @@ class Generated(NamedTuple):
     sound_KA: Tensor | None
     """None where it has no sound."""
 
+    def on_host(self) -> Generated:
+        """The same in the memory of the host."""
+        return Generated(
+            self.latent_CFHW.cpu(), None if self.sound_KA is None else self.sound_KA.cpu()
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
