@@ -91,7 +91,7 @@ def test_frames_hear_their_own_sound_alone(groups, moved) -> None:
     elif moved == "level":
         level_M[0] += 100
     else:
-        position_TA[rows] = position_TA[rows].flip(0)
+        position_TA[rows] += 3  # which its own attention, of differences alone, does not see
     changed = replace(sound, position_TA=position_TA).with_method(
         NoisyTokens(input_TC=input_TC, level_M=level_M)
     )
@@ -100,10 +100,8 @@ def test_frames_hear_their_own_sound_alone(groups, moved) -> None:
         other = replace(batch, others={SOUND: changed})
         after = network(problem.input_TC, problem.level_M, other)[LATENTS]
     spans = zip(batch.starts, batch.num_tokens, strict=False)
-    assert [not torch.equal(before[s : s + n], after[s : s + n]) for s, n in spans] == [
-        True,
-        *[False] * 5,
-    ]
+    first, *others = [(before[s : s + n] - after[s : s + n]).abs().max() for s, n in spans]
+    assert first > 1e-4 and not any(others)
 
 
 def test_a_pack_of_given_frames_alone_trains(groups) -> None:
