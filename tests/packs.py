@@ -90,6 +90,7 @@ def random_pack(
 ) -> PackedBatch:
     """A pack of `random_samples`."""
     family = family or family_of(model)
+    has_sound = any(one.kind is InputKind.SOUND for one in family.inputs(model))
     layout = PatchLayout(
         patch_temporal=model.patch_temporal,
         patch_spatial=model.patch_spatial,
@@ -99,6 +100,8 @@ def random_pack(
         attended=model.attended,
         clean_level=family.objective.clean_level,
         guidance=guidance,
+        draws_given_frames=has_sound,
+        clean_sound_level=family.objective.clean_level if has_sound else None,
     )
     samples = random_samples(grids, texts, model=model, fps=fps, family=family)
     return pack_samples(samples, layout)
@@ -128,6 +131,9 @@ def _others(
             found[one.name] = torch.randn(*sample.latent_CFHW[:, :frames].shape, generator=rng)
         elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
             found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
+        elif one.kind is InputKind.SOUND and int(sample.key) % 2 == 0:
+            frames = 2 * sample.latent_CFHW.shape[1] + 3
+            found[one.name] = torch.randn(one.width, frames, generator=rng)
         elif one.kind is InputKind.REFERENCE and int(sample.key) % 2:
             size = (frames, number * side, int(sample.key) * side)
             found[one.name] = torch.randn(one.width, *size, generator=rng)

@@ -16,6 +16,7 @@ _OBJECTIVE = "objective."
 MEASURES = (
     *("name", "loss", "huber_c", "loss_mean", "cfg_target", "cfg_target_schedule"),
     *("drift_weight", "preference", "dpo_beta", "given_frames", "second_level_rate"),
+    *("sound_levels", "sound_weight", "sound_given", "video_given", "sound_prefix"),
     *("image_condition_probability", "sigma_data", "p_mean", "p_std"),
     *("density", "logit_mean", "logit_std", "mode_scale", "weighting", "prediction"),
     *("level_range", "time_shift_type", "flow_shift", "shift_base_tokens", "base_shift"),
@@ -31,7 +32,7 @@ OTHERS = {
     *("sigma_min", "sigma_max", "rho", "timestep_scale"),
     *("sampling_levels", "sampling_timesteps", "level_spacing", "shift_terminal"),
 }
-OTHERS |= {"guidance", "text_dropout", "image_dropout"}
+OTHERS |= {"guidance", "text_dropout", "image_dropout", "given_text_dropout"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

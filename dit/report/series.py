@@ -15,6 +15,8 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
     (r"val_loss", "Loss", "loss", "validation"),
     (r"val_loss_ema", "Loss", "loss", "validation, EMA"),
     (r"loss_(q[\d.]+)", "Loss", "training loss by noise level (lowest q: least noise)", r"\1"),
+    (r"loss_(video|sound)", "Loss", "training loss of frames and of sound", r"\1"),
+    (r"sound_share", "Data", "share of samples with sound", "with sound"),
     (r"preference_margin", "Loss", "margin of preferred samples, in the sigmoid", "margin"),
     (r"preference_accuracy", "Loss", "pairs with a margin above 0", "accuracy"),
     (r"(preferred|rejected)_drift", "Loss", "error minus that without adapters", r"\1"),

@@ -87,6 +87,12 @@ class Generated(NamedTuple):
     sound_KA: Tensor | None
     """None where it has no sound."""
 
+    def on_host(self) -> Generated:
+        """A copy in the memory of the host."""
+        return Generated(
+            self.latent_CFHW.cpu(), None if self.sound_KA is None else self.sound_KA.cpu()
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
@@ -169,18 +175,10 @@ def generate_streams(
             size; or the network was distilled to other steps than the sampler's, or the network or
             sampler takes no conditions.
     """
-    _check_sampler(config.model, config.objective, settings)
-    _check_conditions(requests, config.model, settings)
-    check_sound(
-        sounds := [one.sound for one in requests],
-        config.model,
-        sampler=settings.sampler,
-        rescale=settings.guidance_rescale,
-        guider=settings.guiders is not None,
-    )
+    _check_settings(requests, config, settings)
     samples = check_requests(requests, config)
     layout = layout_with_room(config, [one.conditions for one in requests])
-    layout = layout_with_given(layout, sounds)
+    layout = layout_with_given(layout, [one.sound for one in requests])
     lengths = [SampleSize.of(sample, layout).tokens for sample in samples]
     # A sample that is longer than the packs of training has a pack of its own.
     capacity = max([config.dataset.task_encoder_seq_length, *lengths])
@@ -203,8 +201,8 @@ def generate_streams(
             negative = pack_samples(against, layout)
             conditions = [one.conditions for one in chosen.values()]
             own, negative, tokens = placed(own, negative, conditions, config.model, layout)
-            of_pack = [one.sound for one in chosen.values()]
-            own, negative = (with_given(pack, of_pack, layout) for pack in (own, negative))
+            heard = [one.sound for one in chosen.values()]
+            own, negative = (with_given(pack, heard, layout) for pack in (own, negative))
             bare = None
             if family_of(config.model).objective.guides_by_references and any(own.references):
                 bare = pack_samples([_without_references(one, layout) for one in against], layout)
@@ -217,6 +215,20 @@ def generate_streams(
                 made = [Generated(one, None) for one in _sample_pack(model, pack, **told)]
             latents |= dict(zip(members, made, strict=True))
     return [latents[i] for i in range(len(requests))]
+
+
+def _check_settings(
+    requests: Sequence[Request], config: RunConfig, settings: SamplingSettings
+) -> None:
+    _check_sampler(config.model, config.objective, settings)
+    _check_conditions(requests, config.model, settings)
+    check_sound(
+        [one.sound for one in requests],
+        config.model,
+        sampler=settings.sampler,
+        rescale=settings.guidance_rescale,
+        guider=settings.guiders is not None,
+    )
 
 
 def _check_sampler(

@@ -141,11 +141,11 @@ class AttendAcross(LayerPart):
 
     runs: ClassVar[str] = "dit.models.sound_dit.model:AttendingAcross"
     attention: AttentionSpec
-    """Of queries, keys and values; the rows have other widths."""
+    """Sizes of queries, keys and values; the rows have other widths."""
     keys: Port
     """The row that is read."""
     widths: tuple[int, int]
-    """Of the tokens that attend, and of those that are attended to."""
+    """Width of the tokens that attend, then of those that are attended to."""
 
     @property
     def ports(self) -> tuple[Port, ...]:

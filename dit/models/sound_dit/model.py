@@ -48,7 +48,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.pack_wire import to_device
 
 Layout = dict[str, PerSample]
-"""Of the rows of latents and of sound."""
+"""Level rows of the tokens of latents and of sound, by row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

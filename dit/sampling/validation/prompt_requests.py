@@ -27,6 +27,7 @@ from dit.config import ModelConfig, RunConfig, ValidationConfig
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.registry import family_of
+from dit.sampling.conditions.sound import SoundRequest, sound_frames
 from dit.sampling.generate import Request
 from dit.sampling.given_pictures import OF_VALIDATION, GivenPictures, PromptTexts
 from dit.sampling.latent_sizes import LatentStride, Size
@@ -275,12 +276,14 @@ def _request_of_prompt(
     latent = stride.latent(pixels)
     made = _inputs(given, decoder, c.model, stride, size=stride.pixels(latent))
     negative = _negative(prompt, c.validation)
+    heard = sound_frames(c.model, frames=pixels[0], fps=c.validation.fps)
     request = Request(
         inputs={**texts.prompt, **made},
         negative=texts.negative,
         latent_FHW=latent,
         fps=math.nan if pixels[0] == 1 else c.validation.fps,
         seed=0,
+        sound=SoundRequest(frames=heard) if heard else None,
     )
     return ValidationRequest(
         prompt=prompt.text,

@@ -21,13 +21,14 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import TEXT, NullTexts, PackedBatch
+from dit.batch import SOUND, TEXT, NullTexts, PackedBatch
 from dit.config import ModelConfig, RunConfig
 from dit.distributed.watchdog import heartbeat
 from dit.models.family import InputKind
 from dit.models.patch_layout import PatchLayout
 from dit.models.positions import unpatchify
 from dit.objectives.pack_draws import own_null_texts
+from dit.sampling.conditions.sound import SoundRequest
 from dit.sampling.generate import Request
 from dit.sampling.latent_sizes import LatentStride, Size, rounding
 from dit.sampling.prompts import unguided
@@ -132,6 +133,7 @@ def _request_of_caption(
     against, own_LE = found.inputs[negative], own_null_texts(pack)[index]
     if not negative and len(own_LE):
         against = {**against, TEXT: own_LE}
+    heard = pack.others[SOUND].latent_tokens[index] if SOUND in pack.others else 0
     request = Request(
         inputs=inputs_of_held_out(run.config, pack, index),
         negative=against,
@@ -142,6 +144,7 @@ def _request_of_caption(
         ),
         fps=float(pack.fps_N[index]),
         seed=0,
+        sound=SoundRequest(frames=heard) if heard else None,
     )
     real_D = None
     if features is not None:

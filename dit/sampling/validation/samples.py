@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dit.codecs.dataset_card import CARD_NAME
+from dit.codecs.sound import SoundCodec, sound_codec_of_card
 from dit.codecs.vae import Codec
 from dit.config import RunConfig, ValidationConfig
 from dit.data import dataset_card
@@ -37,7 +38,12 @@ from dit.distributed.data_parallel import own_passes
 from dit.distributed.process_groups import device
 from dit.distributed.watchdog import heartbeat
 from dit.models.layers.adaptable import adapters_off
-from dit.sampling.generate import SamplingSettings, check_requests, generate_latents
+from dit.sampling.generate import (
+    Generated,
+    SamplingSettings,
+    check_requests,
+    generate_streams,
+)
 from dit.sampling.grid import beside
 from dit.sampling.latent_sizes import cut
 from dit.sampling.media_files import (
@@ -45,6 +51,7 @@ from dit.sampling.media_files import (
     Picture,
     false_colours,
     replace_file,
+    waveform_of,
     write_listing,
     write_picture,
 )
@@ -92,7 +99,10 @@ def open_samples(run: TrainState) -> Samples:
     check_requests([one.request for one in wanted], run.config)
     said = [unused(prompts), *notes(wanted, found, guidance=run.config.guidance)]
     run.notes += [f"samples at each validation: {note}" for note in said if note]
-    return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor)
+    sound = None
+    if run.replica.reads and run.card is not None and any(one.request.sound for one in wanted):
+        sound = sound_codec_of_card(run.card)
+    return ValidationSamples(wanted=wanted, decoder=decoder, extractor=extractor, sound=sound)
 
 
 def _prompts(validation: ValidationConfig) -> list[Prompt]:
@@ -144,8 +154,10 @@ class ValidationSamples:
     wanted: list[ValidationRequest]
     decoder: Codec | None
     extractor: FeatureExtractor | None
-    frozen: dict[int, Tensor] = field(default_factory=dict)
-    """Sample number -> latent without the adapters, generated once, as its weights are frozen."""
+    sound: SoundCodec | None = None
+    """Codec of the sound of videos, on the ranks that decode."""
+    frozen: dict[int, Generated] = field(default_factory=dict)
+    """Sample number -> latents without the adapters, generated once: frozen weights do not change."""
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
@@ -160,7 +172,7 @@ class ValidationSamples:
         if adapted and from_first_rank(lambda: not self.frozen):
             with adapters_off(model):
                 made = self._generate(numbers, run, model)
-            self.frozen.update(zip(numbers, (latent.cpu() for latent in made), strict=True))
+            self.frozen.update(zip(numbers, (one.on_host() for one in made), strict=True))
         written: list[GeneratedSample] = []
         without: list[GeneratedSample] = []
         if run.replica.reads:
@@ -179,10 +191,12 @@ class ValidationSamples:
         )
         return self._conclude(_in_order(every), _in_order(bare), notes, run)
 
-    def _generate(self, numbers: Sequence[int], run: TrainState, model: nn.Module) -> list[Tensor]:
+    def _generate(
+        self, numbers: Sequence[int], run: TrainState, model: nn.Module
+    ) -> list[Generated]:
         requests = [self.wanted[number].request for number in numbers]
         with own_passes(run.model.chunks):
-            return generate_latents(
+            return generate_streams(
                 model, requests, config=run.config, settings=settings_of(run.config)
             )
 
@@ -243,7 +257,7 @@ class ValidationSamples:
     def _write(
         self,
         numbers: Sequence[int],
-        latents: Sequence[Tensor],
+        generated: Sequence[Generated],
         run: TrainState,
         undrawn: list[NotShown],
         *,
@@ -251,12 +265,12 @@ class ValidationSamples:
     ) -> list[GeneratedSample]:
         """Writes the files of this replica; a failure of one does not affect the others.
 
-        `latents` are the [C, F, H, W] of the samples `numbers`.
+        `generated` are those of the samples `numbers`.
         """
         written = []
         folder = _folder(run) if adapter else _folder(run) / WITHOUT
-        pictures = self._pictures(numbers, latents, undrawn)
-        for number, latent, picture in zip(numbers, latents, pictures, strict=True):
+        pictures = self._pictures(numbers, [one.latent_CFHW for one in generated], undrawn)
+        for number, (latent, sound_KA), picture in zip(numbers, generated, pictures, strict=True):
             if picture is None:
                 continue
             one = self.wanted[number]
@@ -266,7 +280,11 @@ class ValidationSamples:
                 seed=one.request.seed,
                 settings=_facts(run, one, adapter=adapter),
                 latent_CFHW=latent if self.decoder is None else None,
+                sound_latent_KA=sound_KA if self.decoder is None else None,
             )
+            if sound_KA is not None and self.sound is not None:
+                seconds = len(picture) / one.request.fps
+                made = replace(made, sound=waveform_of(sound_KA, self.sound, seconds))
             features = None
             if self.extractor is not None and one.real_D is not None and adapter:
                 with watching("features of a sample", undrawn):

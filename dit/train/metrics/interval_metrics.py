@@ -279,7 +279,7 @@ class StreamLosses:
 
 
 def silent_corpus(values: Mapping[str, Any]) -> str | None:
-    """What to say where fewer than `StreamLosses.LEAST` of the samples have sound, or None."""
+    """The line about `values` of which fewer than `StreamLosses.LEAST` have sound, or None."""
     share = values.get("sound_share")
     if share is None or share >= StreamLosses.LEAST:
         return None

@@ -19,7 +19,7 @@ from dit.convert.verify import compare_forward
 from dit.sampling.commands import generate_media
 from dit.sampling.commands.generate_media import options_of_prompt
 from dit.sampling.commands.options import GenerationOptions
-from dit.sampling.generate import Request, SamplingSettings, generate_latents
+from dit.sampling.generate import Request, SamplingSettings, generate_latents, generate_streams
 from dit.sampling.prompts import Prompt
 from tests.families.case import PICTURE, PROMPT, STEPS, gap
 from tests.families.flux import made_by, pipeline
@@ -102,9 +102,9 @@ def test_reference_pictures_of_files(groups, tmp_path: Path) -> None:
 
     def recorded(model, requests, **told):
         seen.append(requests[0].inputs["reference_latent_0"])
-        return generate_latents(model, requests, **told)
+        return generate_streams(model, requests, **told)
 
-    with patch.object(generate_media, "generate_latents", recorded):
+    with patch.object(generate_media, "generate_streams", recorded):
         made = [
             ours(run, noise_of(PICTURE), reference=(str(files[0]),), reference_size=size)
             for size in ("own", "target")

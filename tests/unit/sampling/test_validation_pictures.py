@@ -27,7 +27,7 @@ from dit.models.dit.family import FAMILY, DitConfig
 from dit.models.patch_layout import PatchLayout
 from dit.sampling.commands.generate_media import generate_opened
 from dit.sampling.commands.options import GenerationOptions
-from dit.sampling.generate import check_requests, generate_latents
+from dit.sampling.generate import check_requests, generate_latents, generate_streams
 from dit.sampling.given_pictures import GivenPictures
 from dit.sampling.open_checkpoint import OpenCheckpoint
 from dit.sampling.prompts import Prompt, read_prompts
@@ -172,8 +172,8 @@ def test_a_run_of_adapters_samples_without_them_too(
     made = []
     monkeypatch.setattr(
         samples_module,
-        "generate_latents",
-        lambda *a, **k: made.append(1) or generate_latents(*a, **k),
+        "generate_streams",
+        lambda *a, **k: made.append(1) or generate_streams(*a, **k),
     )
     for step_number, calls in ((3, 2), (4, 3)):  # frozen weights are sampled once
         train.progress = replace(train.progress, step=step_number)
