@@ -136,8 +136,8 @@ class Ltx2Config(ModelConfig):
     keyframe_embedding: Refused[bool] = False
     """Whether there is an embedding of keyframes (2.5), which no pack here uses."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
-    """stored: texts in the shards are what the connectors make; frozen: shards hold the rows before
-    them, and the first stage has the connectors, which are not trained."""
+    """Texts in the shards: what the connectors make (stored), or the rows before them (frozen), where
+    the first stage has the connectors, which are not trained."""
     connector_layers: Refused[int] = bounded(2, most=MOST_CONNECTOR_LAYERS)
     """Layers of each of the two connectors."""
     connector_heads: Refused[int] = bounded(30, most=2**10)
@@ -145,7 +145,7 @@ class Ltx2Config(ModelConfig):
     connector_rows: Refused[int] = bounded(1024, most=2**14)
     """Rows that a connector makes of each caption."""
     connector_registers: Refused[int] = bounded(128, most=2**14)
-    """Learned rows, which repeated fill a caption up."""
+    """Number of learned rows, which are repeated to fill captions up."""
     cross_levels: Live[CrossLevels] = CrossLevels.OTHER
     """Levels that the attention between the streams is told: the other's of the sample (other, as
     Diffusers' pipelines), or each token's own (own)."""
