@@ -254,6 +254,9 @@ class DiffusersFolder:
         """
         place = self.companion_path(companion)
         own = {} if place is None else _headers(place)
+        own = {
+            n: one for n, one in own.items() if not any(fnmatchcase(n, x) for x in companion.frozen)
+        }
         names = {f"{companion.folder}.{name}": replace(one, name=name) for name, one in own.items()}
         self.headers.update(names)
 

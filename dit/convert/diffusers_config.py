@@ -286,7 +286,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 def _told_pipeline(model: ModelConfig) -> str | None:
     """Only pipeline for networks with fields that no config.json has; else None."""
     form = diffusers_form(model)
-    if (second := form.companion_of(model)) is not None:
+    if (second := form.written_companion(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
     fitting = [
         name

@@ -227,7 +227,8 @@ def export_weights(
     if step := saved_step(_named(checkpoint)):
         config = replace(config, model=config.model.at_step(step))
     check_expressible(config, options)
-    table = pairs(config.model)
+    form = diffusers_form(config.model)
+    table = [pair for pair in pairs(config.model) if form.is_written(pair, config.model)]
     kinds = [options.dtype or stored.dtype(pair) for pair in table]
     sizes = [torch.Size(p.shape).numel() * k.itemsize for p, k in zip(table, kinds, strict=True)]
     plans = _plans(table, sizes, config, options)
@@ -263,7 +264,7 @@ def _plans(
     """
     pipeline, most = options.pipeline_from, options.max_shard_size
     own = "." if pipeline is None else network_folder(pipeline, config.objective)
-    second = diffusers_form(config.model).companion_of(config.model)
+    second = diffusers_form(config.model).written_companion(config.model)
 
     def plan(*, of_second: bool) -> FilePlan:
         folder = second.folder if second is not None and of_second else ""
@@ -295,7 +296,7 @@ def _describe(
     write_json(inner / CONFIG, diffusers_transformer_config(config))
     if scheduler is not None:
         write_json(outer / SCHEDULER_CONFIG, scheduler)
-    if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
+    if (second := diffusers_form(config.model).written_companion(config.model)) is not None:
         (folder / second.folder).mkdir()
         write_json(folder / second.folder / CONFIG, second.content(config.model))
     for place, plan in plans.items():

@@ -106,7 +106,7 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
     """Components of the pipeline's index that are copied; an export writes the others."""
     own = {network_folder(pipeline, config.objective), _INSTALLED}
-    if (second := diffusers_form(config.model).companion_of(config.model)) is not None:
+    if (second := diffusers_form(config.model).written_companion(config.model)) is not None:
         own.add(second.folder)
     if not keeps_scheduler(pipeline, config.model):
         own.add(SCHEDULER)

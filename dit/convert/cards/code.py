@@ -133,7 +133,7 @@ class PictureCode:
 
     @property
     def _second(self) -> Companion | None:
-        return diffusers_form(self.config.model).companion_of(self.config.model)
+        return diffusers_form(self.config.model).written_companion(self.config.model)
 
     def _adapted(self, network: str, prefix: str = _TRANSFORMER) -> str:
         return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'

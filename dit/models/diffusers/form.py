@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -247,6 +248,8 @@ class Companion:
     """Of its weights, in a pipeline or in the folder of a transformer alone; names of its tensors
     in the name table begin with it."""
     class_name: str
+    module: str = DIFFUSERS
+    """Where its class is."""
     field: str
     """Field of the family that says whether it is a part."""
     value: Any
@@ -255,6 +258,9 @@ class Companion:
     """Where shards hold what it makes."""
     keys: ConfigKeys
     """Of its config.json, of our whole network."""
+    frozen: tuple[str, ...] = ()
+    """Patterns of tensors of it that our networks lack. One with such tensors is not trained: the
+    folder that an import takes it from keeps it, and exports have none."""
 
     def is_part(self, model: ModelConfig) -> bool:
         return getattr(model, self.field) == self.value
@@ -431,6 +437,16 @@ class DiffusersForm:
         """The second network, if it is a part of this one, else None."""
         return self.companion if self.companion and self.companion.is_part(model) else None
 
+    def written_companion(self, model: ModelConfig) -> Companion | None:
+        """The second network, if exports have it, else None."""
+        second = self.companion_of(model)
+        return None if second is None or second.frozen else second
+
+    def is_written(self, pair: Pair, model: ModelConfig) -> bool:
+        """Whether exports of a network have the tensors of a pair."""
+        second = self.companion_of(model)
+        return second is None or not second.frozen or not second.has(pair)
+
     def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
         """Diffusers' network for a config.json, with `weights` in their own precision.
 
@@ -458,13 +474,12 @@ class DiffusersForm:
             ImportError: Diffusers is not installed.
             NotImplementedError: Diffusers has no such class.
         """
-        import diffusers
         from torch import float32
 
         network = self._class.from_pretrained(folder, torch_dtype=float32)
         if second is not None:
             assert self.companion is not None
-            kind = getattr(diffusers, self.companion.class_name)
+            kind = getattr(import_module(self.companion.module), self.companion.class_name)
             child = kind.from_pretrained(second, torch_dtype=float32)
             network.add_module(self.companion.folder, child)
         return network

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt
 
-from dit.config import ModelConfig
 from dit.config.checks import Rule
 from dit.models.diffusers.arrangements import ByHead
 from dit.models.diffusers.form import (
+    Companion,
     ConfigKeys,
     DiffusersForm,
     Key,
@@ -31,7 +31,14 @@ from dit.models.diffusers.form import (
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
 from dit.models.joint.diffusers import mlp_misfit, outputs_as_inputs
 from dit.models.layer_spec import LEVEL_WAVES
-from dit.models.ltx2.family import FIRST_FRAME, CrossLevels, Ltx2Config, TextModulation
+from dit.models.ltx2.family import (
+    FIRST_FRAME,
+    MOST_CONNECTOR_LAYERS,
+    CrossLevels,
+    Ltx2Config,
+    TextConnectors,
+    TextModulation,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,11 +51,17 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 @dataclass(frozen=True, slots=True)
-class BySoundHead(ByHead):
-    """`ByHead` of linears whose heads are those of the sound's width."""
+class ByOwnHead(ByHead):
+    """`ByHead` of linears whose heads, or their width, are not those of the latents' layers."""
+
+    heads: str = "num_attention_heads"  # what the configuration calls H and H * K
+    width: str = "sound_hidden_size"
+
+    def groups(self, model: Any) -> int:
+        return getattr(model, self.heads)
 
     def widths(self, each_head: int, model: Any, count: int) -> list[int]:
-        width = model.sound_hidden_size // model.num_attention_heads
+        width = getattr(model, self.width) // self.groups(model)
         return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 
@@ -72,7 +85,7 @@ def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tup
     """Rows of an attention; `widths` of what asks, of what is asked, and of all heads."""
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
-    joined = ByHead() if inner == "D" else BySoundHead()
+    joined = ByHead() if inner == "D" else ByOwnHead()
     column: Any = {"split": _COLUMN}
     names = [f"{theirs}.to_{letter}" for letter in "qkv"]
     if "self" in ours:
@@ -201,6 +214,55 @@ def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
     )
 
 
+CONNECTORS = "connectors"
+"""The folder of the connectors in a pipeline."""
+
+
+def _connector_rows(one: _StreamNames, number: int) -> Iterator[Row]:
+    """Rows of a layer of the connector of a stream."""
+    at = f"{CONNECTORS}.{one.name}_connector.transformer_blocks.{number}"
+    attention, mlp = (f"{one.inside}.connector.{part}_{number}" for part in ("attention", "mlp"))
+    width, size = one.text, "crossattn_emb_size" if one is _VIDEO else "sound_text_size"
+    column: Any = {"split": _COLUMN}
+    heads = ByOwnHead(heads="connector_heads", width=size)
+    parts = tuple(f"{at}.attn1.to_{letter}" for letter in "qkv")
+    gate = f"{at}.attn1.to_gate_logits", "CH", width
+    norms = (
+        Row(
+            f"{attention}.across_heads.{a}_scale",
+            (f"{at}.attn1.norm_{b}.weight",),
+            _COLUMN,
+            (width,),
+        )
+        for a, b in (("query", "q"), ("key", "k"))
+    )
+    own = (
+        *linear_rows(
+            f"{attention}.linear_qkv", parts, f"3{width}", width, **column, arrangement=heads
+        ),
+        *norms,
+        *linear_rows(f"{attention}.linear_proj", f"{at}.attn1.to_out.0", width, width, split=_ROW),
+        *linear_rows(f"{mlp}.linear_fc1", f"{at}.ff.net.0.proj", f"4{width}", width, **column),
+        *linear_rows(f"{mlp}.linear_fc2", f"{at}.ff.net.2", width, f"4{width}", split=_ROW),
+    )
+
+    def exists(model: Any) -> bool:
+        return model.has_connectors and number < model.connector_layers
+
+    yield from (replace(row, exists=exists) for row in own)
+    gates = linear_rows(f"{attention}.linear_heads", *gate, **column)
+    yield from (replace(row, exists=lambda m: exists(m) and m.head_gates) for row in gates)
+
+
+def _connectors_rows() -> Iterator[Row]:
+    for one in (_VIDEO, _SOUND):
+        theirs = f"{CONNECTORS}.{one.name}_connector.learnable_registers"
+        ours, has = f"{one.inside}.connector.registers", {"exists": lambda m: m.has_connectors}
+        yield _table(ours, theirs, "CR", one.text, **has)
+        for number in range(MOST_CONNECTOR_LAYERS):
+            yield from _connector_rows(one, number)
+
+
 _KEYFRAMES = Row(
     "keyframes",
     ("keyframes_abs_pos_embedding",),
@@ -212,6 +274,7 @@ _KEYFRAMES = Row(
 
 def _sizes(model: Ltx2Config) -> dict[str, int]:
     widths = {"D": model.hidden_size, "A": model.sound_hidden_size}
+    widths |= {"E": model.crossattn_emb_size, "S": model.sound_text_size}
     rows = {"R": model.table_rows, "2": 2, "3": 3, "4": 4}
     return {
         **widths,
@@ -223,8 +286,8 @@ def _sizes(model: Ltx2Config) -> dict[str, int]:
         "G": model.sound_ffn_size,
         "H": model.num_attention_heads,
         "W": LEVEL_WAVES,
-        "E": model.crossattn_emb_size,
-        "S": model.sound_text_size,
+        "CH": model.connector_heads,
+        "CR": model.connector_registers,
         "C": model.patch_features,
         "B": model.sound_channels,
     }
@@ -371,8 +434,88 @@ KEYS = ConfigKeys(
             read=CrossLevels,
             may_be_told=True,
         ),
+        OwnKey(
+            "text_connectors",
+            str,
+            published=lambda _: TextConnectors.STORED,
+            read=TextConnectors,
+            default=TextConnectors.STORED,
+            may_be_told=True,
+        ),
     ),
     rules=_rules,
+)
+
+
+def _rules_of_connectors(t: Any) -> list[Rule]:
+    """Rules that the config.json `t` of connectors must satisfy for ours."""
+    pairs = {
+        "connector_num_layers": (t.video_connector_num_layers, t.audio_connector_num_layers),
+        "connector_num_attention_heads": (
+            t.video_connector_num_attention_heads,
+            t.audio_connector_num_attention_heads,
+        ),
+        "connector_num_learnable_registers": (
+            t.video_connector_num_learnable_registers,
+            t.audio_connector_num_learnable_registers,
+        ),
+        "gated_attn": (t.video_gated_attn, t.audio_gated_attn),
+    }
+    fixed = {"connector_rope_base_seq_len": 4096, "rope_theta": 10000.0}
+    fixed |= {"rope_double_precision": True, "rope_type": _ROPE}
+    found = {key: getattr(t, key) for key in fixed}
+    return [
+        *((one == other, f"{name}: {one} and {other}") for name, (one, other) in pairs.items()),
+        *((found[key] == value, f"{key}={found[key]!r}") for key, value in fixed.items()),
+    ]
+
+
+def _connector_keys(name: str, field: str, default: int) -> tuple[Key, Key]:
+    """The keys of both connectors, and the field of ours for both."""
+    return (
+        Key(f"video_connector_{name}", field, default),
+        Key(f"audio_connector_{name}", default=default, write=lambda m: getattr(m, field)),
+    )
+
+
+_COMPANION = Companion(
+    folder=CONNECTORS,
+    class_name="LTX2TextConnectors",
+    module="diffusers.pipelines.ltx2.connectors",
+    field="text_connectors",
+    value=TextConnectors.FROZEN,
+    instead=TextConnectors.STORED,
+    # Its folder has the projections of the text encoder's states as well, before what shards hold.
+    frozen=("video_text_proj_in.*", "audio_text_proj_in.*", "text_proj_in.*"),
+    keys=ConfigKeys(
+        keys=(
+            Key("caption_channels", default=3840),
+            Key("text_proj_in_factor", default=49),
+            *_connector_keys("num_attention_heads", "connector_heads", 30),
+            *(
+                Key(
+                    f"{one}_connector_attention_head_dim",
+                    default=128,
+                    write=lambda m, size=size: getattr(m, size) // m.connector_heads,
+                )
+                for one, size in (("video", "crossattn_emb_size"), ("audio", "sound_text_size"))
+            ),
+            *_connector_keys("num_layers", "connector_layers", 2),
+            *_connector_keys("num_learnable_registers", "connector_registers", 128),
+            Key("video_gated_attn", default=False, write=_gates),
+            Key("audio_gated_attn", default=False, write=_gates),
+            Key("connector_rope_base_seq_len", default=4096),
+            Key("rope_theta", default=10000.0),
+            Key("rope_double_precision", default=True),
+            Key("causal_temporal_positioning", default=False),
+            Key("rope_type", default="interleaved", write=lambda _: _ROPE),
+            Key("per_modality_projections", default=False, write=lambda m: not _projects(m)),
+            Key("video_hidden_dim", default=4096, write=lambda m: m.hidden_size),
+            Key("audio_hidden_dim", default=2048, write=lambda m: m.sound_hidden_size),
+            Key("proj_bias", default=False, write=lambda m: not _projects(m)),
+        ),
+        rules=_rules_of_connectors,
+    ),
 )
 
 
@@ -388,7 +531,18 @@ def _inexpressible(model: Ltx2Config) -> list[str]:
     ]
 
 
-def _run_network(network: Any, sample: LatentSample, level: float, model: ModelConfig) -> Tensor:
+def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
+    """What a connector of Diffusers makes of a caption [1, L, E] and the padding before it."""
+    import torch
+    from torch.nn.functional import pad
+
+    free = model.connector_rows - rows_1LE.shape[1]
+    mask = torch.zeros(1, 1, 1, model.connector_rows)
+    mask[..., :free] = torch.finfo(torch.float32).min
+    return connector(pad(rows_1LE, (0, 0, free, 0)), mask)[0]
+
+
+def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -> Tensor:
     """Output of Diffusers' network for one sample without a sound."""
     import torch
 
@@ -404,12 +558,18 @@ def _run_network(network: Any, sample: LatentSample, level: float, model: ModelC
     if latent is not sample.latent_CFHW:
         told_T[: given.shape[1] * grid[1] * grid[2]] = 0  # type: ignore[union-attr]
     told = torch.tensor([level])
+    text, heard = sample.text_LE[None], sample.others.get(SOUND_TEXT, sample.text_LE)[None]
+    if model.has_connectors:
+        text, heard = (
+            _filled_up(network.connectors.get_submodule(f"{one}_connector"), rows, model)
+            for one, rows in (("video", text), ("audio", heard))
+        )
     fps = 24.0 if sample.fps != sample.fps else sample.fps
     made, _ = network(
         hidden_states=rows_TC[None],
         audio_hidden_states=torch.zeros(1, 1, network.config.audio_in_channels),
-        encoder_hidden_states=sample.text_LE[None],
-        audio_encoder_hidden_states=sample.others[SOUND_TEXT][None],
+        encoder_hidden_states=text,
+        audio_encoder_hidden_states=heard,
         timestep=told_T[None],
         audio_timestep=told,
         sigma=told,
@@ -443,7 +603,7 @@ _RENAMED = {
 }
 """Words in the names of tensors in Lightricks' code, and in ComfyUI, that are others there."""
 _BACK = {theirs: own for own, theirs in _RENAMED.items()}
-_ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES)
+_ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES, *_connectors_rows())
 _TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
 
 
@@ -451,7 +611,11 @@ def _with_words(name: str, words: Mapping[str, str]) -> str:
     return ".".join(words.get(word, word) for word in name.split("."))
 
 
-LTX2_NAMES: dict[str, str] = {_with_words(name, _BACK): name for name in own_names(_TABLE)}
+LTX2_NAMES: dict[str, str] = {
+    _with_words(name, _BACK): name
+    for name in own_names(_TABLE)
+    if not name.startswith(f"{CONNECTORS}.")
+}
 """Diffusers' names of linears by those of Lightricks' own code, and of ComfyUI."""
 _PREFIX = "model.diffusion_model."
 _OTHER_PARTS = ("vae.", "audio_vae.", "vocoder.", "text_embedding_projection.")
@@ -506,6 +670,7 @@ FORM = DiffusersForm(
     table=_TABLE,
     keys=KEYS,
     inexpressible=_inexpressible,
+    companion=_COMPANION,
     original_names=(LTX2_NAMES,),
     single_file=SingleFile(renamed=_name_in_file, config=_config_of_file),
     comfyui_names=lambda _: LTX2_NAMES,

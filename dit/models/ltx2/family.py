@@ -66,8 +66,19 @@ class CrossLevels(StrEnum):
     OWN = "own"  # of each token itself (`use_cross_timestep=False` of Diffusers' network)
 
 
+class TextConnectors(StrEnum):
+    """Where the rows come from that layers attend to: connectors make them of captions."""
+
+    STORED = "stored"  # shards hold what the connectors make
+    FROZEN = "frozen"  # the first stage has the connectors, which are not trained
+
+
+MOST_CONNECTOR_LAYERS = 16
+CONNECTOR_MLP_RATIO = 4
+"""Width of a connector's MLPs over that of its rows; fixed in Diffusers."""
 _WIDE_TEXT = {"crossattn_emb_size": 4096, "sound_text_size": 2048, "text_projections": False}
-_V23 = {**_WIDE_TEXT, "head_gates": True, "text_modulation": TextModulation.TOLD}
+_CONNECTORS = {"connector_layers": 8, "connector_heads": 32}
+_V23 = {**_WIDE_TEXT, **_CONNECTORS, "head_gates": True, "text_modulation": TextModulation.TOLD}
 _V25 = {**_V23, "video_mlp_bias": False, "keyframe_embedding": True}
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ltx2.0": {}, "ltx2.3": _V23, "ltx2.5": _V25}
 """What each `model.name` sets: the three sets of switches of Diffusers' class."""
@@ -79,6 +90,8 @@ _TINY = {
     "sound_channels": 3,
     "crossattn_emb_size": 16,
     "sound_text_size": 16,
+    **{"connector_layers": 2, "connector_heads": 4},
+    **{"connector_rows": 32, "connector_registers": 8},
 }
 _TINY_WIDE = {**_TINY, "hidden_size": 48, "crossattn_emb_size": 48, "sound_text_size": 24}
 TINY: Mapping[str, Mapping[str, Any]] = {
@@ -122,6 +135,17 @@ class Ltx2Config(ModelConfig):
     """Whether the linears of the video's MLP have biases (2.0, 2.3)."""
     keyframe_embedding: Refused[bool] = False
     """Whether there is an embedding of keyframes (2.5), which no pack here uses."""
+    text_connectors: Refused[TextConnectors] = TextConnectors.STORED
+    """Texts in the shards: what the connectors make (stored), or the rows before them (frozen); then
+    the first stage has the connectors, which are not trained."""
+    connector_layers: Refused[int] = bounded(2, most=MOST_CONNECTOR_LAYERS)
+    """Layers of each of the two connectors."""
+    connector_heads: Refused[int] = bounded(30, most=2**10)
+    """Attention heads of a connector."""
+    connector_rows: Refused[int] = bounded(1024, most=2**14)
+    """Rows that a connector makes of each caption."""
+    connector_registers: Refused[int] = bounded(128, most=2**14)
+    """Number of learned rows, which are repeated to fill captions up."""
     cross_levels: Live[CrossLevels] = CrossLevels.OTHER
     """Levels that the attention between the streams is told: the other's of the sample (other, as
     Diffusers' pipelines), or each token's own (own)."""
@@ -145,6 +169,7 @@ class Ltx2Config(ModelConfig):
 
     def own_shapes(self) -> list[Rule]:
         heads = self.num_attention_heads
+        connectors = self._connectors() if self.has_connectors else []
         texts = {
             "crossattn_emb_size": (self.crossattn_emb_size, self.hidden_size),
             "sound_text_size": (self.sound_text_size, self.sound_hidden_size),
@@ -174,7 +199,38 @@ class Ltx2Config(ModelConfig):
                 )
                 for name, (size, width) in texts.items()
             ),
+            *connectors,
         ]
+
+    def _connectors(self) -> list[Rule]:
+        """Rules for the connectors, where the network has them."""
+        heads, rows = self.connector_heads, self.connector_rows
+        sizes = {"crossattn_emb_size": self.crossattn_emb_size}
+        sizes["sound_text_size"] = self.sound_text_size
+        return [
+            *(
+                (
+                    size % (2 * heads) == 0,
+                    f"{name}={size} is no multiple of 2 x connector_heads={heads}",
+                )
+                for name, size in sizes.items()
+            ),
+            (
+                heads % self.tensor_model_parallel_size == 0,
+                f"connector_heads={heads} do not divide among tensor_model_parallel_size="
+                f"{self.tensor_model_parallel_size}",
+            ),
+            (
+                rows % self.connector_registers == 0,
+                f"connector_rows={rows} are no multiple of connector_registers="
+                f"{self.connector_registers}",
+            ),
+        ]
+
+    @property
+    def has_connectors(self) -> bool:
+        """Whether the first stage has the connectors."""
+        return self.text_connectors is TextConnectors.FROZEN
 
     @property
     def sound_ffn_size(self) -> int:
@@ -342,9 +398,14 @@ def ltx2_stack(model: Ltx2Config) -> StackSpec:
 
 def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
     given: Any = {"width": model.in_channels, "required": False, "pictures": 1}
+    most = model.connector_rows if model.has_connectors else None
+    told: Any = {"width": model.sound_text_size, "most_rows": most}
+    texts = [SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, **told)]
+    if model.has_connectors and model.text_projections:
+        texts = []  # both connectors of 2.0 read the same rows
     return (
-        text_input(model, encoder="ltx2"),
-        SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, width=model.sound_text_size),
+        text_input(model, encoder="ltx2", most_rows=most),
+        *texts,
         SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
     )
 

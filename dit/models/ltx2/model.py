@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.functional import gelu, pad, silu
@@ -24,12 +25,14 @@ from dit.models.layers.joint_order import TokenRow, row_exchange
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, TwoLinears, sinusoid
 from dit.models.layers.packed_attention import AttendedRows, RowConditions
 from dit.models.layers.parallel_linear import (
+    BuildContext,
     Replicated,
     WholeLinear,
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
 from dit.models.layers.queries_and_keys import WholeWidthRotary
+from dit.models.ltx2.connectors import Connector
 from dit.models.ltx2.family import (
     SOUND,
     SOUND_TEXT,
@@ -93,11 +96,12 @@ class CaptionProjection(nn.Module):
         return self.linear_2(gelu(self.linear_1(text_LE), approximate="tanh"))
 
 
-class StreamEmbedding(nn.Module):
+class StreamEmbedding(MegatronModule):
     """The inputs of one stream: tokens, levels, and the captions that it attends to."""
 
-    def __init__(self, model: Ltx2Config, config: TransformerConfig, row: str):
-        super().__init__()
+    def __init__(self, model: Ltx2Config, context: BuildContext, row: str):
+        config = context.config
+        super().__init__(config=config)
         is_sound = row == SOUND_TOKENS
         width, features, text = (
             (model.sound_hidden_size, model.sound_channels, model.sound_text_size)
@@ -108,7 +112,7 @@ class StreamEmbedding(nn.Module):
         self.levels = LevelRows(width, model.table_rows, config)
         self.between = LevelRows(width, SCALES_BETWEEN, config)
         self.gates = LevelRows(width, GATES, config)
-        self.text_levels = self.text_embedder = None
+        self.text_levels = self.text_embedder = self.connector = None
         if model.text_modulation is TextModulation.TOLD:
             # Every tensor rank has all rows of captions, and the whole gradient.
             whole = copy(config)
@@ -116,6 +120,16 @@ class StreamEmbedding(nn.Module):
             self.text_levels = LevelRows(width, 2, whole)
         if model.text_projections:
             self.text_embedder = CaptionProjection(text, width, config.params_dtype)
+        if model.has_connectors:
+            self.connector = Connector(model, context, text)
+            self.connector.requires_grad_(False)
+
+    def caption(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
+        """The rows that layers attend to [L, D], of those of the shards [L, E]."""
+        if self.connector is not None:
+            with torch.no_grad():
+                text_LE = self.connector(text_LE, starts, per_sample)
+        return text_LE if self.text_embedder is None else self.text_embedder(text_LE)
 
 
 class Ltx2Network(StackedTransformer):
@@ -140,8 +154,9 @@ class Ltx2Network(StackedTransformer):
         self.time_rotary = WholeWidthRotary(sound, **of_heads, axes=1)
         self.keyframes = None
         if self.pre_process:
-            self.video_in = StreamEmbedding(model, config, TOKENS)
-            self.sound_in = StreamEmbedding(model, config, SOUND_TOKENS)
+            context = BuildContext(model=model, config=config, groups=groups)
+            self.video_in = StreamEmbedding(model, context, TOKENS)
+            self.sound_in = StreamEmbedding(model, context, SOUND_TOKENS)
             if model.keyframe_embedding:
                 rows = torch.zeros(1, width, dtype=config.params_dtype)
                 self.keyframes = nn.Parameter(rows)
@@ -200,7 +215,7 @@ class Ltx2Network(StackedTransformer):
         shapes: dict[str, tuple[int, ...]] = {}
         for row, stream in self.streams(batch).items():
             width, levels = self.hidden_width(row), stream.num_levels
-            text = batch.text_offsets[ROWS[row][1]][-1]
+            text = self._text_starts(batch, row)[-1]
             shapes[_t_emb(row)] = (levels, width)
             shapes[rows_of_table(row)] = (levels, self.model.table_rows * width)
             shapes[rows_between(row)] = (levels, (SCALES_BETWEEN + GATES) * width)
@@ -208,6 +223,18 @@ class Ltx2Network(StackedTransformer):
             if self.model.text_modulation is TextModulation.TOLD:
                 shapes[rows_of_text(row)] = (batch.num_samples, 2 * width)
         return shapes
+
+    def _source(self, row: str) -> str:
+        """Name of the text in shards that a stream's captions are made of."""
+        one_text = self.model.has_connectors and self.model.text_projections
+        return TEXT if one_text else ROWS[row][1]
+
+    def _text_starts(self, batch: PackedBatch, row: str) -> Sequence[int]:
+        """N + 1 offsets of the samples in the captions that a stream attends to."""
+        if self.model.has_connectors:
+            rows = self.model.connector_rows
+            return range(0, rows * batch.num_samples + 1, rows)
+        return batch.text_offsets[ROWS[row][1]]
 
     def layout(self, batch: PackedBatch) -> StreamLayout:
         streams = self.streams(batch)
@@ -248,9 +275,9 @@ class Ltx2Network(StackedTransformer):
             blocks[rows_of_table(row)] = rows_MX
             between = (made.between(across_M)[0], made.gates(across_M)[0])
             blocks[rows_between(row)] = torch.cat(between, dim=-1)
-            text_LE = batch.texts[ROWS[row][1]].to(dtype)
-            projected = made.text_embedder
-            blocks[_text(row)] = text_LE if projected is None else projected(text_LE)
+            source = self._source(row)
+            text, starts = batch.texts[source].to(dtype), batch.text_offsets[source]
+            blocks[_text(row)] = made.caption(text, starts, layout.per_sample[row])
             if made.text_levels is not None:
                 blocks[rows_of_text(row)] = made.text_levels(own_M[:samples])[0]
         if self.keyframes is not None:
@@ -299,7 +326,7 @@ class Ltx2Network(StackedTransformer):
     def _caption(
         self, blocks: Blocks, batch: PackedBatch, row: str, layout: StreamLayout
     ) -> AttendedRows:
-        stream, starts = layout.streams[row], batch.text_offsets[ROWS[row][1]]
+        stream, starts = layout.streams[row], self._text_starts(batch, row)
         texts = [(first, stop - first) for first, stop in pairwise(starts)]
         total, device = len(stream.segment_T), stream.segment_T.device
         spans = Spans.of(stream.shared_spans, texts, total=total, device=device)
@@ -309,8 +336,8 @@ class Ltx2Network(StackedTransformer):
         """The sample of each row of the texts, by their names; of one level all the same."""
         found = dict[str, PerSample]()
         told = self.model.text_modulation is TextModulation.TOLD
-        for _, text in ROWS.values():
-            lengths = torch.tensor([b - a for a, b in pairwise(batch.text_offsets[text])])
+        for row, (_, text) in ROWS.items():
+            lengths = torch.tensor([b - a for a, b in pairwise(self._text_starts(batch, row))])
             samples_L = torch.arange(len(lengths)).repeat_interleave(lengths) * told
             found[text] = self.per_sample(to_device(samples_L, batch.segment_T.device))
         return found
