@@ -300,7 +300,7 @@ def saved_config(path: Path) -> RunConfig:
     content = saved_bytes(path, file.name)
     if not content.strip():
         raise damaged(file, ValueError("it is empty"))
-    if has_aliases(content):  # nested ones stand for more values than any memory holds
+    if _has_aliases(content):  # nested ones stand for more values than any memory holds
         raise damaged(file, ValueError("it has aliases, which no run writes"))
     try:
         return _read_config(file, content)
@@ -313,7 +313,10 @@ def saved_config(path: Path) -> RunConfig:
         ) from error
 
 
-@functools.lru_cache(maxsize=8)  # a resume asks six times
+_has_aliases = functools.lru_cache(maxsize=8)(has_aliases)  # a resume asks six times
+
+
+@functools.lru_cache(maxsize=8)
 def _read_config(file: Path, _content: bytes) -> RunConfig:
     """The configuration in a file, read again where its content is another."""
     return read_config(file)

@@ -78,7 +78,7 @@ _Loader.add_implicit_resolver(
 )
 
 _LOADERS: tuple[type[_Loader], ...] = (_Loader,)
-"""Tried one after the other; the last one's words are those of an error."""
+"""Loaders to try one after the other; the last one says what is wrong with a text."""
 
 if yaml.__with_libyaml__:
     from yaml._yaml import CParser

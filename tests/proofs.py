@@ -18,18 +18,17 @@ Proof = tuple[int, str, dict[str, Any]]
 """Ranks, function and its settings."""
 
 
-def launch(
-    folder: Path, worker: str, proofs: Mapping[str, Proof], *, start: Any = run, **env: str
-) -> None:
+def launch(folder: Path, worker: str, proofs: Mapping[str, Proof], **env: str) -> None:
     """Makes all proofs; more ranks come first, for fewer load what they save in `folder`.
 
-    `start` is `run_cold` where `env` has what a library reads when it is imported.
+    Where `env` has what a library reads when it is imported, it has PYTHON_EXEC=sys.executable, and
+    the ranks import by themselves.
     """
     for ranks, names in _by_ranks(proofs):
         asked = json.dumps([proofs[name][1:] for name in names])
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         line = [sys.executable, *launcher, str(ROOT / worker), str(folder), asked]
-        done = start(line, timeout=400, env={"PYTHONPATH": str(ROOT), **env})
+        done = run(line, timeout=400, env={"PYTHONPATH": str(ROOT), **env})
         assert done.returncode == 0, done.stdout + own_words(done.stderr)
 
 

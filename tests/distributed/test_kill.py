@@ -18,7 +18,7 @@ from tests.launching import ROOT, SMALL, command, numbers, run
 from tests.stored import assert_same_stored
 
 KILLS = int(os.environ.get("KILLS", "3"))
-LAST = 20
+LAST = 12
 STEPS = (f"train.train_iters={LAST}", "train.global_batch_size=2", "checkpoint.save_interval=4")
 PASSES = ("objective.cfg_target=2", "objective.drift_weight=0.5")
 """Of adapters, whose steps have both passes without gradients."""
@@ -85,7 +85,7 @@ def _moments(way: Way) -> list[Moment]:
     for number in range(_kills(way)):
         phase = phases[(3 * WAYS.index(way) + number) % len(phases)]
         seconds = chance.uniform(0, 0.2 if phase is None else 0.02)
-        moments.append(Moment(step=chance.randrange(LAST - 8), phase=phase, seconds=seconds))
+        moments.append(Moment(step=chance.randrange(LAST - 4), phase=phase, seconds=seconds))
     return moments
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.launching import ROOT, SMALL, command, environment, metrics, numbers, pretrain, run
+from tests.warm_python import warm_python
 
 SIX = ("train.train_iters=6", "train.global_batch_size=2", "checkpoint.save_interval=3")
 
@@ -136,7 +137,8 @@ def test_training_is_the_same_without_validation(finished, tmp_path):
 def test_signal_saves_and_leaves_with_its_exit_code(digits, tmp_path, sent):
     arguments = [f"dataset.path={digits}", "train.train_iters=100000", "train.eval_interval=0"]
     conf = str(ROOT / "conf/dit_digits.yaml")
-    script = [sys.executable, str(ROOT / "recipes/pretrain_dit.py"), "--config-file", conf]
+    # Started as users start it in test_lost_streams.py, and by a launcher in test_ends_of_a_run.py.
+    script = [warm_python(), str(ROOT / "recipes/pretrain_dit.py"), "--config-file", conf]
     run_folder = tmp_path / "run"
     process = subprocess.Popen(
         [*script, f"checkpoint.save={run_folder}", *SMALL, *arguments],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import ROOT, run, run_cold
+from tests.launching import ROOT, run
 from tests.proofs import Proof, launch, results
 
 LAYOUTS = {
@@ -105,9 +105,9 @@ def found(once) -> dict[str, Any]:
 
 
 def test_interpreted_kernels_take_gathered_weights(tmp_path):
-    """In processes of their own: Triton chooses its interpreter when it is imported."""
+    """In ranks that start as users start them: Triton chooses its interpreter as it is imported."""
     proofs = {"kernels": (2, "beside_the_other", {"fused_kernels": True, "num_layers": 1})}
-    launch(tmp_path, WORKER, proofs, start=run_cold, TRITON_INTERPRET="1")
+    launch(tmp_path, WORKER, proofs, TRITON_INTERPRET="1", PYTHON_EXEC=sys.executable)
     assert results(tmp_path, proofs)["kernels"]["furthest"] <= 1e-5
 
 

@@ -129,8 +129,8 @@ FLAT = (0.30, 0.34, 0.48, 1.3, 9.0)  # as where calls and not products take most
     ("minutes", "size", "measured"),
     [
         (1, 0, [2, 0]),
-        (24, 0, [2, 0, 1]),
-        (30, 1, [2, 0, 1]),
+        (16, 0, [2, 0, 1]),
+        (24, 1, [2, 0, 1]),
         (40, 2, [2, 3]),  # the last would take minutes to measure
         (100, 3, [2, 3, 4]),
         (1000, 4, [2, 3, 4]),

@@ -110,8 +110,12 @@ def test_ci_runs_lint_and_all_tests(repo_root: Path) -> None:
     subprocess.run(["bash", "-n", script], check=True)
     lines = script.read_text().splitlines()
     assert "set -euo pipefail" in lines
-    commands = [line.split("#")[0].split() for line in lines if line.startswith("make ")]
-    assert [command[:2] for command in commands] == [["make", "lint"], ["make", "test-all"]]
+    commands = [re.split("[#&|]", x)[0].split() for x in lines if x.startswith("make ")]
+    assert [command[1] for command in commands] == [".venv/dev", "lint", "test-all"]
+    # What runs beside the tests, and they themselves, count where both have ended.
+    rest = "\n".join(lines).partition("\nmake test-all")[2].splitlines()
+    assert rest[1].startswith('wait "$linters" || {') and rest[1].endswith("exit 1; }")
+    assert (rest[0][-12:], rest[2]) == (" || tests=$?", '[ "${tests:-0}" -eq 0 ] || exit "$tests"')
     # A variable that the Makefile does not read would be ignored without a word.
     for variable in (word.partition("=")[0] for command in commands for word in command[2:]):
         assert f"$({variable})" in (repo_root / "Makefile").read_text()
@@ -124,8 +128,8 @@ def test_ci_meets_another_release_on_other_kernels(repo_root: Path) -> None:
     assert found
     first, newer, otherwise, named, *_ = [line.strip() for line in block.splitlines()]
     assert first == "if make .venv/newer; then"
-    assert (newer, otherwise) == ("make test-newer", "else")
-    (alone,) = re.findall(r'^make test TESTS="(.+)"$', named)
+    assert (newer, otherwise) == ("make test-newer JOBS=3", "else")
+    (alone,) = re.findall(r'^make test JOBS=3 TESTS="(.+)"$', named)
     *_, last = make(repo_root, "--dry-run", "test-newer").splitlines()
     numbers = alone.split()
     assert "tests/contract/test_parity.py" in numbers

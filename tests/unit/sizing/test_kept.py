@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +27,20 @@ from dit.sizing.kept import kept_by_layer
 from dit.sizing.meta_network import groups_as_given
 from tests.packs import random_pack, tiny_model
 
+
+def _layers(name: str) -> tuple[Any, ...]:
+    """What the layers of a named size have: its switches and words, and which sizes are not 0."""
+    model = named_model(name)
+    values = {one.name: getattr(model, one.name) for one in fields(model) if one.name != "name"}
+    of = {k: bool(v) if type(v) in (int, float) else v for k, v in values.items()}
+    return type(model), *(repr(v) for v in of.values())
+
+
 NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
 OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma", "flux2_klein_4b")
+# One of each kind of layers.
+NAMES = [*{_layers(name): name for name in (*NAMES, *OFTEN)}.values()]
 LAYERS = ("num_layers", "num_single_layers", "dual_attention_layers")
 REFINERS = "num_refiner_layers"
 """Of stacks of their own; others refine the text before all stacks."""
