@@ -158,7 +158,7 @@ class HasGuidance:
     """The field of networks with an optional guidance embedding; a base before `ModelConfig`."""
 
     guidance_embed: Refused[bool] = True
-    """Whether the network gets a guidance scale, `objective.guidance`."""
+    """Whether the network has a guidance embedding, for `objective.guidance`."""
 
 
 GUIDANCE = 1.0
@@ -243,11 +243,8 @@ class ObjectiveConventions:
     `StackedTransformer` converts `sign` and this one, so that other code sees t and noise - data.
     """
     clean_level: float | None = 0.0
-    """Noise level t of clean tokens, such as a given first frame; None: there are no such tokens.
-
-
-
-    """
+    """Noise level t of clean tokens, such as a given first frame; None: there are no such
+    tokens."""
     guides_by_references: bool = False
     """Whether guidance also has a separate scale for references, away from samples without them."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None

@@ -26,8 +26,8 @@ from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
 
 FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
 _SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
-"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs it).
-"""
+"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs
+it)."""
 _BY_CHOICE = (
     AttentionBackend.FLASH_4,
     AttentionBackend.FLASH_3,

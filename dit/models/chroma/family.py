@@ -32,7 +32,7 @@ from dit.models.registry import imported
 MOST_APPROXIMATOR_LAYERS = 64
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"chroma": {}}
-"""What each `model.name` sets; Chroma1 HD, Base and Flash are one size."""
+"""Fields of `model` by size name; Chroma1 HD, Base and Flash have the same size."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "chroma": {
         **TINY_DOUBLE_SINGLE,
@@ -49,7 +49,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaConfig(DoubleSingleConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -57,11 +57,12 @@ class ChromaConfig(DoubleSingleConfig):
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
     approximator_channels: Refused[int] = bounded(64, most=2**20, least=None)
-    """Cosines and sines of level and row, from which a network computes all modulations."""
+    """Number of sinusoidal features of (timestep, index of the row), the input of the
+    approximator."""
     approximator_hidden_size: Refused[int] = bounded(5120, most=2**20)
-    """Width of the network that computes the modulations."""
+    """Width of the approximator, the MLP that computes all modulations."""
     approximator_layers: Refused[int] = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
-    """Layers of the network that computes the modulations."""
+    """Number of layers of the approximator."""
 
     def own_sizes(self) -> list[Rule]:
         channels = self.approximator_channels
@@ -90,7 +91,7 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
-    """Layers; modulation rows are those of single-stream layers, then of latents, then of text."""
+    """The layers; modulation rows are ordered single-stream layers, latents, text."""
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,

@@ -50,17 +50,17 @@ EARLY, SINGLE, HEAD = 3, 3, 2
 which has no gate."""
 ALL_VECTORS = EARLY + SINGLE + HEAD
 STACKS = ("text_blocks", "image_blocks", "reference_blocks")
-"""Layers over one row of tokens, before those over all (`blocks`)."""
+"""Stacks over one kind of tokens, which precede the joint layers (`blocks`)."""
 MOST_REFERENCES = 10
 LONGEST_TEXT = 8192
 SHIFT = 6.93
-"""Shift of the levels, in Diffusers' modular pipelines."""
+"""Shift of the noise levels in Diffusers' modular pipelines."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux3_klein_base": {},
     "flux3_klein": {"flow_map": True},
 }
-"""What each `model.name` sets: the defaults of Diffusers' class."""
+"""Fields of `model` by size name: defaults of Diffusers' class."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "num_single_layers": 2,
@@ -80,7 +80,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flux3Config(HasReferences, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -89,21 +89,20 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """A named size (flux3_klein_base, flux3_klein) or `custom`."""
     family: str = "flux3"
     num_layers: int = 5
-    """Layers over the text alone, as many over the picture alone, and over references alone."""
+    """Number of layers over text alone; picture and references have equally many of their own."""
     num_single_layers: Refused[int] = bounded(28, most=2**14)
-    """Layers after these over text, picture and references together."""
+    """Number of joint layers over text, picture and references, after the separate layers."""
     mlp_ratio: float = 3.0
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 20480
     rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
-    """Widths of a head rotated by time, row, column and place in the text; their sum is its width.
-    """
+    """Rotary widths of a head for time, row, column and text; their sum is the head's width."""
     text_pad_to: TextPadding | None = None
-    """What shards hold of padding: stored, its states, which published weights see; or null."""
+    """Form of padding in shards: stored, with its text states (published weights); null: none."""
     flow_map: Refused[bool] = False
-    """Whether the network was distilled to few steps and gets the noise level at the end of a step
-    as a second input; in training this is the level of the sample."""
+    """Whether the network is distilled to few steps and has the noise level at the end of a step as
+    a second input; in training both inputs are the sample's level."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:
@@ -157,7 +156,7 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
 
 @dataclass(frozen=True)
 class AttendBesideFeed(AttendAndFeed):
-    """Attention and feed-forward of the same tokens with separate matrices, added up."""
+    """Parallel attention and feed-forward of one token sequence, with separate matrices."""
 
     runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
 

@@ -31,13 +31,13 @@ from dit.models.registry import imported
 
 TITLE, STATES = "HiDream-I1", "text_2"
 MLP_RATIO, MLP_MULTIPLE = 4.0, 256
-"""Of Diffusers' class, which has no keys for them."""
+"""Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
 SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""What HiDream-E1 has and the network here has not."""
+"""Feature of HiDream-E1 that the network here lacks."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
-"""What each `model.name` sets: config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
+"""Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hidream_i1_full": {
         **TINY_DOUBLE_SINGLE,
@@ -58,7 +58,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HiDreamConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     attends_to_padding: ClassVar[bool] = True
@@ -68,28 +68,28 @@ class HiDreamConfig(DoubleSingleConfig):
     family: str = "hidream"
     num_layers: int = 16
     num_single_layers: Refused[int] = bounded(32, most=2**14)
-    """Layers after the double-stream ones, on latents and text together."""
+    """Number of layers over latents and text jointly, after the double-stream layers."""
     hidden_size: int = 2560
     num_attention_heads: int = 20
     crossattn_emb_size: int = 4096
-    """Width of T5's embedding in the shards."""
+    """Width of the T5 states in the shards."""
     pooled_size: Refused[int] = bounded(2048, most=2**20)
-    """Width of `pooled_text`, the outputs of two CLIP encoders for a caption."""
+    """Width of `pooled_text`, the concatenated pooled embeddings of two CLIP encoders."""
     llama_size: Refused[int] = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
     llama_states: Refused[int] = bounded(32, most=2**10)
-    """Hidden states of Llama that `text_2` holds side by side. Layer i of the network sees the
-    i-th, all layers behind these the last one."""
+    """Number of Llama hidden states that `text_2` holds side by side. Layer i of the network
+    attends to state i; later layers attend to the last state."""
     text_length: Refused[int] = bounded(128, most=2**16)
-    """Rows of each text of a sample, those of its encoder's padding among them."""
+    """Number of tokens of each text, padding included."""
     num_routed_experts: Refused[int] = bounded(4, most=MOST_EXPERTS)
-    """Feed-forwards that a router weighs for each token."""
+    """Number of experts (feed-forwards) that a router weighs for each token."""
     num_activated_experts: Refused[int] = bounded(2, most=MOST_EXPERTS)
-    """Those of them that count for a token."""
+    """Number of routed experts that are used for a token."""
     rope_axes: Refused[tuple[int, int, int]] = bounded((64, 32, 32), most=2**17, least=None)
     max_resolution: Refused[tuple[int, int]] = bounded((128, 128), most=2**12, least=None)
-    """Latent rows and columns; pictures that are no squares are filled up with zeros to so many
-    tokens, to which layers attend as the published ones do."""
+    """Largest latent (rows, columns); a non-square picture is padded with zeros to this number of
+    tokens, which take part in attention as in the published weights."""
 
     def own_sizes(self) -> list[Rule]:
         chosen, experts = self.num_activated_experts, self.num_routed_experts
@@ -135,7 +135,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def shared_hidden_size(self) -> int:
-        """Width of the expert that serves all tokens."""
+        """Hidden width of the shared expert, which all tokens use."""
         if self.mlp_ratio == MLP_RATIO:
             return _rounded(2 * self.hidden_size)
         return max(self.ffn_hidden_size // 2, 1)

@@ -36,7 +36,7 @@ from dit.models.registry import imported
 
 _ENCODER = "hunyuanimage"
 GUIDANCE = 3.25
-"""What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
+"""Guidance scale of the published distilled network, `distilled_guidance_scale` in its pipeline."""
 
 MOST_SIDE = 2**20
 
@@ -62,7 +62,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanImageConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -73,22 +73,22 @@ class HunyuanImageConfig(DoubleSingleConfig):
     num_single_layers: int = 40
     hidden_size: int = 3584
     num_attention_heads: int = 28
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     in_channels: int = 64
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
-    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    """Width of `text_2`, the ByT5 states of words in quotation marks."""
     glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
-    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    """Hidden width of the MLP that embeds `text_2`; 2048 in Diffusers."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of layers of the caption refiner, which precede all other layers."""
     rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
-    """Widths of a head rotated by row and column; their sum is the width of the head."""
+    """Rotary widths of a head for row and column; their sum is the head's width."""
     guidance_embed: Refused[bool] = False
-    """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
+    """Whether the network has a guidance embedding, for `objective.guidance` (distilled)."""
     use_meanflow: Refused[bool] = False
-    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    """Whether the network is distilled to few steps (MeanFlow); if so, it cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:
         return [

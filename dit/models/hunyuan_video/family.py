@@ -40,7 +40,7 @@ FIRST_FRAME = "first_frame_latent"
 
 
 class FirstFrame(StrEnum):
-    """How the network gets a given first frame, in Diffusers' words."""
+    """How the network takes a given first frame; names as in Diffusers."""
 
     NONE = "none"  # text-to-video
     LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
@@ -55,7 +55,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "guidance_embed": False,
     },
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 64,
@@ -74,7 +74,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideoConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -84,15 +84,16 @@ class HunyuanVideoConfig(DoubleSingleConfig):
     num_layers: int = 20
     num_single_layers: int = 40
     num_attention_heads: int = 24
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of layers of the caption refiner, which precede all other layers."""
     pooled_size: Refused[int] = bounded(768, most=2**20)
-    """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
+    """Width of `pooled_text`, the pooled caption embedding of a second text encoder (CLIP-L:
+    768)."""
     guidance_embed: Refused[bool] = True
-    """Whether the network gets a guidance scale, `objective.guidance`."""
+    """Whether the network has a guidance embedding, for `objective.guidance`."""
     image_condition: Refused[FirstFrame] = FirstFrame.NONE
-    """How a first frame is given: none, latent_concat or token_replace."""
+    """Form of a given first frame: none, latent_concat or token_replace."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -108,13 +109,13 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
+        """Number of input channels besides the noisy latent: given frames, then their mask."""
         shown = self.image_condition is FirstFrame.LATENT_CONCAT
         return self.in_channels + 1 if shown else 0
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 

@@ -41,7 +41,7 @@ from dit.models.registry import imported
 IMAGE, FIRST_FRAME = "image_embed", "first_frame_latent"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
-"""One network makes video of text, and of text and a first frame."""
+"""Fields of `model` by size name; one network does text-to-video and image-to-video."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_15": {
         **TINY_NETWORK,
@@ -61,7 +61,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideo15Config(ModelConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -71,24 +71,24 @@ class HunyuanVideo15Config(ModelConfig):
     num_layers: int = 54
     hidden_size: int = 2048
     num_attention_heads: int = 16
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     in_channels: int = 32
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: Refused[int] = bounded(1472, most=2**20)
-    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    """Width of `text_2`, the ByT5 states of words in quotation marks."""
     glyph_hidden_size: Refused[int] = bounded(2048, most=2**20)
-    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    """Hidden width of the MLP that embeds `text_2`; 2048 in Diffusers."""
     image_embed_size: Refused[int] = bounded(1152, most=2**20)
-    """Width of `image_embed`, SigLIP's output for a given first frame."""
+    """Width of `image_embed`, the SigLIP states of a given first frame."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of layers of the caption refiner, which precede all other layers."""
     rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
-    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
+    """Rotary widths of a head for frame, row and column; their sum is the head's width."""
     use_meanflow: Refused[bool] = False
-    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    """Whether the network is distilled to few steps (MeanFlow); if so, it cannot be trained."""
     target_size: Refused[int] = bounded(640, most=2**20)
-    """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
+    """Square root of the pixel area that pipelines generate by default (720p: 960)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -101,12 +101,12 @@ class HunyuanVideo15Config(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
+        """Number of input channels besides the noisy latent: given frames, then their mask."""
         return self.in_channels + 1
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 

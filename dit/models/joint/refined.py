@@ -51,7 +51,7 @@ TINY_REFINED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedConfig(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     refiners: ClassVar[int] = 2
@@ -62,7 +62,7 @@ class RefinedConfig(ModelConfig):
     """Name of the network in messages."""
 
     num_layers: int = 26
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
     """Layers before these over latents alone, and as many over text alone."""
     rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, least=None)
@@ -93,7 +93,7 @@ class RefinedConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedRefinedConfig(RefinedConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {
         **RefinedConfig.shown_before,

@@ -46,13 +46,13 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 THETA = 1000.0
-"""Base of the angles of rows and columns."""
+"""Base of the rotary frequencies for rows and columns."""
 VECTORS: Mapping[str, int] = {"blocks": 6}
-"""Shifts, scales and gates that all layers share, each beside a table of its own."""
+"""Number of modulation vectors that all layers share; each layer adds a table of its own."""
 TITLE = "Krea 2"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"krea2_raw": {}, "krea2_turbo": {}}
-"""What each `model.name` sets: the class of krea/Krea-2-Raw and of Krea-2-Turbo."""
+"""Fields of `model` by size name, from config.json of krea/Krea-2-Raw and of Krea-2-Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "krea2_raw": {
         **TINY_NETWORK,
@@ -75,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Krea2Config(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"num_kv_heads": "mlp_ratio"}
@@ -84,30 +84,29 @@ class Krea2Config(ModelConfig):
     """A named size (krea2_raw, krea2_turbo) or `custom`."""
     family: str = "krea2"
     num_layers: int = 28
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     hidden_size: int = 6144
     num_attention_heads: int = 48
-    """Heads of queries."""
+    """Number of query heads."""
     num_kv_heads: Refused[int] = bounded(12, most=2**14)
-    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
-    tensor ranks share them."""
+    """Number of key-value heads (grouped-query attention), divided among tensor-parallel ranks."""
     mlp_ratio: float = 16384 / 6144
     crossattn_emb_size: int = 30720
-    """Width of the text embedding in the shards: all states of a token side by side."""
+    """Width of the text embedding in the shards: all hidden states of a token side by side."""
     num_text_layers: Refused[int] = bounded(12, most=2**10)
-    """Hidden states of a token of text, of several layers of the text encoder."""
+    """Number of hidden states per text token, taken from several layers of the text encoder."""
     num_fusion_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers in which the states of each token attend to each other."""
+    """Number of layers in which the hidden states of one token attend to each other."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers over the tokens of text alone, behind those."""
+    """Number of layers in which text tokens attend to each other, after the fusion layers."""
     text_heads: Refused[int] = bounded(20, most=2**14)
-    """Heads of queries in the layers over text."""
+    """Number of query heads in the layers over text."""
     text_kv_heads: Refused[int] = bounded(20, most=2**14)
-    """Heads of keys in the layers over text."""
+    """Number of key-value heads in the layers over text."""
     text_mlp_size: Refused[int] = bounded(6912, most=2**20)
     """Width of the MLPs in the layers over text."""
     rope_axes: Refused[tuple[int, int, int]] = bounded((32, 48, 48), most=2**17, least=None)
-    """Widths of a head rotated by frame, row and column; their sum is its width."""
+    """Rotary widths of a head for frame, row and column; their sum is the head's width."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -200,7 +199,7 @@ _BY_TOKENS = {
     "max_image_seq_len": 6400,
 }
 SAME_FOR_ALL = {"base_shift": 1.15, "max_shift": 1.15}
-"""Keys of `objective` for Turbo: its pipeline shifts levels of all sizes alike."""
+"""Keys of `objective` for Turbo, whose pipeline uses one shift for all picture sizes."""
 
 FAMILY = Family(
     name="krea2",

@@ -84,12 +84,8 @@ class Port:
 
     row: str
     module: str = ""
-    """The module's name in checkpoints; empty for parts with no module, or several of fixed names.
-
-
-
-
-    """
+    """The module's name in checkpoints; empty for parts with no module, or several of fixed
+    names."""
     slot: Slot | None = None
     """Scale, shift and gate; None: tokens are neither scaled nor gated."""
     norm: RowNorm | None = None

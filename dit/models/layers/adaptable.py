@@ -37,8 +37,8 @@ from torch import Tensor, nn
 CHILD = "lora"
 """Module name of the trained adapter inside its linear; names of frozen weights do not change."""
 FROZEN = "frozen_lora"
-"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with `CHILD`.
-"""
+"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with
+`CHILD`."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 SCALE = 1000
-"""Of the level that the network is told, over t, as in all schedulers of Diffusers."""
+"""Factor between the network's timestep and t, as in all schedulers of Diffusers."""
 
 MOST_REFERENCES = 3
-"""Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""
+"""Largest number of pictures to edit; `QwenImageEditPlusPipeline` itself has no limit."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "qwen_image": {},
@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageConfig(ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -79,11 +79,11 @@ class QwenImageConfig(ModelConfig):
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
     rope_axes: Refused[tuple[int, int, int]] = bounded((16, 56, 56), most=2**20, least=None)
-    """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
+    """Even rotary widths of a head for picture, row and column; their sum is the head's width."""
     reference_latents: OfInputs[int] = 0
-    """Pictures to edit that a sample may have, as latents of any size; at most 3."""
+    """Largest number of pictures to edit in a sample, as latents of any size; at most 3."""
     clean_references: Refused[bool] = False
-    """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
+    """Whether pictures to edit have noise level 0 (2511), instead of the sample's level."""
 
     def own_sizes(self) -> list[Rule]:
         count = self.reference_latents
@@ -112,7 +112,7 @@ def _positions(_: QwenImageConfig) -> PositionRule:
 
 
 def _codec(model: QwenImageConfig) -> str:
-    """Name of both the codec and its text encoder; the encoder of edits sees the pictures."""
+    """Name of the codec and text encoder; in edits the text encoder also sees the pictures."""
     if not model.reference_latents:
         return "qwen_image"
     return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"

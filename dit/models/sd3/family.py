@@ -55,7 +55,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 38,
     },
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_sd3_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_sd3_to_diffusers.py."""
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 64,
@@ -74,7 +74,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sd3Config(ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -83,22 +83,22 @@ class Sd3Config(ModelConfig):
     """A named size (sd3, sd3.5_medium, sd3.5_large) or `custom`."""
     family: str = "sd3"
     num_layers: int = 24
-    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    """Number of double-stream layers: separate weights for latents and text, joint attention."""
     hidden_size: int = 1536
     num_attention_heads: int = 24
     crossattn_emb_size: int = 4096
     text_pad_to: TextPadding | None = None
-    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    """Form of padding in shards: stored, with its text states (published weights); null: none."""
     pooled_size: Refused[int] = bounded(2048, most=2**20)
-    """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
+    """Width of `pooled_text`, the concatenated pooled embeddings of two CLIP encoders."""
     qk_norm: Refused[bool] = False
-    """Whether queries and keys are normalised (3.5)."""
+    """Whether attention normalises queries and keys (3.5)."""
     dual_attention_layers: Refused[int] = 0
-    """First layers with a second attention, among latents only (3.5 medium: 13)."""
+    """Number of first layers with a second attention, over latents only (3.5 medium: 13)."""
     max_size: Refused[tuple[int, int, int]] = bounded((1, 384, 384), most=2**12, least=None)
-    """Latent frames (1), rows and columns that the table of positions covers; a square."""
+    """Largest latent (1 frame, rows, columns) for the position table, which is square."""
     sample_size: Refused[int] = bounded(128, most=2**12)
-    """A new table has positions from 0 to this number of latent rows, divided by the patch."""
+    """Latent rows that positions 0 to sample_size / patch of a new position table cover."""
 
     own_stages = ModelConfig.enough_layers
 

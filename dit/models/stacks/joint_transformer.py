@@ -68,11 +68,8 @@ class JointTransformer(StackedTransformer):
     references_meet: ClassVar[bool] = False
     """Whether the references of a sample see each other in these layers."""
     text_level: ClassVar[int] = 0
-    """First level row of the text, in multiples of the number of samples; 0: the samples' own rows.
-
-
-
-    """
+    """First level row of the text, in multiples of the number of samples; 0: the samples' own
+    rows."""
     rotary: nn.Module | None
     """Rotary positions, set by the family and called with positions of latents and of text; None:
     no rotation."""

@@ -117,7 +117,7 @@ keys and values."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (
