@@ -411,10 +411,8 @@ class DistConfig:
     """The processes of a run."""
 
     distributed_timeout_minutes: Live[float] = 10.0
-    """Minutes without progress of one rank after which all ranks end, with a message that names it.
-
-
-    """
+    """Minutes without progress of one rank after which all ranks end, with a message that names
+    it."""
 
     def __post_init__(self) -> None:
         minutes = self.distributed_timeout_minutes

@@ -147,10 +147,8 @@ class _Pool:
     """Samples of a dataset that all readers together have not yet read."""
 
     runs: list[np.ndarray]
-    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two arrays.
-
-
-    """
+    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two
+    arrays."""
     first: int
     """Index after the last sample that was read."""
     behind: int

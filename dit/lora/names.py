@@ -193,8 +193,8 @@ def _module(written: str, tables: list[_Names]) -> str | None:
 
 
 SWAPPED = "~"
-"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale, shift.
-"""
+"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale,
+shift."""
 
 
 def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:

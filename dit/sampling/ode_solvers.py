@@ -35,8 +35,8 @@ from dit.objectives.objective import Prediction, SamplingPath, per_token, real_o
 from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
-"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are bound.
-"""
+"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are
+bound."""
 Predict = Callable[[Tensor, Tensor], Prediction]
 """Function (state_TC, level_N) -> the network's prediction at this state."""
 
