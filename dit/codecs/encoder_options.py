@@ -27,7 +27,7 @@ class EncoderPadding(StrEnum):
 
 
 class Basis(StrEnum):
-    """What the channels of a latent cell of the codec `pixel` are."""
+    """Contents of the channels of a latent cell of the codec `pixel`."""
 
     PIXELS = "pixels"  # its pixels, each whitened
     DCT = "dct"  # its frequencies, each divided by the root of its deviation

@@ -400,7 +400,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def predictions_kept(self) -> int:
-        """Number of these passes whose predictions the learning pass needs."""
+        """Number of the passes without gradients whose predictions the learning pass needs."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property

@@ -69,7 +69,7 @@ def reshard(
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """How many of the first `given` packs of a run belong to one rank."""
+    """Number of a run's first `given` packs that belong to one rank."""
     return -((rank - given) // ranks)
 
 

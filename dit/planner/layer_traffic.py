@@ -52,7 +52,7 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """What a layer's memory traffic depends on besides the layer's sizes."""
+    """Properties besides a layer's sizes that determine the layer's memory traffic."""
 
     fused: bool
     text: float

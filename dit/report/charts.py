@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of an axis, and relative positions in it."""
+    """The range of an axis, and relative positions on the axis."""
 
     low: float
     high: float

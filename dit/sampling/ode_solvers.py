@@ -152,7 +152,7 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The guided prediction with its standard deviation moved towards that of `cond_TC`."""
+    """The guided prediction with its standard deviation moved towards `cond_TC`'s."""
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)

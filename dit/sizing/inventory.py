@@ -141,7 +141,7 @@ def _outside(network: Any) -> list[str]:
 
 
 def _part(module: Any, names: Iterable[str], tensor: int) -> Part:
-    """The weights of `module` with these `names`, as a `Part`."""
+    """A `Part` with the weights of `module` that have these `names`."""
     from dit.models.layers.adaptable import Adaptable
 
     names = [*names]

@@ -38,10 +38,10 @@ class Codec(DatasetEncoder):
     default_model: ClassVar[str]  # hub name of the model that is downloaded, or "none"
     text_encoder: ClassVar[str] = "words"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
-    """Latent cells along a side of a token, in the networks that take these latents."""
+    """Patch size in latent cells, in the networks that take these latents."""
 
     side_cells: ClassVar[int | None] = None
-    """Latent cells that must divide a picture's sides; None: those of a token."""
+    """Latent cells that must divide a picture's sides; None: the patch size."""
 
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with these latents edit pictures, which they scale to `reference_size`."""
@@ -51,7 +51,7 @@ class Codec(DatasetEncoder):
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
     """Additional keys for a network that edits pictures."""
     crops_references: ClassVar[bool] = False
-    """Whether these pipelines then crop reference pictures to whole tokens, around the centre."""
+    """Whether editing pipelines crop reference pictures to whole tokens, around the centre."""
 
     whitening: Whitening
 

@@ -45,7 +45,7 @@ MOST_WIDTH = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """What decides which kernels can compute attention: GPU, head width, type, determinism."""
+    """Properties that decide which kernels can compute attention."""
 
     capability: tuple[int, int] | None  # of the GPU; None is a CPU
     head_width: int

@@ -69,7 +69,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Tiny size by name (`Family.tiny`). That of text is the first without a frame."""
+"""Tiny size by name (`Family.tiny`); the text-to-video size is the first without a given frame."""
 
 
 @dataclass(frozen=True, kw_only=True)

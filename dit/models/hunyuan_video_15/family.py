@@ -134,7 +134,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
-    """The layers after the refiner's; nothing reads the text after the last of them."""
+    """The layers after the refiner; no later layer reads the last layer's text output."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

@@ -64,7 +64,7 @@ class RefinedConfig(ModelConfig):
     num_layers: int = 26
     """Number of layers, each over latents and text jointly."""
     num_refiner_layers: Refused[int] = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers before these over latents alone, and as many over text alone."""
+    """Number of refiner layers over latents alone; text has equally many."""
     rope_axes: Refused[tuple[int, int, int]] = bounded((32, 32, 32), most=2**17, least=None)
     """Widths of a head rotated by place in the text, row and column; their sum is its width."""
 

@@ -54,7 +54,7 @@ class AttentionSpec:
     """Whether attention's output is multiplied by the sigmoid of a linear of its input."""
     states: int | None = None
     """Number of rows of each token that attend only to each other, such as hidden states of several
-    encoder layers; None: tokens attend to those of their sample."""
+    encoder layers; None: tokens attend to their sample's tokens."""
     sparse_pairs: float | None = None
     """Fraction of query-key pairs that video sparse attention (VSA) computes, with a gated coarse
     part; None: dense attention."""
@@ -96,7 +96,7 @@ class ExpertsSpec:
     shared: FeedForwardSpec
     count: int
     chosen: int
-    """Experts chosen for each token; all experts are computed, but only these have weight."""
+    """Number of experts with weight for each token; all experts are computed."""
 
     @property
     def width(self) -> int:
@@ -124,7 +124,7 @@ class LayerTextSpec:
     states: tuple[int, ...]
     """Index of the hidden state that each layer of the network sees."""
     first: int = 0
-    """Number of layers before those of this stack."""
+    """Number of layers in the stacks before this one."""
 
     def state(self, layer: int) -> int | None:
         """Index of the hidden state for a `layer` of the stack.

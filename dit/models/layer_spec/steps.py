@@ -312,14 +312,14 @@ class LayerSpec:
 
     @property
     def over(self) -> RowKind:
-        """The tokens over which the layer runs: those of its rows, or those of its view."""
+        """The tokens over which the layer runs: its own rows, or its view's."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))
 
     @property
     def modulations(self) -> dict[Modulation, list[Port]]:
-        """Each modulation, and the ports that have a slot in it."""
+        """Each modulation, and the ports that have a slot in that modulation."""
         found: dict[Modulation, list[Port]] = {}
         for port in self.ports:
             if port.slot is not None:

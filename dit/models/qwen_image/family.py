@@ -125,7 +125,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
-    """The layers of Qwen-Image; nothing reads the text after the last of them."""
+    """The layers of Qwen-Image; no later layer reads the last layer's text output."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

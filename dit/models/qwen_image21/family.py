@@ -57,8 +57,8 @@ VECTORS: Mapping[str, int] = {"blocks": 4, "out": 1}
 """Number of modulation vectors (scales, gates) of all layers together, and of the head."""
 MOST_REFERENCES = 10
 SIDES = 2
-"""Sides of a picture are multiples of this many latent cells: a slot of the text encoder stands for
-2 x 2 of them."""
+"""Number of latent cells that must divide a picture's sides: a slot of the text encoder covers 2 x
+2 cells."""
 TITLE = "Qwen-Image-2.1"
 CODEC = "qwen_image21"
 """Name of the codec, and of the text encoder."""

@@ -257,7 +257,7 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A network in which a picture's positions follow those of its caption.
+    """A network in which a picture's positions follow the caption's positions.
 
     On the first axis, tokens of the picture have the caption's length as position.
     """

@@ -112,8 +112,8 @@ ZIMAGE_NAMES = {
     **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
     **_BESIDE,
 }
-"""Diffusers' names by those of the original project and of ComfyUI, which fuse queries,
-keys and values."""
+"""Names in the original project and ComfyUI, which fuse queries, keys and values -> names in
+Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
