@@ -76,9 +76,8 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """The whitening to use instead of one measured on the data, for codecs that whiten by dataset.
-
-    """
+    """The whitening to use instead of one measured on the data, for codecs that whiten by
+    dataset."""
     sound: SoundCodec | None = None
     """Codec for the sound of videos; None: no sound is packed."""
     sound_scale: float | None = None

@@ -31,12 +31,12 @@ _ROWS = 4096  # units of a pack at most
 _STEPS = 32  # of cost, from the cheapest pack to the one that is wanted; twice as many have room
 _AS_FULL_AT_COST = 200  # packs that differ by less than capacity / 200 count as equally full
 RECENT = 8
-"""Times as many packs as wait tell `nearest_in_cost` what packs cost."""
+"""Number of recent packs that `nearest_in_cost` remembers, as a multiple of the waiting packs."""
 _PULL = 0.2  # part of what waits in the cost that is wanted
 _AS_DEAR = 0.002  # packs that miss it by less than this part of it are taken in their order
 _FIRST_WAITING = 8  # packs in waiting at the first turn; more of them would delay it
 MOST_IN_A_PASS = 2000
-"""Samples of a simulated pass: more of them fill packs alike."""
+"""Number of samples of a simulated pass; more give the same fill."""
 _PACKS, _ENOUGH = 300, 30_000  # packs, or samples in them, that tell how full they get
 
 Sample = TypeVar("Sample")
@@ -287,12 +287,12 @@ def mean_fill(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """The place of the pack that a rank takes at one turn."""
+    """Choice of the pack that a rank takes at one turn."""
 
     waiting: int
-    """Packs to choose from: one more each turn, up to `packs`."""
+    """Number of packs to choose from: one more each turn, up to `packs`."""
     place: int
-    """Place of the chosen pack in the order of cost, from the cheapest."""
+    """Index of the chosen pack in ascending order of cost."""
 
 
 def turn(number: int, *, packs: int, seed: int) -> Turn:

@@ -370,7 +370,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_inputs(path: Path) -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, as stored in a checkpoint.
+    """Inputs that replace a dropped caption, as stored in a checkpoint.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -73,7 +73,7 @@ class OptionParser(argparse.ArgumentParser):
         return super().format_help()
 
     def spelled(self, word: str) -> str:
-        """`word` with the option in it spelled as the parser has it."""
+        """`word` with its option spelled as in the parser."""
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in self._option_string_actions:
             return word

@@ -12,19 +12,19 @@ class Device:
     """An accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
 
     flops: float
-    """Products and sums of bfloat16 matrices a second, without sparsity."""
+    """Dense bfloat16 FLOP/s of matrix products."""
     memory: float
-    """Bytes."""
+    """Device memory in bytes."""
     bandwidth: float
-    """Bytes a second of its memory."""
+    """Memory bandwidth in bytes per second."""
     link: float
-    """Bytes a second to devices of the same server (NVLink), one way."""
+    """Bytes per second to devices of the same server (NVLink), one way."""
     network: float
-    """Bytes a second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port a device."""
+    """Bytes per second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port per device."""
     host: float
-    """Bytes a second from host memory, one way: PCIe 4 or 5 x16; GB200: half a Grace's NVLink."""
+    """Bytes per second from host memory, one way: PCIe 4 or 5 x16; GB200: half a Grace's NVLink."""
     together: int
-    """Devices that `link` connects."""
+    """Number of devices that `link` connects."""
 
 
 DEVICES = {

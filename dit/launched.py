@@ -32,12 +32,12 @@ _STARTERS = {  # names of RANK, WORLD_SIZE and LOCAL_RANK
     "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")),
 }
 MEETING = timedelta(minutes=10)
-"""How long a process waits for the others to come."""
+"""Time limit for all processes to join."""
 _LIMIT = " (dist.distributed_timeout_minutes of a training)"
 _POLL_S = 0.1
 _ROUND_S = 0.5
 _PROBE_ROUNDS = 4
-"""Rounds from one try of the launcher's store to the next: 1,000 processes may try it."""
+"""Rounds between two probes of the launcher's store, which up to 1,000 processes probe."""
 _PROBE_S = 2.0
 
 
@@ -260,7 +260,7 @@ class LauncherWatch:
     """
 
     paused = False
-    """Set where the watchdog does this, with more to say."""
+    """Whether the watchdog does this job, with a more complete message."""
 
     def __init__(self, leave: Callable[[str], None]):
         self._leave = leave

@@ -137,11 +137,11 @@ copyreg.pickle(PackedBatch, _reduce)  # type: ignore[arg-type]  # typeshed asks 
 
 
 class PackBuffers:
-    """Some rows for each loader process, made before the processes, which inherit them.
+    """Shared-memory buffers for each loader process, created before the processes start.
 
     torch would allocate new shared memory for each pack and send it as a file: for 5 MB that takes
-    as long as to read and decode half of its samples. These buffers are reused. They are in no file
-    system, so the size of a container's /dev/shm is no limit.
+    as long as reading and decoding half of the pack's samples. These buffers are reused. They are
+    in no file system, so the size of a container's /dev/shm is no limit.
     """
 
     def __init__(self, workers: int, *, size: int, held: int):

@@ -106,7 +106,7 @@ def last_words() -> None:
 
 class _State:
     place: ClassVar = {1: 1, 2: 2}
-    """Whose file each stream has: its own, or that of the other one."""
+    """File number that each stream writes to: its own, or the other stream's."""
     failed: ClassVar[dict[int, tuple[int, str]]] = {}
     """Number and text of the first error of each stream."""
     result = False

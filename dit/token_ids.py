@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKEN_IDS = "token_ids"
-"""In a shard: the tokens that a text conditioner of the network starts from (Anima)."""
+"""Shard entry with the token ids that the network's text conditioner reads (Anima)."""
 DIGITS = 2
 MOST_TOKENS = 256**DIGITS
 

@@ -10,7 +10,7 @@ from dit.parsing import cause
 from dit.system_errors import explained, system_number
 
 CELLS = "cells"
-"""Text of a grid's PNG: its title, and prompt and place of each picture, as JSON."""
+"""Key of a grid PNG's metadata: title, and prompt and place of each picture, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

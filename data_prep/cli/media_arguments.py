@@ -176,10 +176,8 @@ class SoundOptions:
     """Options of the sound of videos."""
 
     audio_processor: str | None = option(None, choices=SOUND_CODEC_NAMES)
-    """Codec for the sound of videos, over the span of their frames. (default: shards hold no sound)
-
-
-    """
+    """Codec for the sound of videos, over the span of their frames. (default: shards hold no
+    sound)"""
     missing_audio: MissingAudio = MissingAudio.NONE
     """For a video without a sound track that can be used: pack it without sound; with silence,
     which a network then learns; or refuse it. (default: %(default)s)"""
@@ -234,10 +232,8 @@ class ModelOptions:
     precision: str = option(PRECISIONS[0], choices=PRECISIONS)
     """Dtype of codec and text encoder. (default: %(default)s)"""
     stochastic: bool = False
-    """Sample latents from the codec's distribution, seeded by the sample's key. (default: its mean)
-
-
-    """
+    """Sample latents from the codec's distribution, seeded by the sample's key. (default: its
+    mean)"""
     latent_distribution: bool = False
     """Store mean and log variance of latents, bfloat16, so that training samples each latent anew
     at each visit. (default: one latent, float16)"""

@@ -79,7 +79,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What workers do with a block of samples; the value is shown beside the progress."""
+    """Work on a block of samples; the value is shown beside the progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"

@@ -178,7 +178,7 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """How many more bytes of pictures, clips and sounds fit into a page."""
+    """Bytes of pictures, clips and sounds that still fit into a page."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES

@@ -40,7 +40,7 @@ UTF-8. Caption files and rows that belong to no medium are counted, and the firs
 
 
 class MissingCaption(StrEnum):
-    """What to do with a medium that has no caption."""
+    """Treatment of a medium without a caption."""
 
     FILENAME = "filename"
     EMPTY = "empty"
@@ -70,7 +70,7 @@ class JsonObject(dict[str, Any]):
 
 
 class SeveralCaptions(StrEnum):
-    """Which captions become samples, for a medium that has several."""
+    """Choice of the captions that become samples, for a medium with several."""
 
     ALL = "all"
     FIRST = "first"

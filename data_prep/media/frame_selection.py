@@ -45,7 +45,7 @@ class FrameRule:
     count: int | None = None
     """Most frames in a sample; None: the whole clip."""
     fps: float | None = None
-    """Frame rate of samples in frames per second; None: that of the file."""
+    """Frame rate of samples in frames per second; None: the file's frame rate."""
     buckets: tuple[int, ...] = ()
     """Numbers of frames that are allowed; a clip gets the largest that it can fill."""
     window: Window = Window.FIRST

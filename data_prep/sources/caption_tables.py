@@ -30,8 +30,8 @@ from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 from dit.system_errors import reason
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
-"""Names of sd-scripts' tables, which name files without endings, unless written with --full_path.
-"""
+"""Names of sd-scripts' tables, which name files without endings, unless written with
+--full_path."""
 _JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.json", *_OF_KOHYA)
 # Fields for captions, in this order, where --caption_field is not given.
 CAPTION_FIELDS = ("caption", "cap", "internvl", "usr", "text", "prompt", "captions")

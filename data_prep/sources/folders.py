@@ -1,4 +1,4 @@
-"""Media of a folder, of folders in it, and of tar archives in them."""
+"""Media of a folder, of its subfolders, and of tar archives in the tree."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
-    """Creates `folder`, and returns the files of an earlier packing in it.
+    """Creates `folder`, and returns the files that an earlier packing left there.
 
     Raises:
         PrepError: it holds other files, or without `overwrite` a dataset that cannot be continued.

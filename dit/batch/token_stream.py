@@ -122,7 +122,7 @@ class TokenStream:
 
     @property
     def latent_tokens(self) -> tuple[int, ...]:
-        """Number of tokens of each whole target, even if the pack has only some of them."""
+        """Number of tokens of each whole target, even if the pack has only a part of the target."""
         return tuple(math.prod(grid) for grid in self.grids)
 
     @property
@@ -172,7 +172,7 @@ class TokenStream:
         return {n: x for n, x in found if n.rpartition("_")[2].startswith("T")}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """A copy with `tensors` in place of those of the same names."""
+        """A copy in which `tensors` replace the tensors of equal names."""
         changes: dict[str, Any] = {}
         kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Pixels and captions <-> latents and text, for data preparation and generation.
+"""Codecs (VAEs), text encoders and sound codecs, for data preparation and generation.
 
 vae/             codecs: videos and pictures -> whitened latents -> pictures
 text/            text encoders: captions -> embeddings

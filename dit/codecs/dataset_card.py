@@ -14,7 +14,7 @@ NULL_TEXT_NAME = "null_text.safetensors"
 
 
 class CodecError(ValueError):
-    """An error of a codec or text encoder; its message says what the user must change."""
+    """A codec or text encoder cannot be used; the message says what the user must change."""
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:

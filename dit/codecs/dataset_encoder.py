@@ -23,7 +23,7 @@ class DatasetEncoder(ABC):
 
     name: ClassVar[str]
     options: ClassVar[frozenset[str]] = frozenset()
-    """Names of the command line options that it reads."""
+    """Names of the command-line options that the encoder reads."""
 
     @classmethod
     @abstractmethod
@@ -33,7 +33,7 @@ class DatasetEncoder(ABC):
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """The encoder with the `settings` of a dataset card."""
+        """The encoder with the `settings` stored in a dataset card."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class DatasetEncoder(ABC):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Sentences that the user should read before anything is encoded."""
+        """Notices for the user, shown before anything is encoded."""
         return ()
 
     def on(self, device: str) -> Self:
@@ -55,7 +55,7 @@ E = TypeVar("E", bound=DatasetEncoder)
 
 
 def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
-    """The classes in the files of a package that have a name of their own, file by file."""
+    """Public classes that implement `interface` in the files of a package, file by file."""
     found: list[Any] = []
     for info in iter_modules(package.__path__):
         file = import_module(f"{package.__name__}.{info.name}")
@@ -91,7 +91,7 @@ class Registry(dict[str, type[E]], Generic[E]):
         return self[name]
 
     def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:
-        """The encoder that a dataset card describes, with its model at `location`.
+        """The encoder of a dataset card, with its model at `location`.
 
         Raises:
             CodecError: the card names no known encoder, lacks a setting, or its model is missing.
@@ -115,7 +115,7 @@ def lacking(encoder: DatasetEncoder | type[DatasetEncoder], missing: KeyError) -
 def unused_places(
     encoder: DatasetEncoder | type[DatasetEncoder], given: Mapping[str, str | None]
 ) -> list[str]:
-    """A sentence for each option in `given` that locates a model which `encoder` does not have."""
+    """A sentence for each option in `given` that places a model which `encoder` does not have."""
     if "model_name" in encoder.options:
         return []
     why = f"{encoder.name!r}, which made the dataset, has no weights"

@@ -1,7 +1,7 @@
 """Command-line options of codecs and text encoders; nothing here imports torch.
 
-An option that one of them alone has is a field of a dataclass here, which stands in one of the
-tables below by the title of its group in the help.
+Options of a single codec or encoder are fields of a dataclass here, which is listed below with the
+title of its group in the help.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SOUND_CODEC_NAMES = ("wave",)
 
 
 class EncoderPadding(StrEnum):
-    """What to do with the hidden states of padding, for encoders without a mask."""
+    """Treatment of the hidden states of padding, for text encoders without a mask."""
 
     TRIM = "trim"  # cut off: an embedding is as long as its caption
     KEEP = "keep"  # stored, as the published networks attend to them
 
 
 class Basis(StrEnum):
-    """The meaning of the channels of a latent cell of the codec `pixel`."""
+    """Contents of the channels of a latent cell of the codec `pixel`."""
 
     PIXELS = "pixels"  # its pixels, each whitened
     DCT = "dct"  # its frequencies, each divided by the root of its deviation
@@ -35,10 +35,10 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class PixelOptions:
-    """Options of the codec without weights."""
+    """Options of the codec `pixel`, which has no weights."""
 
     pixel_block: int = option(4, metavar="PIXELS")
-    """Side, in pixels, of the square in one latent cell. (default: %(default)s)"""
+    """Side, in pixels, of the square that becomes one latent cell. (default: %(default)s)"""
     pixel_channels: int = option(3, metavar="CHANNELS")
     """Colour channels kept: 3 for RGB, 1 for grey. (default: %(default)s)"""
     pixel_basis: Basis = Basis.DCT
@@ -48,10 +48,11 @@ class PixelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WaveOptions:
-    """Options of the sound codec without weights."""
+    """Options of the sound codec `wave`, which has no weights."""
 
     wave_rate: int = option(16_000, metavar="HZ")
-    """Samples a second; sound of other rates is resampled. (default: %(default)s)"""
+    """Sampling rate in samples per second; sound of other rates is resampled. (default:
+    %(default)s)"""
     wave_channels: int = option(1, metavar="CHANNELS")
     """Channels: 1 for mono, 2 for stereo. (default: %(default)s)"""
     wave_frame: int = option(160, metavar="SAMPLES")
@@ -60,10 +61,10 @@ class WaveOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """Options of the text encoders without weights."""
+    """Options of the text encoders `words` and `bytes`, which have no weights."""
 
     text_width: int | None = option(None, metavar="NUMBERS")
-    """Numbers in one row of the embedding of a caption. (default: 256 of words, 64 of bytes)"""
+    """Width of a caption's embedding. (default: 256 for words, 64 for bytes)"""
     pooled_text: bool = False
     """Also store pooled_text, the sum over a caption, which FLUX reads."""
 
@@ -75,7 +76,7 @@ class ProjectionOptions:
     text_projection: Path | None = option(None, metavar="DIR")
     """Diffusers folder of a Cosmos-Predict2.5 transformer: store the outputs of its crossattn_proj,
     1,024 numbers a token instead of 100,352, for training with this projection frozen. (default:
-    the states of all layers)"""
+    the hidden states of all layers)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +94,14 @@ class LlamaOptions:
     """Options of the text encoder of HiDream-I1."""
 
     llama_model: LocalPath | None = option(None, metavar="NAME|DIR")
-    """Folder or hub model of Llama 3.1, where the pipeline has no text_encoder_4. (default:
+    """Folder or hub model of Llama 3.1, if the pipeline has no text_encoder_4. (default:
     meta-llama/Llama-3.1-8B-Instruct)"""
 
 
 OF_CODECS: Mapping[str, Any] = {"processor pixel": PixelOptions}
-"""Title of a group in the help -> its options."""
+"""Title of a group in the help -> its options, for codecs and text encoders."""
 OF_SOUND_CODECS: Mapping[str, Any] = {"audio processor wave": WaveOptions}
-"""Title of a group in the help -> options of a sound codec."""
+"""Title of a group in the help -> its options, for sound codecs."""
 OF_TEXT_ENCODERS: Mapping[str, Any] = {
     "text encoders words and bytes": VectorOptions,
     "text encoder cosmos_predict25": ProjectionOptions,

@@ -23,15 +23,15 @@ ENDINGS = frozenset((
     ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
     ".3gp", ".flv", ".ogv", ".wmv",
 ))  # fmt: skip
-"""Suffixes of video files, in lower case."""
+"""Lower-case suffixes of video files."""
 LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
-"""Pixels; Pillow refuses larger pictures as decompression bombs."""
+"""Most pixels of a frame; Pillow refuses larger pictures as decompression bombs."""
 # Without these, damage is concealed, and a few bytes can ask for all memory.
 LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
 _WITH_COLOURS = ("mov", "matroska")  # containers that may tell colours themselves
 UNTOLD = 2
-"""Matrix coefficients that a file does not tell (ITU-T H.273, table 4)."""
+"""Matrix coefficients code for "unspecified" (ITU-T H.273, table 4)."""
 _HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _TURNS = {  # x and y change places; then left and right do; then top and bottom do
     (False, False, False): None,
@@ -56,7 +56,7 @@ def any_title() -> Any:
 
 
 def first_film(container: Any) -> Any:
-    """The first video stream of a container that is no cover picture; None if there is none."""
+    """The first video stream that is no cover picture; None if there is none."""
     return next(iter(films_of(container)), None)
 
 
@@ -100,13 +100,13 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
 
 
 def tells_alpha(video: Any) -> bool:
-    """Whether the file says that it has transparency, which its decoder may ignore."""
+    """Whether the file declares transparency, which its decoder may ignore."""
     tags = {name.lower(): value for name, value in video.metadata.items()}
     return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
 
 
 def is_premultiplied(video: Any) -> bool:
-    """Whether the file says that its colours are multiplied by its alpha channel."""
+    """Whether the file declares that colours are premultiplied by the alpha channel."""
     message = _hevc_alpha(video)
     return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
 
@@ -158,12 +158,11 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def turn_of(frame: Any) -> Image.Transpose | None:
-    """The turn that makes `frame` upright, from its display matrix; None if it is upright.
+    """The rotation or mirroring that makes `frame` upright; None if it is upright.
 
-    The matrix is that of ISO/IEC 14496-12, 6.2.2.
-
-    A pixel in column p and row q is shown in column a p + c q and row b p + d q. The nearest of the
-    eight turns and mirrorings is returned.
+    The display matrix is that of ISO/IEC 14496-12, 6.2.2: a pixel in column p and row q is shown in
+    column a p + c q and row b p + d q. The nearest of the eight rotations and mirrorings is
+    returned.
     """
     a, b, c, d = _matrix(frame)
     if abs(b) + abs(c) > abs(a) + abs(d):
@@ -172,7 +171,7 @@ def turn_of(frame: Any) -> Image.Transpose | None:
 
 
 class Look(NamedTuple):
-    """Size, aspect and turn of a frame; a frame with another look would be stretched."""
+    """Size, pixel aspect and rotation of a frame; frames of one clip must have the same."""
 
     size: tuple[int, int]  # width, height as stored
     aspect: Fraction  # of a pixel, width to height
@@ -180,7 +179,7 @@ class Look(NamedTuple):
     tells_turn: bool  # a stream may tell it with its first frame alone
 
     def differs(self, first: Look) -> bool:
-        """Whether a clip that begins with the look `first` cannot contain a frame of this look."""
+        """Whether a clip whose first frame is `first` cannot contain this frame."""
         is_turned = self.tells_turn and self.turn != first.turn
         return is_turned or (self.size, self.aspect) != (first.size, first.aspect)
 
@@ -192,7 +191,7 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The look of a frame whose pixels have the aspect `aspect`, which only the decoder knows."""
+    """The size, aspect and rotation of a frame with pixels of `aspect`, known to the decoder."""
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 

@@ -18,16 +18,16 @@ import numpy as np
 from PIL import Image, ImageCms
 
 SRGB, UNSPECIFIED = 13, 2
-"""Transfer of sRGB, and what tells nothing, of primaries as well (ITU-T H.273)."""
+"""Codes of the transfer of sRGB, and of "unspecified" (also for primaries; ITU-T H.273)."""
 HDR = frozenset((16, 18))
-"""Transfers PQ and HLG (ITU-T H.273, table 3)."""
+"""Codes of the transfers PQ and HLG (ITU-T H.273, table 3)."""
 TELEVISION = frozenset((1, 6, 14, 15))
-"""Transfers of BT.709 and of those with its curve."""
+"""Codes of transfers with the curve of BT.709."""
 _D65, _C = (0.3127, 0.329), (0.31, 0.316)
 _SMPTE = (0.63, 0.34, 0.31, 0.595, 0.155, 0.07, *_D65)
 _P3 = (0.68, 0.32, 0.265, 0.69, 0.15, 0.06)
 BT709 = (0.64, 0.33, 0.3, 0.6, 0.15, 0.06, *_D65)
-"""x and y of red, green, blue and white: the primaries of sRGB."""
+"""x and y of red, green, blue and white of BT.709, the primaries of sRGB."""
 _PRIMARIES = {  # ITU-T H.273, table 2
     1: BT709,
     4: (0.67, 0.33, 0.21, 0.71, 0.14, 0.08, *_C),
@@ -85,7 +85,7 @@ def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
 
 
 def coded_of(profile: bytes) -> tuple[int, int] | None:
-    """The codes of primaries and transfer in a profile's tag `cicp`; None if it has no such tag."""
+    """(primaries, transfer) codes in a profile's tag `cicp`; None if it has no such tag."""
     (count,) = struct.unpack(">I", profile[128:132].rjust(4, b"\0"))
     for at in range(132, min(132 + 12 * count, len(profile) - 11), 12):
         name, place, _ = struct.unpack(">4sII", profile[at : at + 12])

@@ -40,7 +40,7 @@ class Whitening:
 
 
 def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
-    """`values` as [C, F or 1, 1, 1], by channel or also by frame; the last frame's repeat."""
+    """`values` as [C, F or 1, 1, 1], by channel or also by frame; the last frame's are repeated."""
     channels, frames = latent_CFHW.shape[:2]
     column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
     column = column.view(channels, -1, 1, 1)
@@ -72,7 +72,7 @@ class Moments:
         return bool(np.isfinite(self._centred_C).all())
 
     def merge(self, other: Moments) -> None:
-        """Adds the latents that `other` has seen; the order changes the last digits."""
+        """Adds the latents of `other`; the order of merging changes the last digits."""
         total, shift_C = self.count + other.count, other._mean_C - self._mean_C
         weight = self.count * other.count / total
         self._centred_C = self._centred_C + other._centred_C + shift_C**2 * weight

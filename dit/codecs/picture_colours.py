@@ -1,4 +1,4 @@
-"""An open picture file -> the ICC profile of its colours, and warnings about unknown ones.
+"""The ICC profile of an open picture file, and warnings about unknown colours.
 
 If a file states its colours in several ways, the order of PNG's third edition (11.3.2) decides:
 codes of H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF it is the profile (MIAF),
@@ -34,14 +34,14 @@ _NEAR = 0.05  # a gamma alone this near to `_GAMMA`, as part of it, is that of s
 
 
 class ToldColours(NamedTuple):
-    """The colour profile that a picture's file states, and what is wrong with the statement."""
+    """ICC profile that a picture file declares, and what is wrong with the declaration."""
 
     profile: bytes | None = None  # ICC; None for sRGB, and for what is read as sRGB
     flaws: tuple[str, ...] = ()  # why it does not look as it should
 
 
 class _Told(NamedTuple):
-    """One of the ways in which a file states its colours."""
+    """One of a file's declarations of its colours."""
 
     profile: bytes | None = None
     flaw: str = ""
@@ -49,11 +49,11 @@ class _Told(NamedTuple):
 
 
 _Ways = Iterator[_Told | None]
-"""The best one first; None where a file does not tell its colours in this way."""
+"""Declarations of colours, the best first; None for one that the file lacks."""
 
 
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
-    """The colours that the file of an opened picture states; its pixels are not read yet."""
+    """The declared colours of an opened picture file, whose pixels are not read yet."""
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
         flaws += [told.flaw] * bool(told.flaw)
@@ -130,7 +130,7 @@ def _mode(opened: ImageFile.ImageFile) -> str:
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """Statement of PNG's `cICP`: primaries, transfer, matrix, and 1 for levels from 0 to 255."""
+    """PNG's declaration `cICP`: primaries, transfer, matrix, and 1 for levels from 0 to 255."""
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
     primaries, transfer, matrix, full = code
@@ -146,7 +146,7 @@ def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
 
 
 def _by_nclx(primaries: int, transfer: int) -> _Told:
-    """The statement of AVIF's box: television's curve means sRGB, and each code counts alone."""
+    """The declaration in AVIF's box: television's curve stands for sRGB, each code counts alone."""
     if transfer in HDR:
         return _Told(None, _HDR)
     numbers = 1 if primaries == UNSPECIFIED else primaries, transfer
@@ -161,7 +161,7 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 
 
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
-    """The statement of PNG's `gAMA`, with `cHRM`; as in browsers `cHRM` alone does not count."""
+    """PNG's declaration `gAMA`, with `cHRM`; as in browsers `cHRM` alone does not count."""
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None
     try:
@@ -195,7 +195,7 @@ def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]) -> Found:
-    """The result of `reader` on the picture's file from its start, without disturbing decoding."""
+    """Result of `reader` on the whole picture file, without disturbing its decoding."""
     stream = opened.fp
     assert stream is not None, "the file is open until its pixels are decoded"
     at = stream.tell()

@@ -37,7 +37,7 @@ class PipelineComponent:
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
-        """A component of the pipeline that `encoder`, a codec or text encoder, belongs to."""
+        """A component of the pipeline of `encoder`, a codec or text encoder."""
         return cls(
             library=library,
             kind=kind,
@@ -54,7 +54,7 @@ class PipelineComponent:
 
     @property
     def download(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` for what may be downloaded, and to which cache."""
+        """Arguments of `from_pretrained` that control downloads and their cache."""
         local: dict[str, Any] = {"local_files_only": True} if self.local_only else {}
         if self.place != self.model:
             local["revision"] = self.model.partition("@")[2]
@@ -68,7 +68,7 @@ class PipelineComponent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLocation:
-    """Where the models of a dataset card are, if they have moved from the place in the card."""
+    """New places of the models of a dataset card, if they have moved."""
 
     model: str | None = None  # hub name or folder; None for the one in the card
     cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
@@ -213,7 +213,7 @@ def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any
 
 
 _visitors: dict[str, list[Any]] = {}
-"""Networks of the host by the device that they are on for a while."""
+"""Device -> networks that are on it temporarily."""
 
 
 @contextmanager
@@ -274,7 +274,7 @@ def _loaded(part: PipelineComponent) -> Any:
 
 
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
-    """Multiplies weights that were stored in 8-bit floats by the scales of their rows.
+    """Dequantizes weights in 8-bit floats by the scales of their rows.
 
     Transformers loads the numbers unscaled and has no module for the scales.
 
@@ -319,7 +319,7 @@ def forget() -> None:
 
 
 def _tie(model: Any) -> None:
-    """Gives T5's encoder its token embedding, if the file holds it only as `shared`.
+    """Assigns T5's encoder its token embedding, if the file holds it only as `shared`.
 
     Otherwise Transformers 5 leaves the encoder's copy random, without a warning.
     """

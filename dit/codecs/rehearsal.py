@@ -101,7 +101,7 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux2": write_flux2,
     "flux2_klein": write_flux2_klein,
 }
-"""By `--processor` of `data_prep`."""
+"""`--processor` of `data_prep` -> function that writes its folder."""
 _FLUX2 = "Flux2Transformer2DModel"
 
 

@@ -18,11 +18,11 @@ from dit.codecs.picture_colours import from_start, told_colours
 
 WHITE = "white"
 _BITS = {"1": 1, "L;2": 2, "L;4": 4}
-"""Bits of a grey level in a PNG file, by Pillow's name for such pixels; it scales them to 8."""
+"""Pillow's name of a PNG's grey pixels -> bits of a level, which Pillow scales to 8."""
 
 
 class ReferenceFit(StrEnum):
-    """How the size of an encoded reference picture is chosen."""
+    """Rule for the size of an encoded reference picture."""
 
     OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
     TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
@@ -30,7 +30,7 @@ class ReferenceFit(StrEnum):
 
 
 class Placement(NamedTuple):
-    """How a picture is encoded: scaled to `resized`, then cropped centrally to `size`.
+    """Scaling and crop of a picture: scaled to `resized`, then cropped centrally to `size`.
 
     Both are (width, height).
     """
@@ -78,7 +78,7 @@ def colour(text: str) -> str:
 
 
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
-    """The decoded picture, turned and mirrored as its EXIF says.
+    """The decoded picture, rotated and mirrored by its EXIF.
 
     Its colours are still those of the file, and `info["icc_profile"]` is their profile from
     `told_colours`, for `to_rgb`. Only 16-bit RGB with a profile is sRGB already.
@@ -132,7 +132,7 @@ def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
 
 
 def _with_transparency(image: Image.Image) -> Image.Image:
-    """An image as sRGB: RGBA if anything is transparent, else RGB."""
+    """An image as sRGB: RGBA if any pixel is transparent, else RGB."""
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image
     try:
@@ -220,7 +220,7 @@ def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
 
 
 def _raw_mode(tile: Any) -> str:
-    """Pillow's name for how pixels lie in the file."""
+    """Pillow's name for the layout of pixels in the file."""
     return tile[3] if isinstance(tile[3], str) else str((tile[3] or ("",))[0])
 
 

@@ -1,4 +1,4 @@
-"""Enums of the keys that choose: first those of the network, then those of the objective."""
+"""Enums of the keys that choose, first for the network, then for the objective."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from dit.config.validation import MOST_GUIDANCE, ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
-"""Default guidance scale of networks without a guidance embedding; docs/small_data.md has figures.
-"""
+"""Default guidance scale of networks without a guidance embedding; docs/small_data.md has
+figures."""
 
 
 class Weights(StrEnum):

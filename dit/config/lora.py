@@ -38,11 +38,11 @@ class LoraConfig:
     dropout: Live[float] = 0.0
     """Dropout rate on the input of each adapter in training."""
     dtype: Live[Precision | None] = None
-    """Dtype of the adapters, fp32 or bf16; null: that of the model."""
+    """Dtype of the adapters, fp32 or bf16; null: the network's dtype."""
     base_dtype: Live[BaseType | None] = None
     """Dtype of the frozen matrices: float8_e4m3 with a scale for each row; null: unchanged."""
     plus_ratio: Refused[float | None] = None
-    """Learning rate of B divided by that of A; null: 1 (LoRA+, arXiv:2402.12354, advises 16)."""
+    """Ratio of the learning rates of B and A; null: 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     frozen_adapter: Live[LocalPath | None] = None

@@ -95,13 +95,14 @@ class ModelConfig:
     context_parallel_size: Live[int] = 1
     """Ranks over which the tokens of a pack are split."""
     cp_comm_type: Live[ContextComm] = ContextComm.A2A
-    """What context ranks exchange: heads (a2a), or keys and values (all_gather; p2p, a ring)."""
+    """Communication of context-parallel ranks: heads (a2a), or keys and values (all_gather; p2p, a
+    ring)."""
     pipeline_model_parallel_size: Live[int] = 1
     """Pipeline stages over which the layers are split."""
     virtual_pipeline_model_parallel_size: Live[int | None] = None
     """Groups of layers on each pipeline stage; null: one group."""
     recompute_granularity: Live[Recompute] = Recompute.NONE
-    """What is recomputed in backward: none, attention (selective), full, or as needed (auto)."""
+    """Activation recomputation: none, attention (selective), full, or as needed (auto)."""
     recompute_method: Live[RecomputeMethod] = RecomputeMethod.UNIFORM
     """How full recomputation picks layers: all in groups (uniform), or the first few (block)."""
     recompute_num_layers: Live[int] = 1

@@ -295,10 +295,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Probability, per sample, that training replaces the caption by the null text (for
     classifier-free guidance)."""
     image_dropout: Live[float] = 0.0
-    """Probability, per sample, that training drops the image: zeros, or no rows if it is optional.
-
-
-    """
+    """Probability, per sample, that training drops the image: zeros, or no rows if it is
+    optional."""
     image_condition_probability: Live[float] = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
@@ -328,10 +326,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Guidance scale w of a guidance-distilled network, to be kept: the target becomes u + w
     (target - u), where u is the network's prediction without caption; null: the plain target."""
     cfg_target_schedule: Refused[TargetSchedule] = TargetSchedule.CONSTANT
-    """Dependence of cfg_target on t: constant, or level: 1 + (cfg_target - 1) t, for flow matching.
-
-
-    """
+    """Dependence of cfg_target on t: constant, or level: 1 + (cfg_target - 1) t, for flow
+    matching."""
     drift_weight: Refused[float] = 0.0
     """Adapters: weight of the squared distance from the prediction without adapters."""
     preference: Refused[Preference | None] = None
@@ -430,7 +426,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def predictions_kept(self) -> int:
-        """Number of these passes whose predictions the learning pass needs."""
+        """Number of the passes without gradients whose predictions the learning pass needs."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property

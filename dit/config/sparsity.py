@@ -71,7 +71,7 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """The layers `first` to `last`, which see only some tokens; the others skip these layers."""
+    """Layers `first` to `last`, which process only some tokens; other tokens skip these layers."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route

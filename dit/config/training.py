@@ -37,7 +37,7 @@ class TrainConfig:
     manual_gc: Live[bool] = True
     """Collect Python's garbage only at fixed steps, the same on all ranks."""
     manual_gc_interval: Live[int] = 100
-    """Steps between these collections; 0 never collects."""
+    """Steps between two manual garbage collections; 0 never collects."""
 
     def __post_init__(self) -> None:
         check(
@@ -67,15 +67,15 @@ class ParameterGroup:
     pattern: Refused[str]
     """Pattern of names with * and ?, ours or Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
     lr: Refused[float | None] = None
-    """Largest learning rate of these weights; it follows the same schedule as the others."""
+    """Largest learning rate of the group's weights; all groups follow the same schedule."""
     lr_factor: Refused[float | None] = None
-    """Largest learning rate of these weights, as a multiple of `optimizer.lr`."""
+    """Largest learning rate of the group's weights, as a multiple of `optimizer.lr`."""
     weight_decay: Refused[float | None] = None
-    """Weight decay of these matrices; norms, biases and embeddings have none."""
+    """Weight decay of the group's matrices; norms, biases and embeddings have none."""
     kind: Refused[OptimizerKind | None] = None
-    """adamw: with `optimizer.kind=muon`, update these matrices by AdamW as well."""
+    """adamw: with `optimizer.kind=muon`, update the group's matrices by AdamW as well."""
     frozen: Refused[bool] = False
-    """Whether these weights are frozen, without gradients, moments or EMA."""
+    """Whether the group's weights are frozen, without gradients, moments or EMA."""
 
     def __post_init__(self) -> None:
         own = (self.lr, self.lr_factor, self.weight_decay, self.kind)
@@ -411,10 +411,8 @@ class DistConfig:
     """The processes of a run."""
 
     distributed_timeout_minutes: Live[float] = 10.0
-    """Minutes without progress of one rank after which all ranks end, with a message that names it.
-
-
-    """
+    """Minutes without progress of one rank after which all ranks end, with a message that names
+    it."""
 
     def __post_init__(self) -> None:
         minutes = self.distributed_timeout_minutes

@@ -48,10 +48,8 @@ class ValidationConfig:
     """Validation loss at or below which the run ends, with a checkpoint; the EMA's loss, if there
     is an EMA."""
     sets: Live[tuple[ValidationSet, ...]] = ()
-    """Additional held-out datasets to evaluate; their names are part of the names of their losses.
-
-
-    """
+    """Additional held-out datasets to evaluate; their names are part of the names of their
+    losses."""
     latents: Live[ValidationLatents] = ValidationLatents.MEAN
     """Latents of shards that store distributions (`data_prep --latent_distribution`): mean, or
     sampled by rng.seed and sample, the same at each validation. Training samples anew at each

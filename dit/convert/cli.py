@@ -73,7 +73,7 @@ class _Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class _WhichWeights:
-    """Which weights of the checkpoint to take."""
+    """Choice of the weights to take from the checkpoint."""
 
     weights: Literal["ema", "model"] | None = None
     """Average of the weights, or the last ones. (default: ema if the run keeps one)"""
@@ -100,7 +100,7 @@ class _ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Surroundings:
-    """What to write besides the network; at most one of these."""
+    """Files to write besides the network; at most one of these options."""
 
     pipeline_from: Path | None = option(None, metavar="DIR")
     """Folder of a Diffusers pipeline for this network. The export gets its tokenizer, text encoder

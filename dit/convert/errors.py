@@ -23,7 +23,7 @@ def listed(names: Iterable[str], *, most: int = 20) -> str:
 def check_shapes(
     here: Shapes, wanted: Shapes, *, extra: Collection[str], place: Path, beyond: str
 ) -> None:
-    """Checks that `place` has exactly the tensors `wanted`, and possibly those of `extra`.
+    """Checks that `place` has exactly the tensors `wanted`, and possibly tensors of `extra`.
 
     Raises:
         ConvertError: lists the names that are missing, unexpected, or of another shape.

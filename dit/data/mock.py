@@ -205,5 +205,5 @@ class MockShard(WorkerShard):
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:
-    """How many of the samples reader, reader + readers, ... have an index below `first`."""
+    """Number of the samples reader, reader + readers, ... with an index below `first`."""
     return -((reader - first) // readers)

@@ -58,10 +58,8 @@ class SampleSize(NamedTuple):
     null_rows: int
     """Tokens of the sample's own null text."""
     dtypes: tuple[torch.dtype | None, ...]
-    """Dtypes of the latent and of each input, in the order of the family; None for a missing input.
-
-
-    """
+    """Dtypes of the latent and of each input, in the order of the family; None for a missing
+    input."""
     unknown: tuple[str, ...] = ()
     """Names of tensors of the sample that the family does not read."""
     is_weighted: bool = False

@@ -69,7 +69,7 @@ def reshard(
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """How many of the first `given` packs of a run belong to one rank."""
+    """Number of a run's first `given` packs that belong to one rank."""
     return -((rank - given) // ranks)
 
 
@@ -147,10 +147,8 @@ class _Pool:
     """Samples of a dataset that all readers together have not yet read."""
 
     runs: list[np.ndarray]
-    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two arrays.
-
-
-    """
+    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two
+    arrays."""
     first: int
     """Index after the last sample that was read."""
     behind: int

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """An error that happened on one rank and is raised on all of them."""
+    """Error that happened on one rank and is raised on all ranks."""
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:

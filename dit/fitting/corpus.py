@@ -28,19 +28,19 @@ class Corpus:
     channels: int
     text_width: int
     text_rows: float
-    """On average."""
+    """Mean number of text tokens of a caption."""
     shapes: tuple[tuple[int, int, int], ...]
-    """Frames, rows and columns of each latent."""
+    """Latent sizes of the samples: (frames, rows, columns)."""
     held_out: tuple[tuple[int, int, int], ...] = ()
-    """Sizes of latents in the validation split, which the network must take as well."""
+    """Latent sizes of the validation split, which the network must accept as well."""
     captions: float
-    """The part of them with a caption that no other one has."""
+    """Fraction of the samples whose caption no other sample has."""
     side: float
-    """Pixels: the root of the mean area."""
+    """Square root of the mean picture area, in pixels."""
     colours: int | None
-    """Colours of the codec without weights; None for latents of a VAE."""
+    """Colour channels of the codec without weights (1 or 3); None for latents of a VAE."""
     basis: str
-    """What its cells hold."""
+    """Contents of a cell of the codec without weights, such as pixels or dct; empty for a VAE."""
 
     @property
     def own_captions(self) -> bool:
@@ -67,7 +67,7 @@ class Corpus:
         return sum(_tokens(shape, patch) for shape in self.shapes) / len(self.shapes)
 
     def divides(self, patch: int) -> bool:
-        """Whether patches of this side divide every latent."""
+        """Whether patches of this size divide every latent."""
         return all(rows % patch == columns % patch == 0 for _, rows, columns in self.sizes)
 
 

@@ -38,10 +38,10 @@ class Draft:
     by: Optimization
     patch: int
     tokens: float
-    """Mean tokens of a sample, padding included."""
+    """Mean number of tokens of a sample, padding included."""
     multiple: int
     capacity: int
-    """Tokens in a pack."""
+    """Capacity of a pack in tokens."""
 
     @property
     def samples(self) -> float:
@@ -56,18 +56,18 @@ class Proposal:
     draft: Draft
     steps: int
     passes: float
-    """How often each sample is seen."""
+    """Number of passes over the training samples (epochs)."""
     minutes: float
-    """Minutes that the run is expected to take, with validations and checkpoints."""
+    """Duration to expect, in minutes, with validations and checkpoints."""
     seconds: float
-    """Seconds of a step."""
+    """Duration of a step in seconds."""
     why: str
     """Reason for the size of the network."""
     warnings: tuple[str, ...]
 
 
 Seconds = Callable[[Draft], float]
-"""Seconds of one step."""
+"""Function from a draft to the seconds of one step."""
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:

@@ -16,9 +16,9 @@ nearest of 1,391 for 65 to 78% of 100 captions after 143 and 163 passes. 300 dra
 width 192, 171 passes: 57 to 86%, and 100% with learned positions.
 """
 FEWEST_PASSES = 60
-"""Below it a caption hardly ever gives its picture: 9% after 56 passes, the same drawings."""
+"""Passes below which a caption hardly ever gives its picture (9% after 56, same drawings)."""
 FEWEST_SAMPLES = 32_000
-"""Samples in all below which ten kinds of digits are not learned (86% right after 32,000)."""
+"""Samples seen in training below which ten digits are not learned (86% right after 32,000)."""
 TEXT_DROPOUT = 0.1
 LAST_LEVEL = 5.0
 """`objective.sigma_min` for coloured pictures with captions of their own.
@@ -35,9 +35,9 @@ The same drawings: .023 with 1, .030 with 1.5 and .054 with 2.5 (from sigma 2). 
 guidance, which is 2.5 unless it is set.
 """
 MINUTES = 30.0
-"""Minutes of training, where there is no GPU and nothing is said."""
+"""Default duration of training without a GPU, in minutes."""
 PART_TRAINING = 0.9
-"""Part of the minutes that trains; start, validations and checkpoints take the rest."""
+"""Fraction of the time spent on training; start, validations and checkpoints take the rest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,8 @@ NAMED = (
 )
 """Networks for a GPU (arXiv:2212.09748, Table 1)."""
 NAMED_FROM = (0, 20_000, 200_000, 1_000_000)
-"""Training samples from which a named size is taken where no time is given; not measured."""
+"""Number of training samples above which a named size is chosen if no time is given; not
+measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +86,13 @@ class Optimization:
     warm_up: int
     sigma_rel: float
     samples: int
-    """Samples in one step, as far as the corpus has as many and `tokens` hold them. Drawings were
-    learned with 64 and with 128: what counts is how often each is seen."""
+    """Samples per step, if the corpus and `tokens` allow. Drawings were learned with 64 and with
+    128: the number of passes over each sample decides."""
     tokens: int
-    """Longest pack, unless one sample is longer."""
+    """Largest capacity of a pack in tokens; a longer sample raises it."""
     fewest_tokens: int
-    """Tokens that a sample has on average, or more: the largest patch that leaves as many."""
+    """Lower limit of the mean tokens of a sample; the largest patch size within this limit is
+    used."""
     adaln_rank: int
 
 

@@ -124,5 +124,5 @@ SHARED: dict[str, tuple[str, ...]] = {
     ),
     "rng": ("seed",),
 }
-"""Group -> names of our keys that also occur in files of these tools; all other keys are only ours.
-"""
+"""Names of our keys, by group, that also occur in files of these tools; other keys are ours
+alone."""

@@ -76,7 +76,7 @@ WORDS = {
     "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
     "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
 }
-"""The words of a layout's name, joined by +."""
+"""Words that a layout's name joins with `+`."""
 
 _SIZES = {
     "tp": "tensor_model_parallel_size",
@@ -105,20 +105,20 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "muon": {"optimizer": {"kind": OptimizerKind.MUON}},
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
-"""What the words without a number set: group of the run's keys -> keys."""
+"""Settings of each word without a number: group of keys -> key -> value."""
 _ADAPTERS = ("lora", "lastlora", "frozenlora")
 _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
     ParameterGroup(pattern="*layers.0.*", frozen=True),
 )
 _PATCH = 2
-"""Latent cells along one side of a token, as sizes of mock samples have them."""
+"""Latent cells along one side of a token, for sizes of mock samples."""
 _UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "opd", "dmd", "drop", "frozen")
 _UNKEYED += ("fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
-"""Words of other mathematics: one process is compared with them, too."""
+"""Words that change the mathematics; their reference is one process with the same word."""
 ONE = "one"
-"""The layout that all others are compared with: one process, every option off."""
+"""Reference layout: one process, all options off."""
 
 LAYOUTS = (
     *("full", "block", "selective"),
@@ -136,7 +136,7 @@ LAYOUTS = (
     *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),
 )
-"""The layouts that are checked by default, where there are enough processes."""
+"""Default layouts of the check, as far as there are enough processes."""
 MATRIX = (
     *("full", "tp2+sp", "tp4", "cp2", "cp2+ag", "cp4", "cp4+ag", "pp2", "pp2+vpp2", "dp2"),
     *("tp2+cp2+pp2", "tp2+sp+cp2+pp2"),
@@ -320,11 +320,11 @@ def parse_layout(name: str) -> NamedLayout:
 
 
 ALL = "all"
-"""Every kind of every family."""
+"""Word for every kind of network of every family."""
 
 
 def chosen_sizes(words: Sequence[str]) -> list[str]:
-    """Named sizes with a tiny network, from names of families or sizes, or `ALL`, each once.
+    """Sizes with a tiny network, from names of families or sizes, or `ALL`, each once.
 
     Raises:
         ValueError: a word is neither.

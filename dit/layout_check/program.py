@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 STEPS = 5
 _TURN = timedelta(days=1)
-"""How long idle processes wait for the next layout; processes at work have the watchdog."""
+"""Time limit for idle processes that wait for the next layout; the watchdog limits working ones."""
 
 
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:

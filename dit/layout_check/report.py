@@ -1,4 +1,4 @@
-"""Differences between a layout and one process, and tables of them."""
+"""Differences between a layout and one process, and tables of the differences."""
 
 from __future__ import annotations
 

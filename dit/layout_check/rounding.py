@@ -16,8 +16,8 @@ from dit.train.optimizer.muon import RMS, coefficients
 from dit.train.optimizer.states import state_of
 
 _SMALL = 1e-2
-"""Part of all gradients' root mean square below which no tensor's rounding is measured: that of
-queries with one key each differs by 2e-7 of all gradients, and has no other size."""
+"""Fraction of all gradients' root mean square below which a tensor's rounding is not measured. The
+gradient of queries with one key each is 2e-7 of all gradients, mere rounding."""
 
 
 def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:

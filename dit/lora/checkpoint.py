@@ -187,7 +187,7 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses adapters that differ from those of the checkpoint from which a new run starts."""
+    """Refuses adapters that differ from the checkpoint from which a new run starts."""
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})

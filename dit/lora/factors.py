@@ -74,7 +74,7 @@ def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
 
 
 def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
-    """One adapter for a linear whose outputs are those of all `parts`, concatenated."""
+    """One adapter for a linear whose outputs are the concatenated outputs of `parts`."""
     down_RI = torch.cat([one.down for one in parts])
     up_OR = torch.block_diag(*(one.folded().up for one in parts))
     return LoraFactors(down=down_RI, up=up_OR, alpha=float(len(down_RI)))

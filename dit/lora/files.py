@@ -231,7 +231,7 @@ def _network(name: str) -> str:
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The peft configuration for a module, and the module's name in it."""
+    """The peft configuration for a module, and the module's name in that file."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")

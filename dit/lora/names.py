@@ -193,8 +193,8 @@ def _module(written: str, tables: list[_Names]) -> str | None:
 
 
 SWAPPED = "~"
-"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale, shift.
-"""
+"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale,
+shift."""
 
 
 def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]:
@@ -239,7 +239,7 @@ class _Names(NamedTuple):
 
 
 def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, str] | None:
-    """Diffusers' names -> names of an original project; None if `table` lacks one of them."""
+    """Diffusers' names -> names of an original project; None if `table` lacks a name."""
     back = _compiled((ours, theirs) for theirs, ours in table.items())
     found = {module: _translated(module, back) for module in modules}
     whole = {module: name for module, name in found.items() if name is not None}
@@ -249,7 +249,7 @@ def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, s
 def in_original_names(
     factors: FactorsByModule, table: Mapping[str, str]
 ) -> dict[str, LoraFactors] | None:
-    """Adapters by the names of an original project; None if `table` lacks one of them.
+    """Adapters by the names of an original project; None if `table` lacks a name.
 
     Adapters of modules that the project joins in one linear are joined, with the sum of their
     ranks; None if one of these modules has no adapter.

@@ -247,11 +247,8 @@ class ObjectiveConventions:
     `StackedTransformer` converts `sign` and this one, so that other code sees t and noise - data.
     """
     clean_level: float | None = 0.0
-    """Noise level t of clean tokens, such as a given first frame; None: there are no such tokens.
-
-
-
-    """
+    """Noise level t of clean tokens, such as a given first frame; None: there are no such
+    tokens."""
     guides_by_references: bool = False
     """Whether guidance also has a separate scale for references, away from samples without them."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None

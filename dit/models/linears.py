@@ -101,7 +101,7 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether a linear's input has a row per token; that of modulation has one per sample."""
+    """Whether a linear's input has a row per token; modulation has a row per sample instead."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 

@@ -1,4 +1,4 @@
-"""PackedBatch -> Problem for training, and the path from noise to latents for sampling.
+"""Objectives: the regression problem of a pack in training, and the sampling path.
 
 This folder is pure torch: it knows no network, no ranks, no framework.
 

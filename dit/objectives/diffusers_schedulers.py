@@ -1,6 +1,6 @@
 """scheduler_config.json of Diffusers <-> `ObjectiveConfig`, for each known scheduler class.
 
-It only translates text: Diffusers is not imported.
+This is a translation of text: Diffusers is not imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteSche
 UNIPC_SCHEDULER, LCM_SCHEDULER = "UniPCMultistepScheduler", "FlowMatchLCMScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
 _NOT_OURS = ("stochastic_sampling", "invert_sigmas")
-"""Steps of FlowMatchEulerDiscreteScheduler that no sampler here has."""
+"""Options of FlowMatchEulerDiscreteScheduler for steps that no sampler here has."""
 _SPACINGS = {f"use_{spacing}_sigmas": spacing for spacing in LevelSpacing}
 _LINE_OF_MU = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 # Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
@@ -40,11 +40,11 @@ _UNIPC = {
     "final_sigmas_type": "zero",
 }
 _OF_TRAINING = {"prediction_type", "use_flow_sigmas", "num_train_timesteps", "use_dynamic_shifting"}
-"""Keys that say what the network learned; the others concern sampling alone."""
+"""Keys that determine what the network learned; the others concern only sampling."""
 
 
 class SchedulerFile(BaseModel, ABC):
-    """The keys of a scheduler_config.json that concern training, with Diffusers' own defaults.
+    """Keys of a scheduler_config.json that concern training, with Diffusers' own defaults.
 
     Types are strict: 1.0 is no integer, 1 no boolean, NaN no number.
     """
@@ -54,7 +54,7 @@ class SchedulerFile(BaseModel, ABC):
     class_names: ClassVar[tuple[str, ...]]
     """Scheduler classes with these keys; an export writes the first."""
     states: ClassVar[tuple[str, ...]]
-    """Keys of `objective` that a file states, by a key of its own or by saying nothing."""
+    """Keys of `objective` that a file determines, also by omitting its own key."""
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
@@ -62,15 +62,15 @@ class SchedulerFile(BaseModel, ABC):
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """Why the file does not determine how the network was trained, in words, or None."""
+        """Reason why the file does not determine how the network was trained, or None."""
         return None
 
     def lacking(self) -> str | None:
-        """A feature of the scheduler that no sampler of ours has, in words, or None."""
+        """Feature of the scheduler that no sampler here has, in words, or None."""
         return None
 
     def of_sampling(self) -> str | None:
-        """A setting that concerns our samplers but not training, in words, or None."""
+        """A setting that concerns samplers but not training, in words, or None."""
         return None
 
     @abstractmethod

@@ -64,9 +64,9 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """As many levels from the first to the last, both above 0, in another spacing.
+    """As many levels from the first to the last, both above 0, respaced by `spacing`.
 
-    As `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
+    This is `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
     FlowMatchEulerDiscreteScheduler, with t in place of sigma.
     """
     first_N, last_N = t_SN[0], t_SN[-1]
@@ -116,7 +116,7 @@ class FlowMatching:
 
     config: FlowConfig
     karras: EdmConfig = field(default_factory=EdmConfig)
-    """Its sigma_min, sigma_max and rho are those of Karras's levels."""
+    """EDM's options, of which Karras's levels use sigma_min, sigma_max and rho."""
 
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Shift of each sample [N], float64 on the CPU."""

@@ -13,9 +13,9 @@ from dit.batch import LatentVariance, PackedBatch, Pairs, TokenStream
 
 
 def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
-    """The pack with latents drawn from the distributions given by its means and log variances.
+    """The pack with latents sampled from the distributions of its means and log variances.
 
-    A draw is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). `rngs` are one
+    A sample is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). `rngs` are one
     generator, or one for each sample, on the device of the batch. A pack without variances is
     returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""Random draws for a pack in training, pack -> pack: given frames, dropped inputs, parts, a route.
+"""Random draws for a pack in training: given frames, dropped inputs, parts, a token route.
 
 1. TRAINING_DRAWS  all draws in order; each has its own stream of random numbers (`Draw`)
 2. frames          how many first frames of a target are given, from its shard or drawn
@@ -45,7 +45,7 @@ CPU = torch.device("cpu")
 
 
 class Draw(IntEnum):
-    """The purpose of a stream of random numbers; the streams of one pack are independent."""
+    """Purpose of a stream of random numbers; the streams of one pack are independent."""
 
     NOISE = 0
     LEVELS = 1
@@ -94,7 +94,7 @@ def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawContext:
-    """What a draw depends on besides the pack: its numbers, null inputs and settings."""
+    """Inputs of a draw besides the pack: its numbers, null inputs and settings."""
 
     seed: int
     step: int
@@ -104,7 +104,7 @@ class DrawContext:
     route: TokenRoute | None
 
     def rng(self, draw: Draw, device: torch.device = CPU) -> torch.Generator:
-        """A generator for one purpose; no draw changes the numbers of another."""
+        """A generator for one purpose; draws of one purpose do not affect another."""
         return torch.Generator(device).manual_seed(self.stream(draw))
 
     def stream(self, draw: Draw) -> int:
@@ -159,16 +159,15 @@ TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
     _route,  # the tokens that the layers of a route see
     _adapters,  # the seed of their dropout
 )
-"""What is drawn for a pack in training, in this order, before its levels and noise.
+"""Random draws for a pack in training, in order, before its levels and noise.
 
-A method adds its function here and a member of `Draw`.
-"""
+A method adds its function here and a member of `Draw`."""
 
 
 def draw_given_frames(
     batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
 ) -> PackedBatch:
-    """The pack with a drawn number of given frames for each sample.
+    """The pack with a random number of given frames for each sample.
 
     With `given_frames` that many first frames of a sample are given, but one is left to learn, so
     an image gets none. Otherwise a sample keeps the given frames of its shard with
@@ -279,17 +278,17 @@ def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
 
 
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
-    """Whether each of `count` samples trains without an input; `rng` is a CPU generator."""
+    """Whether each of `count` samples drops an input; `rng` is a CPU generator."""
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
 
 
 def samples_drawn(batch: PackedBatch) -> int:
-    """Number of samples with draws of their own; the two samples of a pair share them."""
+    """Number of samples with random draws of their own; both samples of a pair share them."""
     return batch.num_samples // batch.copies
 
 
 def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
-    """The value drawn for each sample, where a pair shares one."""
+    """A drawn value for each sample; both samples of a pair have the same."""
     return [one for one in drawn for _ in range(batch.copies)]
 
 
@@ -349,9 +348,9 @@ def own_null_texts(batch: PackedBatch) -> list[Tensor]:
 def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
     """A copy of the pack whose `dropped` samples have zeros for all inputs made from pictures.
 
-    These are the condition channels, and the texts and vectors that `null` lacks because no caption
-    decides them. Their numbers of rows stay, unless the network works without a picture: then the
-    sample has no rows of them. Given frames are left to `draw_given_frames`.
+    These are the condition channels, and the texts and vectors that `null` lacks because they do
+    not depend on the caption. Their numbers of rows stay, unless the network works without a
+    picture: then the sample has no rows of them. Given frames are left to `draw_given_frames`.
     """
     if not any(dropped):
         return batch

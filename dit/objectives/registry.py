@@ -1,4 +1,4 @@
-"""`objective.name` -> the parts of an objective, so that no other code compares names."""
+"""The parts of an objective by `objective.name`, so that no other code compares names."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ _SCHEDULERS = "dit.objectives.diffusers_schedulers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveParts:
-    """The parts of an objective; for training alone, `training` is enough."""
+    """The parts of an objective; for training alone, `training` suffices."""
 
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
-    """None: nothing can be generated, and a run that would sample is refused."""
+    """Sampling side; None: nothing can be generated, and a run that would sample is refused."""
     scheduler: Callable[[], type[SchedulerFile]] | None = None
-    """Imports how a scheduler of Diffusers stores its options; only conversion asks for it.
-
-    None: only the weights can be exported.
-    """
+    """Imports the Diffusers scheduler that stores the objective's options; needed only for
+    conversion. None: only the weights can be exported."""
 
 
 REGISTRY: dict[str, ObjectiveParts] = {
@@ -69,7 +67,7 @@ def training_objective(config: ObjectiveConfig) -> TrainingObjective:
 
 
 def check_covers_all_levels(config: ObjectiveConfig) -> None:
-    """Refuses generation with a single network that was trained on a part of the levels.
+    """Refuses generation by a single network that was trained on a part of the levels.
 
     Raises:
         Problems: `level_range` excludes levels that a sampler visits.

@@ -1,4 +1,4 @@
-"""Draws of tokens of each sample: for a token route, and for two noise levels."""
+"""Random subsets of each sample's tokens: for a token route, and for two noise levels."""
 
 # T packed tokens, L text tokens, E text width
 
@@ -26,7 +26,7 @@ from dit.pack_wire import to_device
 
 
 def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
-    """The pack with a draw of the tokens that the layers of a route see (`Route`).
+    """The pack with a random choice of the tokens that a route's layers see (`Route`).
 
     `rng` is a CPU generator.
     """
@@ -35,7 +35,7 @@ def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> P
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
-    """Order [T] of the tokens of a pack, on the CPU, in which each run has its kept tokens first.
+    """Order [T] of the tokens of a pack, on the CPU, in which kept tokens lead each run.
 
     In each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others. In
     a run that padding completes, real tokens come first. A sample's draw depends on the number of
@@ -57,9 +57,9 @@ def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor
 def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> PackedBatch:
     """The pack with each sample divided into two: the kept tokens of its runs, and the others.
 
-    Tokens keep their positions, and both parts have all texts and vectors of the sample. As
+    Tokens keep their positions, and both halves have all texts and vectors of the sample. As
     separate samples they get a noise level each, and do not attend to each other. A sample so short
-    that a part would have no loss stays whole. `rng` is a CPU generator.
+    that one half would have no loss stays whole. `rng` is a CPU generator.
 
     Source: dual-timestep scheduling of Self-Flow, with separate attention (arXiv:2607.02508).
     """
@@ -82,9 +82,9 @@ def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> P
 def _of_parts(
     batch: PackedBatch, rows: Sequence[Tensor], sources: Sequence[int], counts: Sequence[list[int]]
 ) -> PackedBatch:
-    """The pack of parts that consist of `rows` of the samples `sources`.
+    """The pack whose samples consist of `rows` of the samples `sources`.
 
-    `counts` are each part's numbers of given tokens, of target tokens, and of real ones.
+    `counts` are each one's numbers of clean tokens, of target tokens, and of real tokens.
     """
     lengths, where = [len(part) for part in rows], batch.segment_T.device
     clean, targets, real = map(tuple, zip(*counts, strict=True))

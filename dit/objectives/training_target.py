@@ -89,7 +89,7 @@ def drawn_pack(
     options: ObjectiveConfig,
     route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, DrawContext]:
-    """The pack of a step after all of `TRAINING_DRAWS`, and the source of its further draws."""
+    """The pack of a step after all of `TRAINING_DRAWS`, and the random source of later draws."""
     told: Any = {"null": null, "options": options, "route": route}
     context = DrawContext(seed=seed, step=step, pack_id=batch.pack_id, **told)
     for draw in TRAINING_DRAWS:
@@ -221,7 +221,7 @@ def problem_of_streams(
     noise_N: Mapping[str, Tensor],
     noise_TC: Mapping[str, Tensor],
 ) -> Problem:
-    """The problem of all streams of `batch`, each with levels [N] and noise [T, C] of its own."""
+    """The problem of all streams of `batch`, each with its own levels [N] and noise [T, C]."""
     made = {
         name: _problem_at(objective, stream, noise_N[name], noise_TC[name])
         for name, stream in batch.streams.items()
@@ -237,9 +237,9 @@ def problem_of_velocity(
     state_TC: Tensor,
     velocity_TC: Tensor,
 ) -> Problem:
-    """The problem of flow matching at a state [T, C] whose velocity [T, C] is the target.
+    """The flow-matching problem at a state [T, C] with target velocity [T, C].
 
-    It is the problem of the latent and noise on whose connecting line the state lies.
+    The latent and noise of the problem are the end points of the line through the state.
     """
     noise_T1 = per_token(noise_N, batch)
     latent_TC = state_TC - noise_T1 * velocity_TC
@@ -271,7 +271,7 @@ def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
 
 
 class _TellsLevels(Protocol):
-    """The method that both protocols of an objective share."""
+    """The method common to both protocols of an objective."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 

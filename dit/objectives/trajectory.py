@@ -1,4 +1,4 @@
-"""Noisy packs on their way from noise to latents, for distillation.
+"""Noisy packs that move from noise to latents, for distillation.
 
 A `NoisyPack` moves from level to level by steps of Euler's method or of LCM, as in `dit.sampling`,
 but each sample has its own level, and does not move in a step that ends where it begins.
@@ -20,12 +20,12 @@ from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import to_device
 
 LEAST_DISTANCE = 1e-6
-"""The least mean distance of a latent to the teacher's prediction that a gradient is divided by."""
+"""Smallest mean distance between latent and teacher's prediction by which a gradient is divided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoisyPack:
-    """A pack with a noisy state of each sample."""
+    """A pack with a noisy state and level for each sample."""
 
     batch: PackedBatch
     state_TC: Tensor  # float64, as in samplers
@@ -40,13 +40,13 @@ class NoisyPack:
         level_N: Tensor,
         noise_TC: Tensor,
     ) -> NoisyPack:
-        """Latents mixed with noise [T, C] as the levels say."""
+        """Latents mixed with noise [T, C] at the levels `level_N`."""
         signal_T1, level_T1 = (per_token(one, batch) for one in (path.signal(level_N), level_N))
         state_TC = signal_T1 * latent_TC + level_T1 * noise_TC
         return cls(batch=batch, state_TC=state_TC, level_N=level_N)
 
     def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
-        """The problem that asks the network about this state; it has no target.
+        """The network input at this state, as a problem without target.
 
         `batch` is a pack with the same latents and other texts.
         """

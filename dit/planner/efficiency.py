@@ -18,25 +18,25 @@ class Efficiency:
     """The fractions of a peak that software reaches."""
 
     matrices: float = 0.62
-    """Part of dense bfloat16 that linear layers reach. The best of all shapes reaches 0.77 to 0.79
-    on the H100s of an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths of that
-    are left for other shapes, and for clocks under a load that lasts (assumed)."""
+    """Fraction of dense bfloat16 FLOP/s in linear layers. The best of all shapes reaches 0.77 to
+    0.79 on the H100s of an AWS p5 node (`mamf-finder.py` of stas00/ml-engineering). Four fifths
+    of that are left for other shapes, and for clocks under a lasting load (assumed)."""
     attention_forward: float = 0.66
-    """Part of dense bfloat16: 650 TFLOP/s of FlashAttention-3 on an H100, head width 128, 16k
-    tokens (published: arXiv:2407.08608, Fig. 5)."""
+    """Fraction of dense bfloat16 FLOP/s: 650 TFLOP/s of FlashAttention-3 on an H100, head width
+    128, 16k tokens (published: arXiv:2407.08608, Fig. 5)."""
     attention_backward: float = 0.40
-    """Part of dense bfloat16: 500 TFLOP/s, of which four fifths count here. The kernels compute
-    the scores a second time in the backward pass, five products where two passes of the forward
-    one's two are counted."""
+    """Fraction of dense bfloat16 FLOP/s: 500 TFLOP/s, four fifths of which count here. The backward
+    kernel recomputes the scores, so it does five products where twice the forward's two are
+    counted."""
     bandwidth: float = 0.80
-    """Part of memory bandwidth: reads and writes of large tensors; assumed."""
+    """Fraction of memory bandwidth for reads and writes of large tensors; assumed."""
     links: float = 0.70
-    """Part of links and network: large NCCL collectives; assumed."""
+    """Fraction of link and network bandwidth in large NCCL collectives; assumed."""
     gap_s: float = 1e-6
-    """Between one kernel and the next, where the host is ahead of the device: 0.9 us on a V100
+    """Seconds between two kernels, if the host is ahead of the device: 0.9 us on a V100
     (https://developer.nvidia.com/blog/cuda-graphs)."""
     memory: float = USABLE
-    """Part of memory size: libraries' buffers and fragmentation take the rest."""
+    """Usable fraction of device memory; library buffers and fragmentation take the rest."""
 
     def of(self, device: Device) -> str:
         """The assumed rates of a device, as a line of text."""
@@ -51,11 +51,12 @@ class Efficiency:
 
 
 FUSED = Efficiency()
-"""FlashAttention-3 or newer, cuDNN, or Transformer Engine's."""
+"""Efficiency with FlashAttention-3 or newer, cuDNN, or Transformer Engine's kernels."""
 PLAIN = Efficiency(attention_forward=0.37, attention_backward=0.25)
-"""Plain PyTorch: FlashAttention-2 reaches 370 and 310 TFLOP/s on an H100 (published: likewise)."""
+"""Efficiency with plain PyTorch: FlashAttention-2 reaches 370 and 310 TFLOP/s on an H100
+(published: arXiv:2407.08608, Fig. 5)."""
 HEAD_WIDTHS = (32, 64, 96, 128, 192, 256)
-"""For which FlashAttention has kernels; heads of other widths are computed as wider ones."""
+"""Head widths with FlashAttention kernels; other widths are computed as the next larger one."""
 EFFICIENCIES = {"fused": FUSED, "plain": PLAIN}
 
 _NEWER = (

@@ -28,7 +28,7 @@ from dit.models.layer_spec import (
 )
 
 KERNELS = {False: 190, True: 90}
-"""Kernels of a layer in a step, eager or fused: the 144 or 43 operations that the counter finds in
+"""Kernels that a layer launches in a step, eager or fused: the 144 or 43 operations counted in
 DiT-XL, three for each of its 13 products, and 8 of attention."""
 _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums (0.4 to 0.6)
 
@@ -49,16 +49,16 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """What a layer's memory traffic depends on besides the layer's sizes."""
+    """Properties besides a layer's sizes that determine the layer's memory traffic."""
 
     fused: bool
     text: float
-    """Text tokens for each latent token."""
+    """Text tokens per latent token."""
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
     by_heads: bool = True
-    """Whether context ranks exchange heads (a2a), not keys and values."""
+    """Whether context-parallel ranks exchange heads (a2a) instead of gathering keys and values."""
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
@@ -85,7 +85,7 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 
 def row_of(layer: LayerSpec) -> str:
-    """The row of the table: the layer of a published network that is most like this one."""
+    """Table row of the published network whose layer is most similar."""
     first: Any = next(part for part in layer.parts if part.exchanges)
     # SwiGLU and its like multiply two hidden rows.
     gated = ", gated" if _feed(layer).feed_forward.activation.inputs > 1 else ""
@@ -128,7 +128,7 @@ def _table() -> dict[str, dict[str, dict[str, dict[str, float]]]]:
 
 
 def _exchange(load: LayerLoad) -> Moved:
-    """Copies around the exchange of context ranks, of layers with one row of tokens.
+    """Copies around the context-parallel exchange, for layers with one row of tokens.
 
     By heads: queries, keys and values are arranged by rank (6 numbers), and the output (2). By
     all-gather: keys and values are joined (4), and those of all ranks put in order (4 each). The

@@ -19,7 +19,7 @@ from dit.sizing.pack_traffic import break_even_tokens
 
 _RECOMPUTE = tuple(one for one in Recompute if one is not Recompute.AUTO)
 BATCHES = (1, 2, 4, 8)
-"""Batches that are compared, in those of the run."""
+"""Batch sizes to compare, as multiples of the run's."""
 _MOST_TENSOR, _MOST_CONTEXT, _MOST_STAGES, _MOST_VIRTUAL = 8, 64, 64, 8
 
 
@@ -31,12 +31,12 @@ class ParallelLayout:
     context: int
     pipeline: int
     virtual: int
-    """Groups of layers on each stage."""
+    """Number of virtual pipeline stages per rank (groups of layers)."""
     data: int
     recompute: Recompute
     sharding: Sharding = Sharding.OPTIMIZER
     copies: int = 1
-    """Copies of weights in shares; those of optimizer states alone follow the run's keys."""
+    """Copies of FSDP-sharded weights; copies of sharded optimizer states follow the run's keys."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
@@ -47,7 +47,7 @@ class ParallelLayout:
 
     @property
     def shared(self) -> str:
-        """What data ranks divide, with the numbers of ranks and of copies of weights in shares."""
+        """What data-parallel ranks shard, with the numbers of ranks and of FSDP copies."""
         if self.sharding is Sharding.OPTIMIZER:
             return "optimizer"
         ranks = self.data * self.context // self.copies
@@ -64,15 +64,15 @@ class LayoutPlan:
     times: Times
     checkpoint: CheckpointBytes
     tflops: float
-    """Model TFLOP/s of one device."""
+    """Model TFLOP/s per device."""
     mfu: float
-    """Part of the device's peak."""
+    """Model FLOP utilisation: fraction of the device's peak."""
     tokens_per_s: float
-    """Real tokens a second, all devices together."""
+    """Tokens per second over all devices, padding excluded."""
 
     @property
     def bubble(self) -> float:
-        """The fraction of the step in which stages wait for others."""
+        """Fraction of the step that pipeline stages spend waiting for others."""
         return self.times.bubble / self.times.step
 
 
@@ -93,10 +93,10 @@ def plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
-    """The layouts that fit, the best first, and those that do not; `track` counts layouts.
+    """Layouts that fit, the fastest first, and those that do not; `track` counts layouts.
 
-    The best is the fastest. With adapters, layouts with weights in shares come after all others:
-    to gather the frozen base for each pack costs more than shares save.
+    The best is the fastest. With adapters, layouts with weights in shares come after all others: to
+    gather the frozen base for each pack costs more than shares save.
     """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
@@ -133,7 +133,7 @@ def recommended(good: list[LayoutPlan]) -> str:
 def break_even(
     config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> str:
-    """A line, for each link, with the shortest pack that hides the traffic of weights in shares."""
+    """A line for each link with the shortest pack that hides the traffic of sharded weights."""
     links = {"inside of a server": (device.link, device.together)}
     if world_size > device.together:
         links["between servers"] = (device.network, world_size)
@@ -152,7 +152,7 @@ def break_even(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPlan:
-    """The fastest layout for a number of packs in a step."""
+    """The fastest layout for a global batch size."""
 
     packs: int
     best: LayoutPlan

@@ -41,13 +41,13 @@ class PackLoad:
     """The work in one pack of a run."""
 
     tokens: float
-    """Real tokens."""
+    """Tokens of the pack, padding excluded."""
     text: float
-    """Text tokens that the layers see."""
+    """Text tokens that the layers attend to."""
     flops: float
     """FLOPs of a forward pass."""
     attention: float
-    """The FLOPs among them in attention."""
+    """FLOPs of attention in a forward pass, contained in `flops`."""
 
     @classmethod
     def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]]) -> PackLoad:
@@ -95,21 +95,21 @@ class Times:
     matrices: float
     attention: float
     memory: float
-    """Norms, modulation and activations, which memory bandwidth limits."""
+    """Seconds of norms, modulation and activations, which memory bandwidth limits."""
     launches: float
-    """Between one kernel and the next."""
+    """Seconds between one kernel and the next."""
     tensor: float
     context: float
     pipeline: float
     data: float
     copies: float
-    """Gradients of copies of weights in shares, as far as nothing hides them."""
+    """Seconds of summing gradients over FSDP copies, as far as computation does not hide them."""
     host: float
-    """Swapped blocks that come from host memory more slowly than the others are computed."""
+    """Seconds of waiting for swapped blocks that come from host memory."""
     bubble: float
-    """Pipeline stages that wait for others."""
+    """Seconds in which pipeline stages wait for others."""
     update: float
-    """Sums of gradients, Adam, and the average of the weights."""
+    """Seconds of gradient sums, Adam, and the EMA of the weights."""
 
     @property
     def step(self) -> float:
@@ -235,7 +235,7 @@ def _in_shares(ddp: DdpConfig) -> bool:
 
 
 def _copied(config: RunConfig, packs: int) -> float:
-    """Bytes that gathers of weights in shares move in the memory of a device, for `packs` packs.
+    """Bytes that gathering FSDP-sharded weights moves in device memory, for `packs` packs.
 
     Weights arrive in one piece and are copied to their places in each pass that gathers them.
     Gradients are read for each sum, and written in one piece in the type of the sum.
@@ -362,8 +362,8 @@ def _backward_part(config: RunConfig, forward: float) -> float:
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
     """Seconds of data-parallel traffic that no computation hides.
 
-    Weights in shares have traffic in each pass, which its computation hides. Otherwise it is hidden
-    by the last pack, which takes `one` second.
+    Sharded weights have traffic in each pass, which the pass's computation hides. Other traffic is
+    hidden by the last pack, which takes `one` second.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

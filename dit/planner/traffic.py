@@ -36,13 +36,14 @@ class Traffic:
     """Bytes that one rank sends in a step of `accumulated` packs."""
 
     tensor: float
-    """The step waits for its `exposed_part`."""
+    """Bytes between tensor-parallel ranks; the step waits for the fraction `exposed_part` of
+    them."""
     context: float
     pipeline: float
     data: float
-    """With weights in shares, of all packs."""
+    """Bytes between data-parallel ranks; with FSDP, for all packs of the step."""
     copies: float = 0.0
-    """Sums of gradients over copies of weights in shares (`ddp.dp_replicate_size`), once a step."""
+    """Bytes to sum gradients over FSDP copies (`ddp.dp_replicate_size`), once a step."""
 
 
 def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
@@ -77,7 +78,7 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
 
 
 def exposed_part(config: RunConfig) -> float:
-    """The fraction of the tensor ranks' exchange that no computation hides.
+    """Fraction of the tensor-parallel exchange that no computation hides.
 
     With sequence parallelism, the backward pass of a matrix with divided outputs gathers its input
     during the product for the input's gradient, and scatters that during the product for the
@@ -96,7 +97,7 @@ def forward_passes(config: RunConfig) -> float:
 
 
 def passes_before(config: RunConfig) -> float:
-    """Passes without gradients, counted in passes of the size of the learning one.
+    """Passes without gradients, in units of the pass with gradients.
 
     The pass of `cfg_target` has all tokens in all layers, the others those of the token route.
     """
@@ -106,7 +107,7 @@ def passes_before(config: RunConfig) -> float:
 
 
 def _recomputed_part(model: ModelConfig) -> float:
-    """The fraction of the layers that are recomputed completely."""
+    """Fraction of the layers with full activation recomputation."""
     if model.recompute_granularity is not Recompute.FULL:
         return 0.0
     if model.recompute_method is RecomputeMethod.UNIFORM:
@@ -116,7 +117,7 @@ def _recomputed_part(model: ModelConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
-    """Bytes to sum gradients, and to gather weights that ranks store or update in parts."""
+    """Bytes to sum gradients and to gather sharded weights or updated weights."""
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
     matrices = _matrices(config, size=size, replicas=replicas)
@@ -135,7 +136,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
-    """Bytes that a rank sends so that Muon can orthogonalise its matrices, and receives back."""
+    """Bytes that a rank sends and receives so that Muon can orthogonalise its matrices."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
     moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period
@@ -155,11 +156,11 @@ class CheckpointBytes:
 
     whole: int
     share: float
-    """What a rank writes, reads, and has in host memory meanwhile."""
+    """Bytes that a rank writes and reads, and holds in host memory meanwhile."""
     sent: float
-    """What a rank sends at most when it saves: state that it keeps, and rows of weights."""
+    """Largest number of bytes that a rank sends when saving: its state, and rows of weights."""
     received: int
-    """What a rank takes when it loads: its weights, and the state that it keeps."""
+    """Bytes that a rank receives when loading: its weights, and its optimizer state."""
 
 
 def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:

@@ -51,7 +51,7 @@ class Wish:
     prompt: str
     seed: int
     variant: int
-    """Number of the checkpoint, or of the checkpoint with its adapters."""
+    """Index of the chosen checkpoint, or of the checkpoint with its adapters."""
     options: GenerationOptions
 
 
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_SHOWN = 12
-"""Pictures of the way from noise, beside the last one."""
+"""Largest number of intermediate pictures, besides the final one."""
 _SILENCE_S = 1.0
 _EXAMPLES, _LONG_EXAMPLE = 5, 120  # prompts that the page proposes, and characters of one
 

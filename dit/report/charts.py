@@ -13,7 +13,7 @@ from html import escape
 from dit.report.series import Bucket
 
 COLOURS = 8
-"""Classes c0, c1, ... of the page's style."""
+"""Number of colour classes (c0, c1, ...) in the page's style."""
 WIDTH, HEIGHT = 420, 240  # the width of a phone held upright, so that text is not scaled down
 LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of an axis, and relative positions in it."""
+    """The range of an axis, and relative positions on the axis."""
 
     low: float
     high: float

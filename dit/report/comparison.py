@@ -24,8 +24,8 @@ MEASURES = (
     *(f"distill.{key}" for key in ("method", "steps", "teacher_guidance", "teacher_steps")),
     *(f"distill.{key}" for key in ("rollout", "student_sampler", "levels")),
 )
-"""Keys that decide what a loss measures, where they have an effect (`NEEDS`): those of `objective`
-by their names there, and those of a distillation."""
+"""Keys that decide what a loss measures, where the keys have an effect (`NEEDS`): keys of
+`objective` without their group, and keys of a distillation."""
 # Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
 # tries, as its width is, so that losses compare.
 OTHERS = {

@@ -81,7 +81,7 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     server: LocalServer  # type: ignore[assignment] # which the base class does not know
     begun = False
-    """Whether this request has got the head of an answer."""
+    """Whether the answer's head is already sent."""
 
     @contextmanager
     def answering(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from dit.watching import NotShown
 
 Section = tuple[str, str]  # heading, HTML; a section without HTML is left out
 _FEW = 2
-"""With at most this many runs, pictures stand before all curves but those of the loss."""
+"""Number of runs up to which pictures precede all curves except the loss."""
 _LEAST_STEPS = 8  # a run shows pictures of at least so many steps
 
 

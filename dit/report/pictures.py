@@ -22,7 +22,7 @@ from dit.system_errors import explained
 from dit.watching import CELLS, NotShown, watching
 
 STEPS = 24
-"""A page has pictures of at most so many steps of a run, evenly spaced, with the newest."""
+"""Largest number of steps of a run with pictures, evenly spaced, with the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
 _SMALL = 8_000  # bytes; larger pictures of a grid are embedded as WebP

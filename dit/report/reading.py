@@ -23,7 +23,7 @@ Points = list[tuple[float, float]]  # step and value
 
 _SHOWN = 5
 _MOST = 1e100
-"""Larger values are cut to this, so that ratios, squares and margins stay finite."""
+"""Bound to which larger values are cut, so that ratios and squares stay finite."""
 _LAST_STEP = 2**53
 
 

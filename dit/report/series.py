@@ -50,7 +50,7 @@ _RULES = (  # name of the metric, section, title of the chart, label of the line
 _UNSHOWN = {"step", "skipped", "consumed_samples", "real_tokens"}
 _ORDER = ("Loss", "Validation", "Optimisation", "Speed and memory", "Data", "Other")
 BUCKETS = 150
-"""Points of a curve, as many as a chart of this size can show."""
+"""Number of points of a curve that a chart of this size can show."""
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -19,7 +19,7 @@ REFRESH_S = 10
 """Seconds after which an open page asks again."""
 _AGAIN = f"this page looks again every {REFRESH_S} seconds"
 _SHARE = 0.05
-"""Part of the time, at most, that goes into making pages: the machine may be training."""
+"""Largest fraction of the time for making pages, because the machine may be training."""
 _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_generation")
 
 

@@ -60,7 +60,7 @@ _WORDS = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
 class _Handlers(dict[int, Any]):
-    """Opcode -> its method.
+    """Table of the method for each opcode.
 
     Look-ups are counted, so that a file cannot keep the program busy for ever.
     """
@@ -274,7 +274,7 @@ def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
 
 
 def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
-    """Type, key and size in bytes of the storage that a persistent id names."""
+    """Type, key and size in bytes of the storage that a persistent id denotes."""
     if type(pid) is not tuple or len(pid) != parts or pid[0] != "storage":
         raise pickle.UnpicklingError("the pickle refers to something that is no storage")
     _, dtype, key, _device, numbers, *view = pid

@@ -76,8 +76,8 @@ class Limits:
 def check_plain(value: Any, classes: frozenset[type]) -> None:
     """Checks that a program can safely walk, print or store `value`.
 
-    A container that holds itself has no end. One that holds another twice, which again holds
-    another twice, and so on, has exponentially many items.
+    A container that contains itself has no end; nested repetitions make the number of items
+    exponential.
 
     Raises:
         pickle.UnpicklingError: `value` is no plain value, too large or nested too deeply.
@@ -126,7 +126,7 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """The stand-in for a function or class while a pickle is read, which cannot change it."""
+    """Stand-in for a function or class in a pickle, which the pickle cannot change."""
 
     text: str
     make: Callable[..., Any]

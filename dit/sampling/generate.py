@@ -113,10 +113,8 @@ class SamplingSettings:
     guidance_after: float = 1.0
     """Guidance scale of the remaining steps."""
     guidance_least_norm: float = 0.0
-    """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore norms.
-
-
-    """
+    """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore
+    norms."""
     condition_noise: float = 0.0
     """Noise at each step on conditions of strength 1, divided by the square of the level."""
     guiders: Guiders | None = None

@@ -50,7 +50,7 @@ _INK = "#7a8087"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fonts:
-    """Font families in order of preference, and the characters that none of them has."""
+    """Font families in order of preference, and the characters that no family has."""
 
     families: tuple[str, ...]
     missing: frozenset[str]
@@ -74,7 +74,7 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
 ) -> list[NotShown]:
-    """Writes the grid; returns notices of samples and characters that are missing in it.
+    """Writes the grid; returns notices of missing samples and characters.
 
     `title` is a line above the pictures.
     """

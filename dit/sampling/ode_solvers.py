@@ -35,8 +35,8 @@ from dit.objectives.objective import Prediction, SamplingPath, per_token, real_o
 from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
-"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are bound.
-"""
+"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are
+bound."""
 Predict = Callable[[Tensor, Tensor], Prediction]
 """Function (state_TC, level_N) -> the network's prediction at this state."""
 
@@ -152,7 +152,7 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The guided prediction with its standard deviation moved towards that of `cond_TC`."""
+    """The guided prediction with its standard deviation moved towards `cond_TC`'s."""
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)

@@ -283,7 +283,7 @@ def _kept_by_next(
 
 
 class _Saved(saved_tensors_hooks):
-    """A context that records the memory of all tensors that autograd saves in it."""
+    """A context that records the memory of all tensors saved for backward."""
 
     def __init__(self) -> None:
         self.storages: dict[int, tuple[torch.UntypedStorage, bool]] = {}  # which stay alive here

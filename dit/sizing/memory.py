@@ -81,7 +81,7 @@ def trained_here(config: RunConfig) -> int:
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
-    """Adapter parameters of `rank`, with the default targets, on the rank that has most of them."""
+    """Adapter parameters of `rank`, with the default targets, on the rank with most parameters."""
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,

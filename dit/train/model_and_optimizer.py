@@ -317,8 +317,8 @@ def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 _STORED_AT_ZERO = (".bias", ".offset")
-"""Suffixes of names of weights that start at 0: biases, and norms stored minus 1 (`CentredNorm`).
-"""
+"""Suffixes of names of weights that start at 0: biases, and norms stored minus 1
+(`CentredNorm`)."""
 
 
 def initialise(

@@ -300,7 +300,7 @@ def _learn(
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step; starts to read those of the step after it."""
+    """This replica's packs of the next step; starts to read the packs of the step after."""
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
     if run.replica.pending is None:

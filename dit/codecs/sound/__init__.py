@@ -20,16 +20,16 @@ from dit.codecs.sound.wave import Wave
 
 SOUND_CODECS = Registry(SoundCodec, (Wave,), known="known are")
 SOUND_LATENT = "sound_latent"
-"""Key of a dataset card under which it says what the latents of its sound are."""
+"""Key of a dataset card with the settings of its sound codec."""
 
 
 def sound_codec_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> SoundCodec | None:
-    """The codec that made the sound of a dataset; None of one without sound.
+    """The sound codec of a dataset; None for a dataset without sound.
 
     Raises:
-        CodecError: the card names no known codec, lacks a setting, or its model is not there.
+        CodecError: the card names no known codec, lacks a setting, or its model is missing.
     """
     if SoundCodec.card_part not in card:
         return None

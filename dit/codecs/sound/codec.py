@@ -17,7 +17,7 @@ from dit.codecs.normalization import Moments
 
 @dataclass(frozen=True, kw_only=True)
 class SoundCodec(DatasetEncoder):
-    """Turns waveforms into latents, and latents into waveforms.
+    """Interface of sound codecs: waveforms -> latents -> waveforms.
 
     A new one is a subclass and a name in `SOUND_CODECS`.
     """
@@ -28,12 +28,12 @@ class SoundCodec(DatasetEncoder):
 
     description: ClassVar[str]
     scale: float = 1.0
-    """Number by which latents are divided, so that their standard deviation is about 1."""
+    """Divisor of latents, so that their standard deviation is about 1."""
 
     @property
     @abstractmethod
     def rate(self) -> int:
-        """Samples of the waveform a second."""
+        """Samples per second of the waveform."""
 
     @property
     @abstractmethod
@@ -51,14 +51,14 @@ class SoundCodec(DatasetEncoder):
 
     @abstractmethod
     def encode_raw(self, samples_CS: Tensor) -> Tensor:
-        """The latent [K, A] of a waveform [C, S], whose full scale is 1; before it is scaled."""
+        """The latent [K, A] of a waveform [C, S] with full scale 1, before division by `scale`."""
 
     @abstractmethod
     def decode_raw(self, latent_KA: Tensor) -> Tensor:
         """The inverse of `encode_raw`: a waveform [C, S] of whole frames."""
 
     scales_by_dataset: ClassVar[bool] = False
-    """Whether `scale` is measured on the sound of the dataset before it is encoded."""
+    """Whether `scale` is measured on the sound of the dataset, before encoding."""
 
     def measure(self, samples_CS: Tensor) -> Moments:
         """Mean and variance of all samples of one waveform."""
@@ -67,7 +67,7 @@ class SoundCodec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """A copy whose scale is the power of two next to the deviation of `moments`."""
+        """A copy whose scale is the power of two nearest to the deviation of `moments`."""
         deviation = moments.whitening().std[0] if moments.count else 1.0
         return replace(self, scale=2.0 ** round(math.log2(deviation)))
 

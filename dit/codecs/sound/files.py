@@ -1,4 +1,4 @@
-"""Waveforms -> files: WAV to the bit, AAC beside a video or alone, a picture to look at."""
+"""Files of waveforms: lossless WAV, AAC in MP4 beside a video or alone, and a picture."""
 
 # C channels, S samples; H W rows and columns of a picture
 
@@ -30,16 +30,16 @@ AAC_RATES = (
     88200,
     96000,
 )
-"""Samples a second that AAC has (ISO/IEC 14496-3, table 1.18)."""
+"""Sampling rates of AAC (ISO/IEC 14496-3, table 1.18)."""
 AAC_FRAME = 1024
-"""Samples in a frame of AAC, by which a track in a file may be longer than its waveform."""
+"""Samples in an AAC frame, by which a track in a file may be longer than its waveform."""
 _FLOAT = 3  # WAVE_FORMAT_IEEE_FLOAT
 _SHOWN_RATE = 24_000  # of sound on pages
 _SHOWN_BITS = 40_000  # a second and channel
 
 
 def wav_file(samples_CS: np.ndarray, rate: int) -> bytes:
-    """A WAV file of a waveform as 32-bit numbers, which keep every bit; 1 is full scale."""
+    """A WAV file of a waveform in 32-bit floats, which is lossless; 1 is full scale."""
     channels, count = samples_CS.shape
     content = np.ascontiguousarray(samples_CS.T, "<f4").tobytes()
     head = struct.pack("<HHIIHHH", _FLOAT, channels, rate, 4 * channels * rate, 4 * channels, 32, 0)
@@ -52,13 +52,13 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def aac_rate(rate: int) -> int:
-    """The rate of AAC for a waveform of `rate`: the same, or the next higher one there is."""
+    """AAC's sampling rate for a waveform of `rate`: the same, or the next higher one."""
     return next((one for one in AAC_RATES if one >= rate), AAC_RATES[-1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Waveform:
-    """The sound of a video."""
+    """Sound of a video: its waveform and sampling rate."""
 
     samples_CS: np.ndarray  # float32, full scale is 1; one or two channels
     rate: int  # samples a second
@@ -68,7 +68,7 @@ class AacTrack:
     """The sound track of an MP4 file that is being written."""
 
     def __init__(self, container: Any, sound: Waveform, bits: int | None = None):
-        """Adds a track for a waveform; `bits` a second and channel, by default as FFmpeg has it."""
+        """Adds a track for a waveform; `bits` per second and channel, by default FFmpeg's."""
         self._container, self._rate = container, aac_rate(sound.rate)
         self._samples_CS = resampled(sound.samples_CS, sound.rate, self._rate)
         self._layout = "mono" if len(self._samples_CS) == 1 else "stereo"
@@ -77,7 +77,7 @@ class AacTrack:
             self._stream.bit_rate = bits * len(self._samples_CS)
 
     def write(self) -> None:
-        """Encodes and writes all of it, after every track of the file is added."""
+        """Encodes and writes the whole track, after every track of the file was added."""
         import av
 
         stream, clipped_CS = self._stream, self._samples_CS.clip(-1, 1)
@@ -103,7 +103,7 @@ def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
 
 
 def waveform_picture(samples_CS: np.ndarray, *, width: int = 256, height: int = 32) -> bytes:
-    """A WebP file of the range of a waveform in each column, a lane for each channel.
+    """A WebP picture of a waveform: its range in each column, one lane for each channel.
 
     A lane is as high as full scale.
     """

@@ -1,4 +1,4 @@
-"""What a shard holds of the sound of a sample: a file of its own, and an object in its `.json`."""
+"""Sound of a sample in a shard: a file with its latent, and an object in its `.json`."""
 
 # C channels of sound, S samples, K channels of a latent, A frames of a latent
 
@@ -18,12 +18,12 @@ from dit.parsing import cause
 PART = "sound.safetensors"
 """The ending of files that hold the latent [K, A] of a sample's sound."""
 ABOUT = "sound"
-"""Key in the `.json` of a sample that has sound."""
+"""Key of the sound's object in the `.json` of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSound:
-    """The sound of a sample as a shard holds it."""
+    """Sound of a sample, as stored in a shard."""
 
     latent_KA: Tensor
     rate: int
@@ -31,7 +31,7 @@ class StoredSound:
     samples: int
 
     def waveform(self, codec: SoundCodec) -> Tensor:
-        """The waveform [C, S], without the silence that fills the last frame."""
+        """The waveform [C, S], without the silence that pads the last frame."""
         return codec.decode(self.latent_KA, self.samples)
 
     @property
@@ -46,10 +46,10 @@ def about_sound(codec: SoundCodec, samples_CS: Tensor) -> dict[str, int]:
 
 
 def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSound | None:
-    """The sound among the files of a sample and in its `.json`; None where it has none.
+    """The sound of a sample from its files and `.json`; None without sound.
 
     Raises:
-        ValueError: one of both is missing or damaged, or they contradict each other.
+        ValueError: either is missing or damaged, or they contradict each other.
     """
     said, payload = about.get(ABOUT), parts.get(PART)
     if said is None and payload is None:

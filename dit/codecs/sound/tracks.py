@@ -1,4 +1,4 @@
-"""A file with sound -> the samples of a span of its clock, at the rate and channels of a codec.
+"""Samples of a time span of a file's sound track, at the rate and channels of a codec.
 
 1. `SoundTrack.of`         file -> the track that is taken, by its header
 2. `SoundTrack.read_span`  start and seconds -> samples; what the track lacks there is silent
@@ -29,7 +29,7 @@ import numpy as np
 from dit.codecs.frame_pictures import any_title
 
 MOST_CHANNELS = 8
-"""Channels of a track that is read, at most; the frames of PyAV have no room for more."""
+"""Most channels of a track; PyAV's frames have no room for more."""
 _INDEXED = ("mov", "matroska")  # formats with a table, by which FFmpeg seeks
 _BEFORE = 1.0  # seconds before a span from which on it is decoded: codecs need earlier packets
 _READY = 0.3  # seconds of these that must be there: 10 frames of MP3, 80 ms of Opus (RFC 7845, 4.6)
@@ -39,7 +39,7 @@ _CHUNK = 1 << 16  # samples that are resampled at once
 
 
 class SoundFault(StrEnum):
-    """Why a clip has no sound; data preparation counts each."""
+    """Reason why a clip has no sound; data preparation counts each."""
 
     NO_TRACK = "no sound track"
     NO_SUCH_TRACK = "no sound track of that number"
@@ -50,7 +50,7 @@ class SoundFault(StrEnum):
 
 
 class SoundError(ValueError):
-    """An error of the sound of one file, whose pictures may be used all the same."""
+    """The sound of one file cannot be used; its pictures still can."""
 
     def __init__(self, fault: SoundFault, detail: str):
         self.fault, self.detail = fault, detail
@@ -59,7 +59,7 @@ class SoundError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundSpan:
-    """Samples of a span of a track, and how much of it the track does not have."""
+    """Samples of a span of a track, and how much of the span the track lacks."""
 
     samples_CS: np.ndarray  # float32, full scale is 1; silent where the track has nothing
     late: float = 0.0  # seconds of silence before the first sample of the track
@@ -69,28 +69,28 @@ class SoundSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundTrack:
-    """The sound track of a file that is read, and the rate and channels of what is read."""
+    """A sound track of a file, and the sampling rate and channels of its output."""
 
     file: Path | BinaryIO
     rate: int
-    """Samples a second that `read_span` gives."""
+    """Samples per second that `read_span` returns."""
     channels: int
-    """Channels that `read_span` gives: 1 or 2."""
+    """Channels that `read_span` returns: 1 or 2."""
     number: int
-    """Number among the sound tracks of the file, from 0, as `a:N` of FFmpeg."""
+    """Index among the file's sound tracks, from 0, as FFmpeg's `a:N`."""
     tracks: int
-    """How many sound tracks the file has."""
+    """Number of sound tracks in the file."""
     file_rate: int
-    """Samples a second in the file, by its header."""
+    """Samples per second in the file's header."""
     file_channels: int
-    """Channels in the file, by its header."""
+    """Channels in the file's header."""
     codec: str
 
     @classmethod
     def of(
         cls, file: Path | BinaryIO, *, rate: int, channels: int, number: int | None = None
     ) -> Self:
-        """The track `number` of a file; where that is None, its default track, or its first.
+        """Track `number` of a file; for None its default track, or its first.
 
         Raises:
             SoundError: there is none, or it cannot be decoded.
@@ -121,7 +121,7 @@ class SoundTrack:
             )
 
     def read_span(self, start: Fraction | float, seconds: Fraction | float) -> SoundSpan:
-        """The round(seconds * rate) samples from `start` on, which is a time of the file's clock.
+        """The round(seconds * rate) samples from `start` on, a time of the file's clock.
 
         Raises:
             SoundError: the track has nothing there, or is damaged there.
@@ -150,7 +150,7 @@ class SoundTrack:
         )
 
     def _runs(self, begin: float, end: float) -> list[_SoundRun]:
-        """Runs of what the track has near a span, decoded from `_BEFORE` it or from the start."""
+        """Runs of samples near a span, decoded from `_BEFORE` it or from the start."""
         for seek_to in (begin - _BEFORE, None):
             with _opened(self.file) as container:
                 stream = container.streams.audio[self.number]
@@ -204,7 +204,7 @@ class _SoundRun:
 
 
 def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], float]:
-    """Runs of what a stream has near a span, and the time of the first frame that is decoded."""
+    """Runs of samples of a stream near a span, and the time of the first decoded frame."""
     tolerance, runs = _JITTER + float(stream.time_base), list[_SoundRun]()
     heard, now = None, _start_of(stream)  # `now` is where the last frame ended
     for frame in _frames_of(stream, begin, end):
@@ -224,7 +224,7 @@ def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], fl
 
 
 def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
-    """The decoded frames of a stream, from where its container stands.
+    """All decoded frames of a stream, from the present position of its container.
 
     Raises:
         SoundError: a packet between `begin` and `end` is damaged.
@@ -251,10 +251,10 @@ def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
 
 
 def _few_channels(frame: Any, mixers: dict[Any, Any]) -> np.ndarray:
-    """The samples of a frame, float32 [C, S]: one channel, or two, into which more are mixed.
+    """Samples of a frame, float32 [C, S], with one or two channels; more are mixed into two.
 
-    `mixers` keeps what converts frames of one form. They are mixed by FFmpeg's matrix for the
-    layout, which leaves the loudness of the front channels as it is.
+    `mixers` caches converters by the form of frames. FFmpeg's matrix for the layout mixes them,
+    which preserves the loudness of the front channels.
     """
     import av
 
@@ -269,14 +269,14 @@ def _few_channels(frame: Any, mixers: dict[Any, Any]) -> np.ndarray:
 
 
 def mixed(samples_CS: np.ndarray, channels: int) -> np.ndarray:
-    """Mono or stereo samples with `channels` channels: a copy for each, or their mean."""
+    """Mono or stereo samples converted to `channels` channels: by copies, or by their mean."""
     if channels < len(samples_CS):
         return samples_CS.mean(0, keepdims=True)
     return np.broadcast_to(samples_CS, (channels, samples_CS.shape[1]))
 
 
 def resampled(samples_CS: np.ndarray, old: int, new: int) -> np.ndarray:
-    """Samples of the rate `old` at the rate `new`, the first at the same time."""
+    """Samples at the rate `old`, resampled to the rate `new`; the first sample's time stays."""
     import av
 
     if old == new:
@@ -309,7 +309,7 @@ def _opened(file: Path | BinaryIO) -> Iterator[Any]:
 
 
 def _sought(stream: Any, time: float) -> bool:
-    """Whether a container could be set to a packet of `stream` at a time or before."""
+    """Seeks the container to a packet of `stream` at a time or before; False if it cannot."""
     import av.error
 
     if time <= _start_of(stream):
@@ -326,7 +326,7 @@ def _start_of(stream: Any) -> float:
 
 
 def _default_of(tracks: Any) -> int:
-    """Number of the first track that its file calls the default one; 0 where it calls none so."""
+    """Index of the first track that the file marks as default; 0 if it marks none."""
     from av.stream import Disposition
 
     told = (n for n, track in enumerate(tracks) if track.disposition & Disposition.default)

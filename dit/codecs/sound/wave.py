@@ -21,10 +21,10 @@ _RATES = (1000, 192_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Wave(SoundCodec):
-    """A codec without weights: `frame` samples of each channel become one latent frame.
+    """Sound codec without weights: `frame` samples of each channel form one latent frame.
 
     Channels of a latent are ordered (channel of sound, sample). The last frame ends with silence.
-    Latents are float32, divided by a power of two: every sample comes back to the bit.
+    Latents are float32, divided by a power of two: every sample is restored exactly.
     """
 
     name = "wave"

@@ -1,4 +1,4 @@
-"""Text encoders by name. To add one: subclass `TextEncoder` in a file of this folder.
+"""Text encoders by name. To add one, subclass `TextEncoder` in a file of this folder.
 
 anima               Anima, whose conditioner reads the states of Qwen3 by T5's tokens
 chats               Z-Image and OmniGen2, whose captions are a chat
@@ -39,8 +39,7 @@ def text_encoder_of_card(
     """The text encoder of a dataset, for prompts.
 
     Raises:
-        CodecError: the card names no known encoder, or one whose embeddings have changed since
-            then.
+        CodecError: the card names no known encoder, or one whose embeddings have changed since.
     """
     encoder = TEXT_ENCODERS.of_card(card, location)
     revision = part_of_card(card, TextEncoder.card_part).get("revision")

@@ -1,4 +1,4 @@
-"""The text encoders of Anima, by functions of its pipeline: Qwen3, with or without conditioner.
+"""Text encoders of Anima, by its pipeline's functions: Qwen3, with or without conditioner.
 
 The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: its
 output has a row for each token. Training fills these rows up with zeros (`model.text_pad_to`).
@@ -41,7 +41,7 @@ class AnimaText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """The parts of Diffusers' pipeline that its encoding step needs for a text."""
+        """The components of Diffusers' pipeline that its encoding step needs."""
         return SimpleNamespace(
             text_encoder=self.load_network(self.network, self.subfolders[0]),
             tokenizer=self.load_tokenizer(self.read_by_network),
@@ -78,10 +78,10 @@ class AnimaText(PretrainedTextEncoder):
 
 
 class AnimaStates(AnimaText):
-    """Text encoder for networks that contain Anima's conditioner: returns the conditioner's inputs.
+    """Text encoder for networks that contain Anima's conditioner: the conditioner's inputs.
 
-    They are the states of Qwen3 and token ids of T5. For the empty caption Qwen3 has no token, so
-    one row of zeros stands for its states, which adds nothing in attention.
+    They are the hidden states of Qwen3 and token ids of T5. For the empty caption Qwen3 has no
+    token, so one row of zeros replaces its states, which adds nothing in attention.
     """
 
     name = "anima_states"

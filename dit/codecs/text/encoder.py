@@ -19,26 +19,26 @@ from dit.codecs.dataset_encoder import DatasetEncoder
 
 
 class TextEncoder(DatasetEncoder):
-    """Turns captions into embeddings. A new one is a subclass in a file of this folder."""
+    """Interface of text encoders: caption -> embeddings; subclasses are in this folder."""
 
     kind: ClassVar[str] = "text encoder"
     card_part: ClassVar[str] = "text_encoder"
     subfolder: ClassVar[str] = "text_encoder"
 
     most_pictures: ClassVar[int] = 0
-    """Most control pictures that the encoder reads with a caption."""
+    """Largest number of control pictures that the encoder reads with a caption."""
     sees_alpha: ClassVar[bool] = False
     """Whether control pictures may be RGBA; the encoder puts them on white itself."""
     reads_alone: ClassVar[bool] = True
-    """Whether the encoder reads captions without control pictures; else it needs a picture."""
+    """Whether the encoder accepts captions without control pictures."""
     sees_first_frame: ClassVar[bool] = False
-    """Whether it sees the first frame of a clip beside its caption. What it makes of a caption
-    alone is for negative prompts, the empty one among them."""
+    """Whether the encoder sees the first frame of a clip beside its caption. Its embeddings of
+    captions alone are for negative prompts and the empty caption."""
 
     revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
-    """Tokens of a caption, at most; longer captions are cut."""
+    """Most tokens of a caption; longer captions are cut."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -46,9 +46,9 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """The embedding [L, E] of a caption without padding, as shards hold it.
+        """The embedding [L, E] of a caption without padding, as stored in shards.
 
-        "" gives the null text.
+        "" returns the null text.
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
@@ -62,9 +62,8 @@ class TextEncoder(DatasetEncoder):
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
         """All tensors of a caption that edits `pictures`, or of a clip that begins with one.
 
-        The pictures are upright RGB, or RGBA with `sees_alpha`. If the encoder sees pictures to
-        edit, it also returns `null_text`: the embedding of the empty caption with the same
-        pictures.
+        The pictures are upright RGB, or RGBA with `sees_alpha`. An encoder for edits also returns
+        `null_text`: the embedding of the empty caption with the same pictures.
         """
         del pictures
         return self.encode_all(caption)
@@ -104,9 +103,9 @@ def requested_length(args: Namespace, default: int) -> int:
 
 
 MOST_WORDS = 10_000
-"""Words that a card keeps, the most frequent ones."""
+"""Number of words in a card's list, the most frequent ones."""
 WORDS = "words"
-"""Their key in a card."""
+"""Key of the list of words in a card."""
 
 
 def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
@@ -124,10 +123,9 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence about the words of `prompts` that no caption of the data had.
+    """A sentence on words of `prompts` that no caption of the data has; None if all occur.
 
-    None if all occurred. Cards of earlier versions, and of encoders that do not read whole words,
-    have no list of words.
+    Cards of earlier versions, and of encoders that do not read whole words, have no list of words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

@@ -37,7 +37,7 @@ _LTX = {
     "LTXImageToVideoPipeline": (False, 128),
     "LTXConditionPipeline": (True, 256),
 }
-"""Pipelines of LTX-Video: whether T5 is given the mask of the padding, and rows of a caption."""
+"""Pipeline class of LTX-Video -> (whether T5 gets the mask of padding, tokens of a caption)."""
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 

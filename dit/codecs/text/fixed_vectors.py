@@ -45,7 +45,7 @@ class FixedVectors(TextEncoder):
     options = frozenset((*option_names(VectorOptions), "max_sequence_length"))
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
-    """Rows of a caption, unless --max_sequence_length says otherwise."""
+    """Tokens of a caption, unless --max_sequence_length is set."""
     revision = "1"
 
     def __init__(self, *, width: int, max_length: int | None = None, pooled: bool = False):
@@ -86,7 +86,7 @@ class FixedVectors(TextEncoder):
         return torch.from_numpy(self.rows(caption).astype(np.float16))
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """The tensors of a caption: `text`, and `pooled_text` [E] if it is asked for."""
+        """The tensors of a caption: `text`, and `pooled_text` [E] if requested."""
         found = {"text": self.encode(caption)}
         if self.pooled:
             found["pooled_text"] = torch.from_numpy(self.pool(caption).astype(np.float16))

@@ -25,7 +25,7 @@ from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 _PICTURE_ROWS = 576  # that Llava makes of a picture: 24 x 24 patches
 _BEHIND = 4  # tokens of the instruction behind a caption, which the pipeline cuts out of its rows
 INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
-"""Kind of network -> which rows of a picture its pipeline keeps: every fourth, every second."""
+"""Kind of network -> interval of a picture's rows that its pipeline keeps: 4 or 2."""
 
 
 class HunyuanVideoText(PretrainedTextEncoder):
@@ -41,7 +41,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
         "text encoder 'hunyuanvideo' reads captions alone, with Llama: give such a folder, or"
         " --processor hunyuanvideo_i2v to prepare data for image-to-video"
     )
-    """Where the folder has another network."""
+    """Advice if the folder has another network."""
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
@@ -99,7 +99,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
     )
 
     image_embed_interleave: int = 2
-    """Every n-th row of a first frame is kept, beginning with the first."""
+    """Interval n: the first of each n rows of a first frame is kept."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -143,7 +143,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
         )
 
     def _keeping(self, interleave: int | None) -> Self:
-        """This encoder with the rows of a picture it keeps; None: those that the network reads.
+        """This encoder with the interval of a picture's rows; None: that of the folder's network.
 
         Raises:
             CodecError: the folder does not say which network it has.

@@ -23,9 +23,9 @@ from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import WholeTextEncoder, as_stored
 
 _INNER = "\ue000"
-"""Stands for the apostrophe in a word. Where a text has two such words, as `don't` and `it's`, the
-pipelines put one in the place of the other, in an order that each process draws anew: with this
-letter they see no such word."""
+"""Character in place of the apostrophe in a word. In a text with two such words, as `don't` and
+`it's`, the pipelines swap them, in an order that each process draws anew; with this letter they
+see no such word."""
 _PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28 pixels
 
 

@@ -143,7 +143,7 @@ class PretrainedTextEncoder(TextEncoder):
 
 
 class WholeTextEncoder(PretrainedTextEncoder):
-    """A text encoder that keeps all its rows, because networks attend to padding, too.
+    """A text encoder that returns all rows, because networks also attend to padding.
 
     The encoder itself masks the padding.
     """
@@ -167,10 +167,10 @@ class WholeTextEncoder(PretrainedTextEncoder):
 
 
 class MaskedTextEncoder(PretrainedTextEncoder):
-    """A text encoder of one network, which masks padding."""
+    """A text encoder of a single network, which masks padding."""
 
     padding_rows: ClassVar[int] = 0
-    """States of padding that are kept, because the published network attends to them."""
+    """Number of padding rows that are stored, because the published network attends to them."""
 
     def rows_of(self, caption: str) -> int:
         return min(super().rows_of(caption) + self.padding_rows, self.max_length)
@@ -185,9 +185,9 @@ class MaskedTextEncoder(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedTextEncoder(PretrainedTextEncoder):
-    """An encoder for networks that attend to padding.
+    """A text encoder for networks that attend to padding.
 
-    A dataset keeps or trims the padding's states.
+    A dataset keeps or trims the padding's hidden states.
     """
 
     options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
@@ -212,7 +212,7 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
 
     @property
     def most_rows(self) -> int:
-        """Number of rows of a text, including padding."""
+        """Number of rows of a text, padding included."""
         return self.max_length
 
     @property

@@ -266,7 +266,7 @@ class QwenImage21Text(QwenImageText):
             return as_stored(found | {"text": text, "null_text": null})
 
     def _parts(self, pipe: Any, caption: str, shown: list[Image.Image]) -> list[Tensor]:
-        """Hidden states of a chat, split where its pictures stand."""
+        """Hidden states of a chat, split at the positions of its pictures."""
         rows_1LE, _, is_slot_1L = pipe.encode_prompt(caption, shown, torch.device(self.device))
         ends = is_slot_1L[0].int().diff(prepend=is_slot_1L.new_zeros(1).int()).nonzero().flatten()
         parts = rows_1LE[0].tensor_split(ends.tolist())

@@ -1,4 +1,4 @@
-"""Codecs by name. To add one: subclass `Codec` in a file of this folder.
+"""Codecs (VAEs) by name. To add one, subclass `Codec` in a file of this folder.
 
 codec          the interface: video -> whitened latent -> pictures
 pixel          the codec without weights: space to depth
@@ -30,7 +30,7 @@ codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
-    """The codec that made a dataset; its `decode` turns latents of the dataset into pictures.
+    """The codec that encoded a dataset; its `decode` turns latents of the dataset into pictures.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is missing.

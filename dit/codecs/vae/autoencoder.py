@@ -27,13 +27,13 @@ from dit.codecs.pretrained import (
 from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
-"""Fields that a dataset card must have."""
-"""Parts of a shard that have a latent distribution."""
+"""Settings that a dataset card must have."""
+"""Tensors of a shard that have a latent distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Autoencoder(Codec):
-    """A codec whose weights lie in the folder `vae` of a Diffusers pipeline.
+    """A codec whose weights are in the folder `vae` of a Diffusers pipeline.
 
     A new family is a subclass with the names of its classes and the normalisation of its pipeline.
     """
@@ -50,7 +50,7 @@ class Autoencoder(Codec):
     statistics: ClassVar[tuple[str, ...]] = ()  # tensors of its weights that are no weights
 
     ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")
-    """Names of the strides of a cell in the configuration, in pixels and in frames."""
+    """Names in the VAE's configuration of a cell's strides, in pixels and in frames."""
 
     model_name: str
     precision: str = "float32"
@@ -222,7 +222,7 @@ class Autoencoder(Codec):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the tensors that `image_inputs` makes."""
+        """Names of the tensors that `image_inputs` returns."""
         return ("first_frame_latent",) + (("image_embed",) if self._image_part else ())
 
     @property
@@ -277,7 +277,7 @@ class Autoencoder(Codec):
         return self._cells(mean.float().cpu() + std * noise)
 
     def _cells(self, values_NCFHW: Tensor) -> Tensor:
-        """The autoencoder's output in the order of latents; subclasses may regroup it."""
+        """The autoencoder's output, rearranged to latents; subclasses may regroup it."""
         return values_NCFHW
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:

@@ -19,12 +19,12 @@ from dit.codecs.rgb import on_white
 
 LATENT_DTYPE = torch.float16
 DISTRIBUTION, DISTRIBUTION_DTYPE = ("latent", "latent_logvar"), torch.bfloat16
-"""Names and type of mean and log variance, where a shard holds both."""
+"""Names of mean and log variance in a shard with latent distributions, and their dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(DatasetEncoder):
-    """Turns videos and pictures into whitened latents, and latents into pictures.
+    """Interface of codecs: videos and pictures -> whitened latents -> pictures.
 
     A new one is a subclass in a file of this folder.
     """
@@ -38,20 +38,20 @@ class Codec(DatasetEncoder):
     default_model: ClassVar[str]  # hub name of the model that is downloaded, or "none"
     text_encoder: ClassVar[str] = "words"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
-    """Latent cells along one side of a token, in the diffusion models that take its latents."""
+    """Patch size in latent cells, in the networks that take these latents."""
 
     side_cells: ClassVar[int | None] = None
-    """Latent cells that sides of pictures are multiples of; None: those of a token."""
+    """Latent cells that must divide a picture's sides; None: the patch size."""
 
     edits_pictures: ClassVar[bool] = False
-    """Whether pipelines with its latents edit pictures, which they scale to `reference_size`."""
+    """Whether pipelines with these latents edit pictures, which they scale to `reference_size`."""
 
     tuning: ClassVar[tuple[str, ...]] = ()
-    """Configuration and keys that tune a published network with its latents."""
+    """Configuration file and keys for fine-tuning a published network with these latents."""
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
-    """Keys more that tune a network which edits."""
+    """Additional keys for a network that edits pictures."""
     crops_references: ClassVar[bool] = False
-    """Whether these pipelines then crop what is no whole token around the centre."""
+    """Whether editing pipelines crop reference pictures to whole tokens, around the centre."""
 
     whitening: Whitening
 
@@ -88,7 +88,7 @@ class Codec(DatasetEncoder):
 
     @property
     def latent_dtype(self) -> torch.dtype:
-        """Type of latents in a shard."""
+        """Dtype of latents in a shard."""
         return LATENT_DTYPE
 
     @abstractmethod
@@ -105,10 +105,10 @@ class Codec(DatasetEncoder):
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
     is_exact: ClassVar[bool] = False
-    """Whether `decode` gives back the 8-bit pixels that were encoded, without a network."""
+    """Whether `decode` restores the encoded 8-bit pixels exactly, without a network."""
 
     whitens_by_dataset: ClassVar[bool] = False
-    """Whether the whitening is measured on all clips of the dataset before they are encoded."""
+    """Whether the whitening is measured on all clips of the dataset, before encoding."""
 
     def measure(self, video_CFHW: Tensor) -> Moments:
         """Mean and variance of the latent of one video, before whitening."""
@@ -122,7 +122,10 @@ class Codec(DatasetEncoder):
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:
-        """A context in which the network is on `device`; afterwards it returns to its place."""
+        """A context in which the network is on `device`.
+
+        Afterwards it returns to its former device.
+        """
         del device
         yield
 

@@ -36,7 +36,7 @@ class Flux2(Autoencoder):
     edits_pictures = True
     crops_references = True
     channels_last: ClassVar[bool] = False
-    """Whether the numbers of a latent cell have the order (h, w, c)."""
+    """Whether the numbers of a latent cell are in the order (h, w, c)."""
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder
 
 DECODER_LEVEL, DECODER_NOISE = 0.05, 0.025
-"""What decoders from 0.9.1 on are told, and the share of noise in what they get."""
+"""Timestep input of decoders from 0.9.1 on, and the fraction of noise in their input."""
 
 
 @dataclass(frozen=True, kw_only=True)

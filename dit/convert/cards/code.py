@@ -23,8 +23,8 @@ from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.registry import REGISTRY
 
 DATA_CARD = "dataset_card.json"
-"""File in an export whose code is a loop: how captions were encoded, and how latents are decoded.
-"""
+"""File in an export whose code is a loop: how captions were encoded, and how latents are
+decoded."""
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _COPIED = ("format_version", "processor", "text_encoder", "latent")
 _GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")

@@ -83,10 +83,8 @@ class _LoaderConfig:
     split: str = "train"
     seed: int = 42
     stateful: bool = True
-    """Whether the loader is a subclass of torchdata's StatefulDataLoader, not only a BucketLoader.
-
-
-    """
+    """Whether the loader is a subclass of torchdata's StatefulDataLoader, not only a
+    BucketLoader."""
 
     def _loaders(
         self,

@@ -71,8 +71,7 @@ class SequencePlaces:
 
 Located = Mapping[int, tuple[int, SequencePlaces]]
 """For each sample: the row of its first token in the pack, and its tokens' positions in its
-sequence.
-"""
+sequence."""
 
 
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:

@@ -22,8 +22,7 @@ from dit.pack_wire import to_device
 
 _PAIRS_AT_ONCE = 2**25
 """Most pairs of cubes whose scores are computed at once: 128 MiB of float32, 8 heads of 2,048
-cubes.
-"""
+cubes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,13 +29,13 @@ from dit.models.kernels.row_gradient import offer_of, taken
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
 """Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up."""
 _SHORTEST = 64
-"""Smallest bound on the longest sequence: cuDNN builds no graph for sequences of one token alone.
-"""
+"""Smallest bound on the longest sequence: cuDNN builds no graph for sequences of one token
+alone."""
 _MOST_SPACE = 4
 """Most workspace of the backward pass, in multiples of the size of q's gradient in float32."""
 Strides = tuple[int, int]
-"""Strides of a tensor, in numbers: from a token to the next one, and from a head to the next one.
-"""
+"""Strides of a tensor, in numbers: from a token to the next one, and from a head to the next
+one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,8 +26,8 @@ from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
 
 FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
 _SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
-"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs it).
-"""
+"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs
+it)."""
 _BY_CHOICE = (
     AttentionBackend.FLASH_4,
     AttentionBackend.FLASH_3,
@@ -45,7 +45,7 @@ MOST_WIDTH = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """What decides which kernels can compute attention: GPU, head width, type, determinism."""
+    """Properties that decide which kernels can compute attention."""
 
     capability: tuple[int, int] | None  # of the GPU; None is a CPU
     head_width: int

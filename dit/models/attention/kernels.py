@@ -223,8 +223,8 @@ COUNT_MULTIPLE = 16
 builds a graph for each number of sequences (use_cu_seqlens_directly in its
 fused_attn_f16_arbitrary_seqlen.cu)."""
 _LENGTH_MULTIPLE = 512
-"""Multiple to which the longest length is rounded: older cuDNN and sm_120 build a graph for each.
-"""
+"""Multiple to which the longest length is rounded: older cuDNN and sm_120 build a graph for
+each."""
 
 
 def flash_2_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:

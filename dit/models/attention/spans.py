@@ -1,4 +1,4 @@
-"""Which tokens of a pack attend to which.
+"""Spans of a pack: the tokens that each token attends to.
 
 One signature, `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: token i of a sample attends to all
 real keys of the same sample and to nothing else. Outputs of padding are finite, but undefined.

@@ -27,7 +27,7 @@ from dit.models.registry import imported
 MOST_APPROXIMATOR_LAYERS = 64
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"chroma": {}}
-"""What each `model.name` sets; Chroma1 HD, Base and Flash are one size."""
+"""Fields of `model` by size name; Chroma1 HD, Base and Flash have the same size."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "chroma": {
         **TINY_DOUBLE_SINGLE,
@@ -44,7 +44,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChromaConfig(DoubleSingleConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -85,7 +85,7 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
-    """Layers; modulation rows are those of single-stream layers, then of latents, then of text."""
+    """The layers; modulation rows are ordered single-stream layers, latents, text."""
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,

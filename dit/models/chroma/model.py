@@ -69,7 +69,7 @@ class ApproximatorBlock(nn.Module):
 
 
 class Approximator(nn.Module):
-    """Timesteps [M] -> the rows of all modulations side by side, [M, R D].
+    """Timesteps [M] -> the modulation vectors of all layers, concatenated [M, R D].
 
     Each row is computed from the timestep, a guidance scale that is always 0, and the row's index.
     The arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.

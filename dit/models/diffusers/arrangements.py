@@ -1,7 +1,7 @@
-"""Arrangements: how our tensors are computed from Diffusers'. Each is a permutation of numbers.
+"""Arrangements: permutations that turn Diffusers' tensors into ours and back.
 
-So a round trip restores every bit. "Theirs" are Diffusers' tensors and their order, "ours" those of
-our network.
+Every arrangement only moves numbers, so a round trip restores every bit. "Theirs" are Diffusers'
+tensors and their order, "ours" those of our network.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -25,22 +25,22 @@ class Arrangement(Protocol):
     """Interface of an arrangement: exact inverse functions between our tensor and Diffusers'."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
-        """Our tensor, from Diffusers' `parts`."""
+        """Our tensor, assembled from Diffusers' tensors `parts`."""
         ...
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        """Diffusers' `count` tensors, from our `whole` one."""
+        """The `count` Diffusers tensors that our tensor `whole` is assembled from."""
         ...
 
     def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
     ) -> list[tuple[int, ...]]:
-        """Shapes of Diffusers' `count` tensors, from the shape of ours."""
+        """Shapes of Diffusers' `count` tensors for our tensor of this shape."""
         ...
 
     @property
     def of_inputs(self) -> bool:
-        """Whether a matrix has its columns permuted, instead of its rows."""
+        """Whether the arrangement permutes the columns of a matrix instead of the rows."""
         ...
 
     @property
@@ -49,17 +49,17 @@ class Arrangement(Protocol):
         ...
 
     def groups(self, model: ModelConfig) -> int:
-        """Number of runs in our rows that contain equally many rows of each part, such as heads."""
+        """Number of groups of rows in our tensor, such as heads, which all contain every part."""
         ...
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
-        """Rows of each linear that Diffusers stacks in one matrix of `rows` rows."""
+        """Row counts of the linears that Diffusers fuses in one matrix of `rows` rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """The arrangement that leaves a tensor unchanged."""
+    """Identity: our tensor and Diffusers' are equal."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0]
@@ -95,14 +95,14 @@ SAME = Same()
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
-    """Queries, keys and values joined head by head: matrices, or their biases.
+    """Queries, keys and values joined head by head: matrices or their biases.
 
-    In each head every part has K rows and the last one the remaining rows, which in a single-stream
-    layer are the feed-forward's. So most of Diffusers' parts are [H * K, I], or biases [H * K];
-    ours has the rows of all.
+    In each head every part has K rows, except the last, which has the remaining rows (the
+    feed-forward's in a single-stream layer). Diffusers' parts are [H * K, I], or biases [H * K];
+    ours is their concatenation head by head.
 
-    `rotated` are the parts whose rotary pairs are (2i, 2i + 1) in Diffusers and (i, i + K/2) in
-    ours. The same permutation of queries and of keys does not change their products.
+    Parts in `rotated` have rotary pairs (2i, 2i + 1) in Diffusers and (i, i + K/2) in ours.
+    Permuting queries and keys alike does not change their products.
     """
 
     rotated: tuple[int, ...] = ()
@@ -163,9 +163,9 @@ class ByKeyHead(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesAndValues(ByHead):
-    """The first linear of a SwiGLU, [2 * F, I]: two linears in Diffusers, alternating rows in ours.
+    """First linear of a SwiGLU, [2 * F, I]: two linears in Diffusers, alternating rows in ours.
 
-    So any number of tensor ranks can divide it.
+    Alternating rows let any number of tensor-parallel ranks divide the matrix.
     """
 
     hidden: str = "ffn_hidden_size"  # what the configuration calls F
@@ -234,10 +234,10 @@ _BY_HEAD = ByHead(rotated=(0, 1))
 
 @dataclass(frozen=True, slots=True)
 class HeadColumns(Same):
-    """Columns of attention, then of the feed-forward in Diffusers; both head by head in ours.
+    """Output linear of a single-stream layer, [D, D + F], which reads attention and feed-forward.
 
-    It is the output [D, D + F] of a single-stream layer, which reads both; its bias [D] is
-    unchanged.
+    Its columns are attention's, then the feed-forward's in Diffusers; in ours both alternate head
+    by head. The bias [D] is unchanged.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -280,10 +280,10 @@ def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """The features of a token: Diffusers' order is `theirs`, ours is (c, t, h, w).
+    """Order of the features of a token: `theirs` in Diffusers, (c, t, h, w) in ours.
 
-    On `axis` 0 they are the output's (weight [C, I] and bias [C]), on `axis` 1 the input's ([O,
-    C]).
+    `axis` 0 permutes the output features (weight [C, I] and bias [C]), `axis` 1 the input features
+    ([O, C]).
     """
 
     theirs: str
@@ -310,7 +310,7 @@ class Features(Same):
 
 _OURS = "cthw"
 THWC = "thwc"
-"""Diffusers' order of the numbers in a token in most networks: frames, rows, columns, channels."""
+"""Order of a token's features in most Diffusers networks: frames, rows, columns, channels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,28 +45,28 @@ class OpenKeys(StrictKeys):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of config.json, and the field of ours with the same meaning.
+    """Key of Diffusers' config.json, and the field of our `model` with the same meaning.
 
-    If the two are not equal, `read` computes the field from all keys, and `write` the key from our
-    network; with several fields `read` returns as many values. A key with neither field nor `write`
-    is written as Diffusers' default.
+    `read` computes the field from all keys, `write` the key from our network; both are needed only
+    where key and field have different values. With several fields, `read` returns as many values. A
+    key with neither field nor `write` is exported with Diffusers' default.
     """
 
     name: str
     field: str | tuple[str, ...] | None = None
     default: Any = None
-    """Diffusers' own."""
+    """Default value of the key in Diffusers."""
     type: Any = None
-    """None: that of the default, whose numbers are positive."""
+    """Type of the value; None: the type of the default, with positive numbers only."""
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     write_trained: Callable[[Any, int | None], Any] | None = None
-    """`write`, of our network and the tokens of the longest pack that it was trained on."""
+    """(configuration, tokens of the longest pack in training) -> value; replaces `write`."""
     written: Callable[[Any], bool] = lambda _: True
-    """Whether an export has it; of a network."""
+    """Whether an export of this configuration contains the key."""
 
     def settings(self, t: Any) -> dict[str, Any]:
-        """The fields of our network that the key determines; `t` has all keys."""
+        """Fields of our `model` that the key determines; `t` has all keys of config.json."""
         if self.field is None:
             return {}
         value = getattr(t, self.name) if self.read is None else self.read(t)
@@ -111,34 +111,37 @@ VIDEO_PATCH = Key(
     read=lambda t: t.patch_size[:2],
     write=lambda m: (m.patch_temporal, m.patch_spatial, m.patch_spatial),
 )
-"""Frames, rows and columns; that the last two are equal is a rule of the family."""
+"""Patch size (frames, rows, columns); rows = columns is a rule of the family."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """A field of ours that no key of Diffusers determines: an export stores it as a private key."""
+    """Field of ours without a key in Diffusers' config.json; exports add a private key for it."""
 
     field: str
     type: Any
     published: Callable[[Any], Any] | None
-    """Its value where we did not write the file, of all keys; None: the file does not tell it, so
-    that the class of a pipeline must, or the user."""
+    """All keys of a config.json not written by us -> value of the field. None: the file does not
+    determine it; the pipeline's class or the user sets it."""
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
-    """Value for exports that lack the key; by default all have it."""
+    """Value for our exports that lack the private key; `...`: all exports have it."""
     may_be_told: bool = False
-    """Whether a user may say another value than that of published weights."""
+    """Whether a user may override the value that published weights have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """config.json of one class, in both directions. Nothing in it raises for a user's mistakes."""
+    """Conversion between config.json of one Diffusers class and our `model`, in both directions.
+
+    Its methods raise nothing for a user's mistakes.
+    """
 
     keys: tuple[Key, ...]
-    """In the order in which they are written."""
+    """Keys of config.json, in the order in which an export writes them."""
     kept: tuple[OwnKey, ...] = ()
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """What of the keys our network must have a counterpart for, and the words if it has none."""
+    """Rules that a config.json must satisfy; each names the feature that our network lacks."""
 
     @cached_property
     def file(self) -> type[BaseModel]:
@@ -185,7 +188,7 @@ class ConfigKeys:
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Fields that a file which we did not write does not determine."""
+        """Fields that a config.json from elsewhere does not determine."""
         return tuple(one.field for one in self.kept if one.published is None)
 
     @property
@@ -217,45 +220,46 @@ def _type_of(default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenTextProjection:
-    """A frozen first layer of text, whose outputs shards may hold instead (Cosmos 2.5)."""
+    """Frozen linear over the text states, whose outputs shards may store instead (Cosmos 2.5)."""
 
     tensors: tuple[str, ...]
-    """Diffusers' names of its weight [made, read] and others."""
+    """Diffusers' names of the projection's tensors; the first is its weight [outputs, inputs]."""
     is_part: Callable[[Any], bool]
-    """Whether a network has it."""
+    """Whether a network contains the projection."""
     added: Callable[[Any, int], ModelConfig]
-    """(network of projected texts, numbers of a row before it) -> the network with it."""
+    """(configuration for projected texts, width before the projection) -> configuration with the
+    projection."""
     removed: Callable[[Any], ModelConfig]
-    """The network with it -> that of projected texts."""
+    """Configuration with the projection -> configuration for projected texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartBeside:
-    """A part that a pipeline needs and its published folders lack."""
+    """Component that a pipeline needs and its published folder lacks, such as a text encoder."""
 
     kind: str
-    """Its class in Transformers."""
+    """Class of the component in Transformers."""
     model: str
-    """Hub name of the one that the networks were trained with."""
+    """Hub name of the component that the published networks were trained with."""
     has_weights: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
-    """A second network of pipelines, which a setting makes a part of ours (Anima's conditioner)."""
+    """Second network of a pipeline, which one field makes a part of ours (Anima's conditioner)."""
 
     folder: str
-    """Of its weights, in a pipeline or in the folder of a transformer alone; names of its tensors
-    in the name table begin with it."""
+    """Folder of the companion's weights, in a pipeline or beside a lone transformer; also the
+    prefix of its tensors in the name table."""
     class_name: str
     module: str = DIFFUSERS
     """Where its class is."""
     field: str
-    """Field of the family that says whether it is a part."""
+    """Field of `model` that says whether our network contains the companion."""
     value: Any
-    """Of that field, where it is."""
+    """Value of `field` with which our network contains the companion."""
     instead: Any
-    """Where shards hold what it makes."""
+    """Value of `field` with which shards hold the companion's outputs."""
     keys: ConfigKeys
     """Of its config.json, of our whole network."""
     frozen: tuple[str, ...] = ()
@@ -289,25 +293,26 @@ class Pipeline:
     """A pipeline of Diffusers, and the inputs that it gives its networks."""
 
     samples: str = "flow"
-    """Name of the objective that it samples."""
+    """Objective that the pipeline samples (`objective.name`)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the family that its networks have and config.json does not tell."""
+    """Fields of `model` that all networks of the pipeline have and config.json does not contain."""
     objective: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` that its loop fixes, whatever its scheduler says."""
+    """Keys of `objective` that the pipeline's sampling loop fixes, whatever its scheduler says."""
     of_few_steps: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` for networks that its index calls distilled to few steps."""
+    """Keys of `objective` for networks that model_index.json marks as distilled to few steps."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    """Where its loop fixes any: scheduler_config.json -> keys for the samplers."""
+    """scheduler_config.json -> sampler keys that the sampling loop fixes."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
-    """Likewise: objective -> keys of scheduler_config.json that are a run's."""
+    """`objective` of a run -> keys of scheduler_config.json that follow from it."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """What of a network it feeds as in training, and the words if it does not."""
+    """Rules for a network that the pipeline runs as in training; each names the difference."""
     modular: bool = False
-    """Whether it is one of Diffusers' modular pipelines, which are opened and called otherwise."""
+    """Whether Diffusers opens and calls the pipeline as a modular one."""
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
-    """By name: parts that are loaded from elsewhere."""
+    """Components loaded from another repository, by the name of the component."""
     module: str = DIFFUSERS
-    """Where its class is; one that Diffusers lacks opens folders with code in them."""
+    """Python module of the pipeline's class; one outside Diffusers allows folders that contain
+    code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
         """Keys of `objective` that the pipeline fixes in addition to its scheduler_config.json."""
@@ -315,22 +320,22 @@ class Pipeline:
         return {key: said.get(key, value) for key, value in self.objective.items()}
 
     def misfits(self, model: ModelConfig) -> list[str]:
-        """Inputs of the pipeline that differ from training, in words."""
+        """Inputs that the pipeline gives the network differently from training, in words."""
         return [message for holds, message in self.rules(model) if not holds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedSamples:
-    """B samples side by side, shorter ones padded with zeros, as in loops without packs."""
+    """Batch of B samples padded with zeros to one length, for networks that take no packs."""
 
     latent_BCFHW: Tensor
     inputs: Mapping[str, Tensor]
-    """By name: [B, L, E] of a text, [B, E] of a vector."""
+    """Conditions by name: text states [B, L, E], or vectors [B, E]."""
     is_text_BL: Tensor | None
-    """False on padding of the main text; None where all captions have the same length."""
+    """Mask of the main text, False on padding; None if all captions have the same length."""
     level_B: Tensor
     fps: float
-    """NaN for pictures."""
+    """Frame rate of the videos; NaN for pictures."""
 
 
 def _told(guidance: float | None) -> dict[str, float]:
@@ -352,59 +357,69 @@ def own_names(table: NameTable) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
-    """Diffusers' counterparts of a family's networks.
+    """Everything that Diffusers needs to know of a family: names, config.json, pipelines.
 
-    Nothing in it raises for a user's mistakes.
+    Its methods raise nothing for a user's mistakes.
     """
 
     class_name: str
-    """`_class_name` of config.json, by which a folder is known to be of this family."""
+    """Diffusers' class, as `_class_name` in config.json, which identifies the family of a
+    folder."""
     module: str = DIFFUSERS
-    """Where its class is."""
+    """Python module of Diffusers' class."""
     table: NameTable
-    """Which tensors of theirs are which of ours."""
+    """Name table: Diffusers' tensors for each of our tensors."""
     keys: ConfigKeys
-    """The keys of config.json, and what of our configuration says the same."""
+    """Keys of config.json and the corresponding fields of our `model`."""
     inexpressible: Callable[[Any], list[str]] = lambda _: []
-    """What of a network of ours Diffusers' has no counterpart for, in words."""
+    """Features of our network that Diffusers' class lacks, in words."""
     text_projection: FrozenTextProjection | None = None
-    """None: no shards hold projected texts of the family."""
+    """Frozen projection of the text states; None if the family has none."""
     companion: Companion | None = None
-    """None: no other network of a pipeline is a part of ours."""
+    """Second network of the pipeline that ours may contain; None if there is none."""
     ignored: tuple[str, ...] = ()
-    """Patterns, as in `fnmatch`, of stored tensors that Diffusers' class does not read."""
+    """Patterns (`fnmatch`) of stored tensors that Diffusers' class does not read."""
     added: Mapping[str, str] = field(default_factory=dict)
-    """Likewise, of tensors of our networks that published folders lack, where they start at zero,
-    and the setting that our networks have them by."""
+    """Patterns (`fnmatch`) of tensors that only our network has and that start at zero -> the
+    setting that adds them."""
     beyond: Callable[[Any], str | None] = lambda _: None
-    """What an export has that Diffusers' class leaves out, what reads it, in words; None: none."""
+    """Tensors of an export that Diffusers' class ignores and what reads them, in words; None: no
+    such tensors."""
     original_names: tuple[Mapping[str, str], ...] = ()
-    """Tables of linears as the original projects name them -> as Diffusers does; `*`: a block.
+    """Tables: name of a linear in an original project -> name in Diffusers; `*` is the number of a
+    block.
 
-    Several names with spaces between them are linears that the project has as one: each but the
-    last has as many outputs as inputs. `~`: shift and scale have changed places, if alone."""
+    Several names with spaces between them are linears that the project fuses: each but the last has
+    as many outputs as inputs. `~`: shift and scale are exchanged, for a linear that is not fused.
+    """
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Names of linears, as in `original_names`, that weights of published folders have, where they
     are not Diffusers'."""
     single_file: SingleFile | None = None
     """None: no files of an original project are read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
-    """The one of `original_names` that ComfyUI has of a network; None: it reads Diffusers'."""
+    """Table of `original_names` that ComfyUI uses for a network; None: ComfyUI reads Diffusers'
+    names."""
     pipelines: Mapping[str, Pipeline]
-    """The pipelines that run these networks, by class."""
+    """Pipelines that run the family's networks, by class name."""
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
-    """Those whose networks have the same config.json and tensors and compute something else; what
-    they need."""
+    """Pipelines of the same config.json and tensors that compute something else -> the missing
+    feature."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
-    """Latent frames, rows and columns that Diffusers' network takes at most; default: any."""
+    """Largest latent (frames, rows, columns) for Diffusers' network; default: no limit."""
     call: Callable[[Any], str | None] = lambda _: None
-    """Python for cards: `made`, from `state` [1, C, F, H, W], `t`, `caption` [1, L, E], `texts`."""
+    """Python code of model cards that computes `made` from `state` [1, C, F, H, W], `t`, `caption`
+    [1, L, E] and `texts`."""
     run_network: Callable[..., Tensor]
-    """(Diffusers' network, `LatentSample`, level that ours is told, configuration of ours) ->
-    output [C, F, H, W]; networks with a guidance embedding have `guidance=`, its scale, too."""
+    """(Diffusers' network, `LatentSample`, timestep as given to our network, our configuration) ->
+    output [C, F, H, W].
+
+    For a network with a guidance embedding, the keyword `guidance` has the scale."""
     run_stacked: Callable[..., Tensor] | None = None
-    """(network, `StackedSamples`, configuration), and `guidance=` likewise -> [B, C, F, H, W], by
-    which speeds are compared."""
+    """(Diffusers' network, `StackedSamples`, our configuration) -> outputs [B, C, F, H, W], for
+    comparing speeds.
+
+    For a network with a guidance embedding, the keyword `guidance` has the scale."""
 
     def run(
         self,
@@ -429,12 +444,12 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """Outputs for samples side by side, [B, C, F, H, W]; the form must have `run_stacked`."""
+        """Outputs of Diffusers' network for a padded batch [B, C, F, H, W]; needs `run_stacked`."""
         assert self.run_stacked is not None
         return self.run_stacked(network, samples, model, **_told(guidance))
 
     def companion_of(self, model: ModelConfig) -> Companion | None:
-        """The second network, if it is a part of this one, else None."""
+        """The companion, if this network contains one, else None."""
         return self.companion if self.companion and self.companion.is_part(model) else None
 
     def written_companion(self, model: ModelConfig) -> Companion | None:

@@ -83,11 +83,12 @@ class NameTable:
 
     rows: tuple[Row, ...]
     sizes: Callable[[Any], Mapping[str, int]]
-    """Letter of a shape -> number, of a configuration."""
+    """Configuration -> size for each letter in the shapes of `rows`."""
     layers: Callable[[Any], Mapping[str, int]]
-    """How the names of a stack's weights begin -> its layers."""
+    """Configuration -> number of layers of each stack, by the prefix of its weights' names."""
     first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """How these names begin -> Diffusers' number of the first layer, where it is not 0."""
+    """Configuration -> Diffusers' index of a stack's first layer, by the same prefix; default:
+    0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +112,13 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """Number of rows of each linear in each of Diffusers' tensors, some of which are fused."""
+        """Row counts of the linears in each of Diffusers' tensors; fused tensors hold several."""
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:
-        """Number of groups in which parts alternate (`Arrangement.groups`); 1 for a single part."""
+        """Number of groups in which rows of the parts alternate (`Arrangement.groups`)."""
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:

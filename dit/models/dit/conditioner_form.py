@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
 _LINEARS = [f"{a}_attn.{b}_proj" for a in ("self", "cross") for b in "qkvo"] + ["mlp.0", "mlp.2"]
 _EVERY = ("in_proj", "out_proj", *(f"blocks.*.{one}" for one in _LINEARS))
 ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
-"""Names of linears in ComfyUI and diffusion-pipe -> those of Diffusers."""
+"""Names of linears in ComfyUI and diffusion-pipe -> names in Diffusers."""
 
 
 def sizes(model: DitConfig) -> dict[str, int]:

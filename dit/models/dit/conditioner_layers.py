@@ -32,14 +32,14 @@ _EPS = 1e-6  # of every norm, in Diffusers
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """The place of each sample's rows in a pack, and the rotary angles of each row."""
+    """Place of each sample's rows in a pack, and the rotary angles of each row."""
 
     spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
     angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
 
 
 class Conditioner(nn.Module):
-    """Anima's conditioner: token ids [L] and states [S, I] of a caption -> rows of text [L, E].
+    """Anima's conditioner: token ids [L] and text states [S, I] -> conditioned text [L, E].
 
     The tokens attend to each other and to the states.
     """

@@ -164,11 +164,11 @@ COSMOS1_NAMES = _names(
     mlp="blocks.block*.blocks.2.block",
     last="final_layer.adaLN_modulation",
 )
-"""Names of linears in Cosmos' own code -> those of Diffusers."""
+"""Names of linears in Cosmos' code -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
@@ -206,10 +206,10 @@ def _text_widths(t: Any) -> tuple[int, int | None]:
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """Diffusers' `max_size`: that of learnable positions, or one that covers all trained grids.
+    """Value of Diffusers' `max_size`: learnable positions, or the largest trained grid.
 
-    Diffusers looks rotary positions up in a table with this many entries a side; ours are computed.
-    A side has at most `longest` tokens, the length of a pack.
+    Diffusers looks rotary positions up in a table with this many entries per axis; our network
+    computes rotary positions. An axis has at most `longest` tokens, the length of a pack.
     """
     if m.learnable_positions or longest is None:
         return m.max_size
@@ -334,7 +334,7 @@ def _run_network(
 
 
 def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) -> Tensor:
-    """Outputs of Diffusers' network for samples side by side, without given frames.
+    """Outputs of Diffusers' network for a padded batch without given frames.
 
     Raises:
         ValueError: the network has inputs that this function does not give.

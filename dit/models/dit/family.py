@@ -53,7 +53,7 @@ class ExtraPosition(StrEnum):
 
 
 class TextConditioner(StrEnum):
-    """Where text rows come from: the text encoder, or Anima's conditioner after it."""
+    """Source of the text states: the text encoder, or Anima's conditioner after the encoder."""
 
     NONE = "none"  # the text encoder of the size
     STORED = "stored"  # shards hold what the conditioner makes
@@ -83,10 +83,9 @@ _PREDICT2_5 = {
     "base_fps": None,
 }
 CLEAN_LEVEL = 1e-4
-"""t that tokens of given frames are told: `conditional_frame_timestep` of Predict2.5's pipeline.
+"""Timestep of given frames in Predict2.5: `conditional_frame_timestep` of its pipeline.
 
-That of Predict2 tells them sigma = 1e-4 (`sigma_conditioning`), which is t = 0.9999e-4.
-"""
+Predict2 uses sigma = 1e-4 (`sigma_conditioning`), that is t = 0.9999e-4."""
 
 _2B = {"num_layers": 28, "hidden_size": 2048, "num_attention_heads": 16}
 _14B = {"num_layers": 36, "hidden_size": 5120, "num_attention_heads": 40}
@@ -110,7 +109,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "cosmos_predict2.5_14b": {**_14B, **_PREDICT2_5},
     "anima": {**_2B, **_PREDICT2, "text_conditioner": TextConditioner.STORED},
 }
-"""What each `model.name` sets.
+"""Fields of `model` by size name.
 
 DiT: arXiv:2212.09748, Table 1. Cosmos: TRANSFORMER_CONFIGS of Diffusers'
 scripts/convert_cosmos_to_diffusers.py ("Cosmos-1.0-Diffusion-7B-Text2World" and "-14B-",
@@ -137,12 +136,11 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 """Tiny size by name (`Family.tiny`)."""
 
 PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
-"""Keys of `objective` that the loops of Cosmos-Predict2's and 2.5's pipelines fix.
+"""Keys of `objective` that the pipelines of Cosmos-Predict2 and 2.5 fix.
 
-The state of Predict2's is data + sigma * noise. The network is fed that state times c_in = 1 - t,
-with t = sigma / (1 + sigma), and is told t; the data are then (1 - t) * state - t * output. That is
-flow matching with output = noise - data.
-"""
+Predict2's state is data + sigma * noise. The network gets the state times c_in = 1 - t, with t =
+sigma / (1 + sigma), and the timestep t; the predicted data are (1 - t) * state - t * output. Both
+together are flow matching with output = noise - data."""
 # How many latent frames were given in training: `min_num_conditional_frames` 1 and `max_` 2 of
 # Cosmos-Predict2's video2world, `conditional_frames_probs` {0: .5, 1: .25, 2: .25} of 2.5.
 _GIVEN = {"2_2b_video2world": (0, 1, 1), "2_14b_video2world": (0, 1, 1)}
@@ -156,7 +154,7 @@ OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DitConfig(ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {
@@ -257,14 +255,14 @@ class DitConfig(ModelConfig):
         return self.crossattn_proj_size or self.crossattn_emb_size
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Rows of text of each sample; a conditioner makes one row for each of its tokens."""
+        """Number of text rows of each sample; a conditioner outputs one row per token."""
         if not self.trains_conditioner:
             return batch.text_rows
         return [stop - first for first, stop in pairwise(batch.text_offsets[TOKEN_IDS])]
 
     @property
     def mask_features(self) -> int:
-        """Numbers of the condition mask and the padding mask in one token."""
+        """Number of features of a token that hold the condition mask and the padding mask."""
         return self.patch_volume * (self.condition_mask + self.concat_padding_mask)
 
     @property

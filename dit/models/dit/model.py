@@ -38,7 +38,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.token_ids import TOKEN_IDS
 
 _STATES = "states"
-"""Name of the text that the conditioner's tokens attend to, in a prepared pack."""
+"""Name under which a prepared pack holds the text states that the conditioner attends to."""
 
 
 class DiT(CrossTransformer):

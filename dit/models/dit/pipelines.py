@@ -1,4 +1,4 @@
-"""The pipelines of Diffusers that run the DiT, and the inputs that they give it."""
+"""Diffusers' pipelines that run the DiT, and the inputs that they give the network."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _pipeline(
     conditions_text: bool = False,
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> Pipeline:
-    """A pipeline that fills captions up with zeros, or with its encoder's states of padding.
+    """A pipeline that pads captions with zeros, or with its encoder's states of padding.
 
-    `tells_fps` says whether it passes frames per second; None is for images, which need none.
-    Captions come from its text encoder, or from a conditioner after it. Without `sampling` it uses
-    EDM with its scheduler's options.
+    `tells_fps` says whether the pipeline passes frames per second; None is for images, which need
+    none. Captions come from the text encoder, or from a conditioner after the encoder. The default
+    of `sampling` is EDM with the scheduler's options.
     """
     conditioner = TextConditioner.STORED if conditions_text else TextConditioner.NONE
 
@@ -107,4 +107,4 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "AnimaModularPipeline": {"conditions_text": True, "sampling": _levels_of_anima},
 }
 PIPELINES = {name: _pipeline(name, **options) for name, options in _OPTIONS.items()}
-"""By class."""
+"""Pipelines that run the DiT, by class name."""

@@ -80,11 +80,11 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 ERNIE_IMAGE_NAMES = own_names(_TABLE)
-"""Diffusers' names by those of ComfyUI and of trainers: Diffusers' own."""
+"""Names in ComfyUI and trainers -> names in Diffusers, which are equal."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     return [
         outputs_as_inputs(t),
         (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),

@@ -42,14 +42,14 @@ from dit.models.registry import imported
 
 EPS = 1e-6
 THETA = 256.0
-"""Base of the angles of places in the text, of rows and of columns."""
+"""Base of the rotary frequencies for text position, row and column."""
 VECTORS: Mapping[str, int] = {"blocks": 6, "out": 2}
-"""Shifts, scales and gates of all layers, and of the head."""
+"""Number of modulation vectors (scales, shifts, gates) of all layers together, and of the head."""
 FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 TITLE = "ERNIE-Image"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ernie_image": {}, "ernie_image_turbo": {}}
-"""What each `model.name` sets: config.json of baidu/ERNIE-Image and of ERNIE-Image-Turbo."""
+"""Fields of `model` by size name, from config.json of baidu/ERNIE-Image and -Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "ernie_image": {
         **TINY_NETWORK,
@@ -65,7 +65,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ErnieImageConfig(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -73,10 +73,10 @@ class ErnieImageConfig(ModelConfig):
     """A named size (ernie_image, ernie_image_turbo) or `custom`."""
     family: str = "ernie_image"
     num_layers: int = 36
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     hidden_size: int = 4096
     num_attention_heads: int = 32
-    """Heads of attention over latents and text."""
+    """Number of attention heads."""
     mlp_ratio: float = 3.0
     in_channels: int = 128
     patch_spatial: int = 1
@@ -96,7 +96,7 @@ class ErnieImageConfig(ModelConfig):
 
     @property
     def projects_text(self) -> bool:
-        """Whether text has a linear, as in Diffusers: if its width is not the model's."""
+        """Whether text passes a linear: if its width differs from the hidden size."""
         return self.crossattn_emb_size != self.hidden_size
 
 
@@ -113,7 +113,7 @@ class AttendTwisted(Attend):
 
 
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
-    """The layers, which all use the same rows of the modulations of `VECTORS`."""
+    """The layers of the network, which share one set of modulations (`VECTORS`)."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)

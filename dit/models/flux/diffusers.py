@@ -88,7 +88,7 @@ XLABS_NAMES = {
     "single_blocks.*.processor.qkv_lora": " ".join(f"{_SINGLE}.attn.to_{x}" for x in "qkv"),
     "single_blocks.*.processor.proj_lora": f"{_SINGLE}.proj_out",
 }
-"""Names of adapters of XLabs' trainer -> those of Diffusers."""
+"""Names in adapters of XLabs' trainer -> names in Diffusers."""
 
 KEYS = ConfigKeys(
     keys=(
@@ -135,7 +135,7 @@ def _run_stacked(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Outputs of Diffusers' network for samples side by side, without references.
+    """Outputs of Diffusers' network for a padded batch without references.
 
     It has no mask, so it attends to the padding of shorter samples and captions.
     """

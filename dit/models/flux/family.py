@@ -39,7 +39,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux1_schnell": {"guidance_embed": False},
     "flux1_kontext": {"reference_latents": 1},
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_flux_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_flux_to_diffusers.py."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
@@ -54,7 +54,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext"
 
 @dataclass(frozen=True, kw_only=True)
 class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -73,7 +73,7 @@ class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
     reference_latents: OfInputs[int] = 0
-    """Reference pictures that a sample may have, as tokens beside its own (Kontext: 1)."""
+    """Largest number of reference pictures of a sample, as additional tokens (Kontext: 1)."""
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux2Transformer2DModel"
 PATCH = 1
-"""Rows and columns of a token: the codec has made channels of patches."""
+"""Patch size of the network; the codec already moves patches of pixels to channels."""
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 _MLP, _SINGLE = ("linear_in", "linear_out"), "single_transformer_blocks.*.attn"
 

@@ -36,10 +36,10 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
-"""Scales, shifts and gates of double-stream layers, of single-stream ones and of the head."""
+"""Number of modulation vectors of double-stream layers, single-stream layers and the head."""
 FIRST_OF_TEXT, FIRST_OF_SINGLE, FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 THETA = 2000.0
-"""Base of the angles of positions."""
+"""Base of the rotary frequencies."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux2_dev": {},
@@ -59,9 +59,9 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "guidance_embed": False,
     },
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_flux2_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_flux2_to_diffusers.py."""
 OWN_MASK = "references that attend to themselves alone"
-"""What `Flux2KleinKVPipeline` has and the network here has not."""
+"""Feature of `Flux2KleinKVPipeline` that the network here lacks."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
@@ -79,7 +79,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -96,7 +96,8 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 15360
     rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
-    """Widths of a head rotated by reference, row, column and text; their sum is its width."""
+    """Rotary widths of a head for reference, row, column and text; their sum is the head's
+    width."""
     text_pad_to: TextPadding | None = None
     """stored: shards hold the states of padding, which published weights attend to; null: none."""
     guidance_embed: bool = True
@@ -115,7 +116,7 @@ def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
 
 
 def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
-    """The layers, which use rows of the modulations of `VECTORS`."""
+    """The layers of both stacks, which share one set of modulations per stack (`VECTORS`)."""
     return double_then_single(
         model,
         latents=SharedModulation(0),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux3Transformer2DModel"
 PATCH = 1
-"""Rows and columns of a token: the codec has made channels of patches."""
+"""Patch size of the network; the codec already moves patches of pixels to channels."""
 _BLOCKS = {
     "text_blocks": "txt_mode_blocks",
     "image_blocks": "mode_blocks.image",
@@ -110,7 +110,7 @@ FLUX3_NAMES = {
     },
     **{name.replace("layer.", "layer.image."): theirs for name, theirs in LAST.items()},
 }
-"""Diffusers' names by those of the original project and of ComfyUI."""
+"""Names in the original project and ComfyUI -> names in Diffusers."""
 
 _FIXED = {"timestep_channels": LEVEL_WAVES, "rope_theta": 10_000, "eps": 1e-6}
 

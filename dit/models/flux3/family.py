@@ -50,17 +50,17 @@ EARLY, SINGLE, HEAD = 3, 3, 2
 which has no gate."""
 ALL_VECTORS = EARLY + SINGLE + HEAD
 STACKS = ("text_blocks", "image_blocks", "reference_blocks")
-"""Layers over one row of tokens, before those over all (`blocks`)."""
+"""Stacks over one kind of tokens, which precede the joint layers (`blocks`)."""
 MOST_REFERENCES = 10
 LONGEST_TEXT = 8192
 SHIFT = 6.93
-"""Shift of the levels, in Diffusers' modular pipelines."""
+"""Shift of the noise levels in Diffusers' modular pipelines."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux3_klein_base": {},
     "flux3_klein": {"flow_map": True},
 }
-"""What each `model.name` sets: the defaults of Diffusers' class."""
+"""Fields of `model` by size name: defaults of Diffusers' class."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "num_single_layers": 2,
@@ -80,7 +80,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Flux3Config(HasReferences, DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -97,8 +97,7 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 20480
     rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
-    """Widths of a head rotated by time, row, column and place in the text; their sum is its width.
-    """
+    """Rotary widths of a head for time, row, column and text; their sum is the head's width."""
     text_pad_to: TextPadding | None = None
     """What shards hold of padding: stored, its states, which published weights see; or null."""
     flow_map: bool = False
@@ -157,7 +156,7 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
 
 @dataclass(frozen=True)
 class AttendBesideFeed(AttendAndFeed):
-    """Attention and feed-forward of the same tokens with separate matrices, added up."""
+    """Parallel attention and feed-forward of one token sequence, with separate matrices."""
 
     runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
 

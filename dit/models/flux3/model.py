@@ -1,4 +1,4 @@
-"""FLUX.3 klein: separate layers for text, picture and references, then layers over all of them."""
+"""FLUX.3 klein: separate layers for text, picture and references, then joint layers."""
 
 # T packed tokens, C patch features, D model width, M level rows, N samples
 

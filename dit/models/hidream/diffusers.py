@@ -79,7 +79,7 @@ def _sizes(model: HiDreamConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
     return [
         outputs_as_inputs(t),
@@ -101,7 +101,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _states(t: Any) -> int:
-    """Number of Llama's hidden states; more than the layers use if each uses another one."""
+    """Number of Llama's hidden states; may exceed the used ones if every layer uses its own."""
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
 
@@ -154,7 +154,7 @@ def _inexpressible(model: HiDreamConfig) -> list[str]:
 
 
 def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
-    """Rows of `text_2` [L, X] in the shape of Diffusers' network, [states, 1, L, H]."""
+    """Hidden states of `text_2` [L, X] as Diffusers' network takes them, [states, 1, L, H]."""
     return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
 
 
@@ -185,7 +185,7 @@ def _run_network(
 
 
 HIDREAM_NAMES = own_names(_TABLE)
-"""Diffusers' names by those of the original project, of ComfyUI and of trainers: Diffusers' own."""
+"""Names in the original project, ComfyUI and trainers -> names in Diffusers; all are equal."""
 
 FORM = DiffusersForm(
     class_name=CLASS,

@@ -48,13 +48,13 @@ from dit.models.registry import imported
 TITLE, STATES, LAYER_TEXT = "HiDream-I1", "text_2", "layer_text"
 MOST_EXPERTS = 16
 MLP_RATIO, MLP_MULTIPLE = 4.0, 256
-"""Of Diffusers' class, which has no keys for them."""
+"""Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
 SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""What HiDream-E1 has and the network here has not."""
+"""Feature of HiDream-E1 that the network here lacks."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
-"""What each `model.name` sets: config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
+"""Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hidream_i1_full": {
         **TINY_DOUBLE_SINGLE,
@@ -75,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HiDreamConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     attends_to_padding: ClassVar[bool] = True
@@ -152,7 +152,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def shared_hidden_size(self) -> int:
-        """Width of the expert that serves all tokens."""
+        """Hidden width of the shared expert, which all tokens use."""
         if self.mlp_ratio == MLP_RATIO:
             return _rounded(2 * self.hidden_size)
         return max(self.ffn_hidden_size // 2, 1)

@@ -82,15 +82,15 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Diffusers' names by those of the original code, which splits linears of checkpoints."""
+"""Names in the original code, which splits fused linears -> names in Diffusers."""
 KOHYA_NAMES = _names(HUNYUAN)
-"""Diffusers' names by those of the original project's checkpoints, and of kohya's scripts."""
+"""Names in the original checkpoints and kohya's scripts -> names in Diffusers."""
 COMFYUI_NAMES = _names(FLUX)
-"""Diffusers' names by those of ComfyUI."""
+"""Names in ComfyUI -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
     return [
         outputs_as_inputs(t),

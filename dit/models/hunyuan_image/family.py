@@ -35,7 +35,7 @@ from dit.models.registry import imported
 
 _ENCODER = "hunyuanimage"
 GUIDANCE = 3.25
-"""What the published distilled network is told, `distilled_guidance_scale` of its pipeline."""
+"""Guidance scale of the published distilled network, `distilled_guidance_scale` in its pipeline."""
 
 MOST_SIDE = 2**20
 
@@ -61,7 +61,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanImageConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -72,7 +72,7 @@ class HunyuanImageConfig(DoubleSingleConfig):
     num_single_layers: int = 40
     hidden_size: int = 3584
     num_attention_heads: int = 28
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     in_channels: int = 64
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584

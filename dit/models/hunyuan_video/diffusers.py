@@ -57,13 +57,13 @@ _EMBEDDINGS = {
 _POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
 HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
-"""Diffusers' names by those of the original project, and of diffusion-pipe."""
+"""Names in the original project and diffusion-pipe -> names in Diffusers."""
 COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
-"""Diffusers' names by those of ComfyUI."""
+"""Names in ComfyUI -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
     return [

@@ -39,7 +39,7 @@ FIRST_FRAME = "first_frame_latent"
 
 
 class FirstFrame(StrEnum):
-    """How the network gets a given first frame, in Diffusers' words."""
+    """How the network takes a given first frame; names as in Diffusers."""
 
     NONE = "none"  # text-to-video
     LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
@@ -54,7 +54,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "guidance_embed": False,
     },
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_hunyuan_video_to_diffusers.py."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 64,
@@ -68,12 +68,12 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Tiny size by name (`Family.tiny`). That of text is the first without a frame."""
+"""Tiny size by name (`Family.tiny`); the text-to-video size is the first without a given frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideoConfig(DoubleSingleConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -107,13 +107,13 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
+        """Number of input channels besides the noisy latent: given frames, then their mask."""
         shown = self.image_condition is FirstFrame.LATENT_CONCAT
         return self.in_channels + 1 if shown else 0
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 

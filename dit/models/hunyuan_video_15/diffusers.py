@@ -88,13 +88,13 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Diffusers' names by those of the original project."""
+"""Names in the original project -> names in Diffusers."""
 COMFYUI_NAMES = _names(FLUX)
-"""Diffusers' names by those of ComfyUI, and of diffusion-pipe."""
+"""Names in ComfyUI and diffusion-pipe -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     fed = 2 * t.out_channels + 1
     return [
         (

@@ -40,7 +40,7 @@ from dit.models.registry import imported
 IMAGE, FIRST_FRAME = "image_embed", "first_frame_latent"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hunyuanvideo_15": {}}
-"""One network makes video of text, and of text and a first frame."""
+"""Fields of `model` by size name; one network does text-to-video and image-to-video."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_15": {
         **TINY_NETWORK,
@@ -60,7 +60,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HunyuanVideo15Config(ModelConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -70,7 +70,7 @@ class HunyuanVideo15Config(ModelConfig):
     num_layers: int = 54
     hidden_size: int = 2048
     num_attention_heads: int = 16
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     in_channels: int = 32
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
@@ -100,12 +100,12 @@ class HunyuanVideo15Config(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: of given frames, then the mask of these frames."""
+        """Number of input channels besides the noisy latent: given frames, then their mask."""
         return self.in_channels + 1
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -133,7 +133,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
-    """The layers after the refiner's; nothing reads the text after the last of them."""
+    """The layers after the refiner; no later layer reads the last layer's text output."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

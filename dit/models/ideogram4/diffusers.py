@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 CLASS = "Ideogram4Transformer2DModel"
 PATCH = 1
-"""Rows and columns of a token: the codec has made channels of patches."""
+"""Patch size of the network; the codec already moves patches of pixels to channels."""
 TEXT, PICTURE = 3, 2
-"""What Diffusers' network is told that a token is."""
+"""Values of the kind of a token in Diffusers' network."""
 KINDS = "embed_image_indicator"
-"""An embedding of two kinds, and no linear."""
+"""Name of the embedding table of the two token kinds; it is not a linear."""
 _LAYERS = SequentialNames(
     norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
     modulation="adaln_modulation",
@@ -95,7 +95,7 @@ IDEOGRAM4_NAMES = {
     **{name: one for name, one in _OWN_NAMES.items() if ".attention.to_" not in name},
     **_STORED_NAMES,
 }
-"""Diffusers' names by those of the original project, of ComfyUI and of trainers."""
+"""Names in the original project, ComfyUI and trainers -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:

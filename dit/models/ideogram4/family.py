@@ -39,17 +39,17 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 THETA = 5e6
-"""Base of the angles of positions."""
+"""Base of the rotary frequencies."""
 TITLE = "Ideogram 4"
 LEVELS: Mapping[str, Any] = {
     "logit_std": 1.5,
     "shift_base_tokens": 1024,  # 512 x 512 pixels, whose logits of levels have the mean 0
     "text_dropout": 0.0,  # the network that guidance leads away from is another one
 }
-"""Keys of `objective` in training; those of the pipeline's steps are the same."""
+"""Keys of `objective` for training; the pipeline's sampling steps use the same."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ideogram4": {}}
-"""What each `model.name` sets: the class of either network of ideogram-ai/ideogram-4-fp8."""
+"""Fields of `model` by size name, from config.json of ideogram-ai/ideogram-4-fp8."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "ideogram4": {
         **TINY_NETWORK,
@@ -66,7 +66,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ideogram4Config(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -74,10 +74,10 @@ class Ideogram4Config(ModelConfig):
     """A named size (ideogram4) or `custom`."""
     family: str = "ideogram4"
     num_layers: int = 34
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     hidden_size: int = 4608
     num_attention_heads: int = 18
-    """Heads of attention over latents and text."""
+    """Number of attention heads."""
     mlp_ratio: float = 12288 / 4608
     in_channels: int = 128
     patch_spatial: int = 1

@@ -44,8 +44,8 @@ and the output of the network as 0."""
 
 
 EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
-"""Keys of `objective` for pipelines whose scheduler gets even steps from 1 to 1 / number of steps.
-"""
+"""Keys of `objective` for pipelines whose scheduler gets even steps from 1 to 1 / number of
+steps."""
 TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
@@ -160,7 +160,7 @@ def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
 
 @dataclass(frozen=True, kw_only=True)
 class DoubleSingleConfig(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
@@ -170,7 +170,7 @@ class DoubleSingleConfig(ModelConfig):
     """Single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
-    """Heads of attention over latents and text."""
+    """Number of attention heads."""
     crossattn_emb_size: int = 4096
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
     """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
@@ -194,7 +194,7 @@ class DoubleSingleConfig(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return self.patch_features
 
 

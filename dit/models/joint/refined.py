@@ -50,7 +50,7 @@ TINY_REFINED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedConfig(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     refiners: ClassVar[int] = 2
@@ -92,7 +92,7 @@ class RefinedConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedRefinedConfig(RefinedConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     shown_before: ClassVar[Mapping[str, str]] = {
         **RefinedConfig.shown_before,

@@ -20,12 +20,8 @@ class SequentialNames:
     """Diffusers' names of the modules of a layer, relative to the layer."""
 
     norms: tuple[str, ...]
-    """Norms before and after attention, before and after the MLP; or only the two before; or none.
-
-
-
-
-    """
+    """Norms before and after attention, before and after the MLP; or only the two before; or
+    none."""
     modulation: str | None
     """Linear of the modulation; None: the layer has none."""
     attention: str

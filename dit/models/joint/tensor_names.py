@@ -24,8 +24,8 @@ from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATI
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
-"""Order of a head's numbers: Diffusers rotates neighbours together, our networks half a head apart.
-"""
+"""Order of a head's numbers: Diffusers rotates neighbours together, our networks half a head
+apart."""
 Exists = Callable[[Any], bool]
 """Predicate on a model's configuration: whether the network has a tensor."""
 

@@ -153,11 +153,11 @@ KREA2_NAMES = {
     "txtmlp.3": "txt_in.linear_2",
     "txtfusion.projector": "text_fusion.projector",
 }
-"""Diffusers' names by those of the original project, of ComfyUI and of ai-toolkit."""
+"""Names in the original project, ComfyUI and ai-toolkit -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     told = t.timestep_embed_dim
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),

@@ -47,13 +47,13 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 THETA = 1000.0
-"""Base of the angles of rows and columns."""
+"""Base of the rotary frequencies for rows and columns."""
 VECTORS: Mapping[str, int] = {"blocks": 6}
-"""Shifts, scales and gates that all layers share, each beside a table of its own."""
+"""Number of modulation vectors that all layers share; each layer adds a table of its own."""
 TITLE = "Krea 2"
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"krea2_raw": {}, "krea2_turbo": {}}
-"""What each `model.name` sets: the class of krea/Krea-2-Raw and of Krea-2-Turbo."""
+"""Fields of `model` by size name, from config.json of krea/Krea-2-Raw and of Krea-2-Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "krea2_raw": {
         **TINY_NETWORK,
@@ -76,7 +76,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Krea2Config(ModelConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"num_kv_heads": "mlp_ratio"}
@@ -85,7 +85,7 @@ class Krea2Config(ModelConfig):
     """A named size (krea2_raw, krea2_turbo) or `custom`."""
     family: str = "krea2"
     num_layers: int = 28
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     hidden_size: int = 6144
     num_attention_heads: int = 48
     """Heads of queries."""
@@ -210,7 +210,7 @@ _BY_TOKENS = {
     "max_image_seq_len": 6400,
 }
 SAME_FOR_ALL = {"base_shift": 1.15, "max_shift": 1.15}
-"""Keys of `objective` for Turbo: its pipeline shifts levels of all sizes alike."""
+"""Keys of `objective` for Turbo, whose pipeline uses one shift for all picture sizes."""
 
 FAMILY = Family(
     name="krea2",

@@ -24,12 +24,8 @@ class NetworkSpec:
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a conditioner, which processes captions before padding (Anima).
-
-
-
-
-    """
+    """Whether the first stage has a conditioner, which processes captions before padding
+    (Anima)."""
     text_layers: str = ""
     """Prefix of the weights of layers over text alone, which are recomputed in backward, on the
     first stage."""

@@ -84,12 +84,8 @@ class Port:
 
     row: str
     module: str = ""
-    """The module's name in checkpoints; empty for parts with no module, or several of fixed names.
-
-
-
-
-    """
+    """The module's name in checkpoints; empty for parts with no module, or several of fixed
+    names."""
     slot: Slot | None = None
     """Scale, shift and gate; None: tokens are neither scaled nor gated."""
     norm: RowNorm | None = None
@@ -346,14 +342,14 @@ class LayerSpec:
 
     @property
     def over(self) -> RowKind:
-        """The tokens over which the layer runs: those of its rows, or those of its view."""
+        """The tokens over which the layer runs: its own rows, or its view's."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))
 
     @property
     def modulations(self) -> dict[Modulation, list[Port]]:
-        """Each modulation, and the ports that have a slot in it."""
+        """Each modulation, and the ports that have a slot in that modulation."""
         found: dict[Modulation, list[Port]] = {}
         for port in self.ports:
             if port.slot is not None:

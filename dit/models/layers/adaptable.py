@@ -37,8 +37,8 @@ from torch import Tensor, nn
 CHILD = "lora"
 """Module name of the trained adapter inside its linear; names of frozen weights do not change."""
 FROZEN = "frozen_lora"
-"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with `CHILD`.
-"""
+"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with
+`CHILD`."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -103,7 +103,7 @@ class Adaptable(nn.Module):
     lora: Any
     """The linear's `dit.lora.adapter.Adapter`; None, or absent, without one."""
     beside: Sequence[str] = ()
-    """Names of further adapters, child modules whose outputs are added to that of `lora`."""
+    """Names of further adapters, child modules whose outputs are added to `lora`'s."""
     frozen: Any = None
     """The frozen weight as a `FrozenMatrix`, if it is not kept whole on the device."""
     token_row: str | None = None

@@ -134,7 +134,7 @@ class PerSample:
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """`h_TD` for the residual sum, and `modulate` of it.
+        """`h_TD` for the residual sum, and `modulate` of `h_TD`.
 
         Use the returned `h_TD` from here on: its gradient then goes to the kernel of `modulate`,
         which adds both gradients.

@@ -37,7 +37,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "longcat_image": {},
     "longcat_image_edit": {"reference_latents": 1},
 }
-"""What each `model.name` sets; layers as other projects count those of the published weights."""
+"""Fields of `model` by size name; layer counts are those that other projects give."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "longcat_image_edit": {
         **TINY_DOUBLE_SINGLE,
@@ -52,7 +52,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LongCatConfig(HasReferences, DoubleSingleConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -64,9 +64,9 @@ class LongCatConfig(HasReferences, DoubleSingleConfig):
     num_single_layers: int = 20
     crossattn_emb_size: int = 3584
     text_pad_to: TextPadding | None = None
-    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    """Form of padding in shards: stored, with its text states (published weights); null: none."""
     reference_latents: OfInputs[int] = 0
-    """Pictures to edit that a sample may have, as tokens beside its own (Edit: 1)."""
+    """Largest number of pictures to edit in a sample, as additional tokens (Edit: 1)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -76,7 +76,7 @@ class LongCatConfig(HasReferences, DoubleSingleConfig):
 
 
 def _codec(model: LongCatConfig) -> str:
-    """Name of both the codec and its text encoder; the encoder of edits sees the picture."""
+    """Name of the codec and text encoder; in edits the text encoder also sees the pictures."""
     return "longcat_edit" if model.reference_latents else "longcat"
 
 

@@ -123,7 +123,7 @@ LTX_NAMES: dict[str, str] = {
     "adaln_single.linear": "time_embed.linear",
     **{name: name for name in _SAME},
 }
-"""Diffusers' names by those of Lightricks' own code, and of ComfyUI."""
+"""Names in Lightricks' own code and ComfyUI -> names in Diffusers."""
 
 
 def _width(t: Any) -> int:
@@ -131,7 +131,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",

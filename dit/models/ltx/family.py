@@ -54,12 +54,12 @@ TRAINED_SHIFT: Mapping[str, Any] = {
     "base_image_seq_len": 1024,
     "max_image_seq_len": 4096,
 }
-"""Keys of `objective`: the shift by the tokens of the target that Lightricks' trainer has for
-logit-normal levels, and the scheduler of 0.9.0 for those of its samplers."""
+"""Keys of `objective`: the shift by number of target tokens with logit-normal levels, as in
+Lightricks' trainer, and the samplers' scheduler of 0.9.0."""
 
 
 class FramePositions(StrEnum):
-    """The second at which a latent frame begins; no config.json says it."""
+    """Rule for the start time of a latent frame in seconds; config.json does not contain it."""
 
     EVEN = "even"  # 8 f / fps (0.9.0 and 0.9.1)
     CAUSAL = "causal"  # max(8 f - 7, 0) / fps: the first is one pixel frame (0.9.5 and later)
@@ -70,7 +70,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "ltxv_2b": {},
     "ltxv_13b": {"num_layers": 48, "hidden_size": 4096},
 }
-"""What each `model.name` sets: config.json of 0.9.0, and Lightricks' configurations of 0.9.5 to
+"""Fields of `model` by size name, from config.json of 0.9.0 and Lightricks' files for 0.9.5 to
 0.9.8."""
 _TINY = {**TINY_NETWORK, "hidden_size": 40, "patch_spatial": 2, "crossattn_emb_size": 16}
 TINY: Mapping[str, Mapping[str, Any]] = {
@@ -82,7 +82,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class LtxConfig(HasReferences, ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     shown_before: ClassVar[Mapping[str, str]] = {"frame_positions": "reference_latents"}
@@ -99,7 +99,7 @@ class LtxConfig(HasReferences, ModelConfig):
     frame_positions: FramePositions = FramePositions.CAUSAL
     """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
     reference_latents: OfInputs[int] = 0
-    """Reference videos that a sample may have, as clean tokens at the target's positions."""
+    """Largest number of reference videos of a sample, as clean tokens at the target's positions."""
 
     def own_sizes(self) -> list[Rule]:
         return [

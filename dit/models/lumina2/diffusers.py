@@ -59,7 +59,7 @@ LUMINA2_NAMES = {
     "final_layer.linear": "norm_out.linear_2",
     "x_embedder": "x_embedder",
 }
-"""Diffusers' names by those of the original project, of ComfyUI and of diffusion-pipe."""
+"""Names in the original project, ComfyUI and diffusion-pipe -> names in Diffusers."""
 
 
 KEYS = ConfigKeys(

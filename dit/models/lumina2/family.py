@@ -28,20 +28,20 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 AXES_LENS = (300, 512, 512)
-"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
+"""Lengths of Diffusers' rotary tables: position in the sequence, row, column."""
 
 LONGEST_TEXT = AXES_LENS[0] - 1
-"""Rows of a caption: its picture has the place behind them."""
+"""Largest number of caption tokens; the picture's position follows them."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
-"""What each `model.name` sets: config.json of Alpha-VLLM/Lumina-Image-2.0."""
+"""Fields of `model` by size name, from config.json of Alpha-VLLM/Lumina-Image-2.0."""
 TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_heads": 4}}
 """Tiny size by name (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lumina2Config(GroupedRefinedConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     title: ClassVar[str] = "Lumina Image 2.0"

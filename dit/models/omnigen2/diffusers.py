@@ -63,7 +63,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 _LARGEST = (10_000, 10_000, 10_000)
-"""Rows of published tables of angles: for places in the text and behind it, rows, columns."""
+"""Lengths of the published rotary tables: position in the sequence, row, column."""
 KEYS = ConfigKeys(
     keys=(
         *lumina_keys(layers=(26, 2), largest=_LARGEST),

@@ -35,15 +35,15 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 MOST_REFERENCES = 5
-"""Rows of the table of embeddings by a picture's number."""
+"""Largest number of references: rows of the table of picture embeddings."""
 _SIDE = 2
-"""Rows and columns of the latent in one token."""
+"""Patch size: rows and columns of the latent in one token."""
 LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 40**2 // _SIDE**2}
-"""Of the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of the latent: of 400 tokens
-not at all."""
+"""Keys of `objective` as in the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of
+the latent: no shift for 400 tokens."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
-"""What each `model.name` sets: options/ft.yml of the public code."""
+"""Fields of `model` by size name, from options/ft.yml of the public code."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "omnigen2": {**TINY_REFINED, "num_kv_heads": 4, "reference_latents": 1}
 }
@@ -52,7 +52,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class OmniGen2Config(HasReferences, GroupedRefinedConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     refiners: ClassVar[int] = 3

@@ -61,7 +61,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     channels = _latent_channels(t)
     features = t.patch_size**2 * channels
     return [
@@ -120,7 +120,7 @@ _PICTURES = {
     "QwenImageEditPipeline": 1,
     "QwenImageEditPlusPipeline": MOST_REFERENCES,
 }
-"""Pipeline -> pictures that it shows."""
+"""Number of pictures to edit that each pipeline takes."""
 
 
 def _pipeline(name: str) -> Pipeline:

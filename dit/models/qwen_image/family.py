@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 SCALE = 1000
-"""Of the level that the network is told, over t, as in all schedulers of Diffusers."""
+"""Factor between the network's timestep and t, as in all schedulers of Diffusers."""
 
 MOST_REFERENCES = 3
-"""Pictures that a sample may bring to be edited; `QwenImageEditPlusPipeline` knows no bound."""
+"""Largest number of pictures to edit; `QwenImageEditPlusPipeline` itself has no limit."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {
     "qwen_image": {},
@@ -67,7 +67,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImageConfig(ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -112,7 +112,7 @@ def _positions(_: QwenImageConfig) -> PositionRule:
 
 
 def _codec(model: QwenImageConfig) -> str:
-    """Name of both the codec and its text encoder; the encoder of edits sees the pictures."""
+    """Name of the codec and text encoder; in edits the text encoder also sees the pictures."""
     if not model.reference_latents:
         return "qwen_image"
     return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"
@@ -125,7 +125,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
-    """The layers of Qwen-Image; nothing reads the text after the last of them."""
+    """The layers of Qwen-Image; no later layer reads the last layer's text output."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

@@ -78,7 +78,7 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 QWEN_IMAGE21_NAMES = own_names(_TABLE)
-"""Diffusers' names by those of ComfyUI and of trainers: Diffusers' own."""
+"""Names in ComfyUI and trainers -> names in Diffusers, which are equal."""
 
 
 def _rules(t: Any) -> list[Rule]:

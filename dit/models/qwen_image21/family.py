@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 
 EPS = 1e-6
 THETA = 10_000.0
-"""Base of the angles of all positions."""
+"""Base of the rotary frequencies on all axes."""
 VECTORS: Mapping[str, int] = {"blocks": 4, "out": 1}
-"""Scales and gates of all layers, and the scale of the head."""
+"""Number of modulation vectors (scales, gates) of all layers together, and of the head."""
 MOST_REFERENCES = 10
 SIDES = 2
-"""Sides of a picture are multiples of this many latent cells: a slot of the text encoder stands for
-2 x 2 of them."""
+"""Number of latent cells that must divide a picture's sides: a slot of the text encoder covers 2 x
+2 cells."""
 TITLE = "Qwen-Image-2.1"
 CODEC = "qwen_image21"
 """Name of the codec, and of the text encoder."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"qwen_image21": {}, "qwen_image21_turbo": {}}
-"""What each `model.name` sets: the class of Qwen/Qwen-Image-2.1 and of its Turbo."""
+"""Fields of `model` by size name, from config.json of Qwen/Qwen-Image-2.1 and its Turbo."""
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 64,
@@ -81,7 +81,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class QwenImage21Config(HasReferences, ModelConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -89,10 +89,10 @@ class QwenImage21Config(HasReferences, ModelConfig):
     """A named size (qwen_image21, qwen_image21_turbo) or `custom`."""
     family: str = "qwen_image21"
     num_layers: int = 32
-    """Layers over latents and text together."""
+    """Number of layers, each over latents and text jointly."""
     hidden_size: int = 4096
     num_attention_heads: int = 32
-    """Heads of attention over latents and text."""
+    """Number of attention heads."""
     mlp_ratio: float = 3.0
     in_channels: int = 64
     patch_spatial: int = 1
@@ -131,7 +131,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
 
 
 def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
-    """The layers, which all use the same rows of the modulations of `VECTORS`."""
+    """The layers of the network, which share one set of modulations (`VECTORS`)."""
     width = model.hidden_size
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)

@@ -140,11 +140,11 @@ SD3_NAMES: dict[str, str] = {
     "final_layer.adaLN_modulation.1": "norm_out.linear~",
     "final_layer.linear": "proj_out",
 }
-"""Diffusers' names by those of Stability's own code."""
+"""Names in Stability's own code -> names in Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
         outputs_as_inputs(t),

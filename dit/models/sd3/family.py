@@ -54,7 +54,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 38,
     },
 }
-"""What each `model.name` sets: Diffusers' scripts/convert_sd3_to_diffusers.py."""
+"""Fields of `model` by size name, from Diffusers' scripts/convert_sd3_to_diffusers.py."""
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 64,
@@ -73,7 +73,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sd3Config(ModelConfig):
-    """The network: sizes, positions, precision and parallelism."""
+    """Keys of `model`: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     takes_stored_padding: ClassVar[bool] = True
@@ -82,7 +82,7 @@ class Sd3Config(ModelConfig):
     """A named size (sd3, sd3.5_medium, sd3.5_large) or `custom`."""
     family: str = "sd3"
     num_layers: int = 24
-    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    """Number of double-stream layers: separate weights for latents and text, joint attention."""
     hidden_size: int = 1536
     num_attention_heads: int = 24
     crossattn_emb_size: int = 4096

@@ -68,11 +68,8 @@ class JointTransformer(StackedTransformer):
     references_meet: ClassVar[bool] = False
     """Whether the references of a sample see each other in these layers."""
     text_level: ClassVar[int] = 0
-    """First level row of the text, in multiples of the number of samples; 0: the samples' own rows.
-
-
-
-    """
+    """First level row of the text, in multiples of the number of samples; 0: the samples' own
+    rows."""
     rotary: nn.Module | None
     """Rotary positions, set by the family and called with positions of latents and of text; None:
     no rotation."""
@@ -260,7 +257,7 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A network in which a picture's positions follow those of its caption.
+    """A network in which a picture's positions follow the caption's positions.
 
     On the first axis, tokens of the picture have the caption's length as position.
     """

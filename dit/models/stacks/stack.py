@@ -159,7 +159,7 @@ class LayerStack(TransformerBlock):
         layers_before: int = 0,
         unread: tuple[str, ...] = (),
     ):
-        """`layers_before` counts those of other stacks that this stage runs first.
+        """`layers_before` counts the layers of other stacks that this stage runs first.
 
         `unread` are the rows whose values are not used after the last layer of the stack.
         """

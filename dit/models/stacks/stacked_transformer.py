@@ -322,7 +322,7 @@ class StackedTransformer(MegatronModule):
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens of all tensor ranks, for an output whose loss each of them computes."""
+        """The tokens of all tensor-parallel ranks, for an output whose loss each rank computes."""
         if not self.config.sequence_parallel:
             return x_T
         # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.

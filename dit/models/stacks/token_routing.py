@@ -77,7 +77,7 @@ class RoutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedPass:
-    """Inputs of a route's layers in one pass, in place of those of other layers."""
+    """Inputs of the routed layers in one pass; other layers have their own."""
 
     tokens: RoutedTokens
     conditions: Any

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CLASS = "WanTransformer3DModel"
 GATE = "to_gate_compress"
-"""The gate of sparse attention in FastVideo; Diffusers' network has none."""
+"""Name of the gate of sparse attention in FastVideo; Diffusers' network has none."""
 _SHARE = WanConfig().sparse_share
 _TEXT_ROWS = 512  # of the published weights; fixed in Diffusers where there are images
 _CHANNELS_OF_VAE_2_2 = 48
@@ -193,7 +193,7 @@ WAN_NAMES: dict[str, str] = {
     "img_emb.proj.3": f"{_EMBEDDER}.image_embedder.ff.net.2",
     "head.head": "proj_out",
 }
-"""Diffusers' names by those of Wan's own code."""
+"""Names in Wan's own code -> names in Diffusers."""
 
 
 def _latent_channels(t: Any) -> int:
@@ -201,7 +201,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether the mask and the condition are channels beside the noisy ones."""
+    """Whether mask and condition are input channels besides the noisy latent."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
@@ -210,7 +210,7 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (

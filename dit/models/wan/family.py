@@ -46,11 +46,11 @@ from dit.models.registry import imported
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
 
 MASK_CHANNELS = 4
-"""Channels that say which pixel frames are given: one for each frame that the VAE makes one of."""
+"""Channels of the given-frame mask: one for each pixel frame that a latent frame covers."""
 
 
 class ImageCondition(StrEnum):
-    """How the network gets given pictures."""
+    """How the network takes given pictures."""
 
     NONE = "none"  # text-to-video
     FIRST_FRAME = "first_frame"  # a mask and `condition_latent`, as channels
@@ -89,7 +89,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
         "image_condition": ImageCondition.CLEAN_FIRST_FRAME,
     },
 }
-"""What each `model.name` sets; those of wan2.2 with a14b are one of two experts.
+"""Fields of `model` by size name; a wan2.2 size with a14b is one of the two experts.
 
 TRANSFORMER_CONFIGS of Diffusers' scripts/convert_wan_to_diffusers.py.
 """
@@ -114,7 +114,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WanConfig(ModelConfig):
-    """The network: sizes, conditions, precision and parallelism."""
+    """Keys of `model`: sizes, conditions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -125,7 +125,7 @@ class WanConfig(ModelConfig):
     hidden_size: int = 1536
     num_attention_heads: int = 12
     mlp_ratio: float = 8960 / 1536
-    """Width of the MLP over the hidden size; the width is rounded to a whole number."""
+    """Width of the MLP divided by the hidden size; the width is rounded to an integer."""
     crossattn_emb_size: int = 4096
     text_pad_to: int | None = 512
     """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
@@ -143,11 +143,12 @@ class WanConfig(ModelConfig):
     """Cubes of 4 x 4 x 4 tokens attend to each other's means, by a learned gate, and to some in
     full (VSA)."""
     sparse_share: Live[float] = 0.1
-    """Share of the cubes of a sample that each attends to in full, in the end; 1: all."""
+    """Final fraction of a sample's cubes whose tokens a cube attends to; 1: all cubes."""
     sparse_share_step: Live[float] = 0.03
-    """How much less that share, which starts at 1, becomes at a time; 1: at once."""
+    """Decrease of the fraction of cubes per interval, from 1; with 1, sparse_share applies at
+    once."""
     sparse_share_interval: Live[int] = bounded(50, most=2**31 - 1)
-    """Training steps from one time to the next."""
+    """Training steps between two decreases of the fraction of cubes."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -169,7 +170,7 @@ class WanConfig(ModelConfig):
         ]
 
     def _shares(self) -> list[Rule]:
-        """Rules about sparse attention."""
+        """Rules about the fields of sparse attention."""
         ranks, comm, named = self.context_parallel_size, self.cp_comm_type, "sparse_attention=true"
         shares = [
             (0 < value <= 1, f"{key}={value} must lie in (0, 1]")
@@ -192,7 +193,7 @@ class WanConfig(ModelConfig):
 
     @property
     def share_schedule(self) -> SparseSchedule:
-        """How the share of cubes that each cube attends to falls."""
+        """Schedule of the fraction of cubes that each cube attends to."""
         step, interval = self.sparse_share_step, self.sparse_share_interval
         return SparseSchedule.of(self.sparse_share, step=step, interval=interval)
 
@@ -210,18 +211,21 @@ class WanConfig(ModelConfig):
 
     @property
     def condition_channels(self) -> int:
-        """Channels beside the noisy ones: of the mask, then of `condition_latent`."""
+        """Number of input channels besides the noisy latent: mask, then `condition_latent`."""
         shown = (ImageCondition.FIRST_FRAME, ImageCondition.FIRST_AND_LAST_FRAME)
         return MASK_CHANNELS + self.in_channels if self.image_condition in shown else 0
 
     @property
     def input_features(self) -> int:
-        """Numbers in one token of the network's input."""
+        """Number of features of one token of the network's input."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
     @property
     def image_rows(self) -> int | None:
-        """Rows of each sample that cross-attention reads besides text."""
+        """Number of image rows per sample that cross-attention reads besides text.
+
+        None: no image.
+        """
         return None if self.image_embed_size is None else self.image_embed_length
 
     @property

@@ -112,12 +112,12 @@ ZIMAGE_NAMES = {
     **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
     **_BESIDE,
 }
-"""Diffusers' names by those of the original project and of ComfyUI, which fuse queries,
-keys and values."""
+"""Names in the original project and ComfyUI, which fuse queries, keys and values -> names in
+Diffusers."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
+    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (

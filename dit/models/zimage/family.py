@@ -28,29 +28,29 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 INSIDE_OF_TOLD = 1024
-"""Width between the two linears of the level; fixed in Diffusers."""
+"""Hidden width of the timestep MLP; a constant in Diffusers."""
 THETA = 256.0
-"""Base of the rotary angles of places in the text, of rows and of columns."""
+"""Base of the rotary frequencies for text position, row and column."""
 MLP_RATIO = 8 / 3
-"""Of Diffusers' class, which has no key for it."""
+"""MLP ratio of Diffusers' class, whose config.json has no key for it."""
 AXES_LENS = (1536, 512, 512)
-"""Rows of Diffusers' tables of angles: for places in the text and behind it, rows, columns."""
+"""Lengths of Diffusers' rotary tables: position in the sequence, row, column."""
 LONGEST_TEXT = (AXES_LENS[0] - 2) // 32 * 32
-"""Rows of a caption, filled up to multiples of 32: their places begin at 1, and its picture has the
-one behind them."""
+"""Largest number of caption tokens, a multiple of 32; positions start at 1, and the picture's
+position follows."""
 _OTHER_PICTURES = (
     "sees pictures beside the target, by features of SigLIP that this family has no layers for"
 )
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
-"""What each `model.name` sets: config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
+"""Fields of `model` by size name, from config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {"zimage": TINY_REFINED}
 """Tiny size by name (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZImageConfig(RefinedConfig):
-    """The network: sizes, precision and parallelism."""
+    """Keys of `model`: sizes, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
     attended_multiple: ClassVar[int] = 32

@@ -224,7 +224,7 @@ class _SampleOptions:
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""
     seed: int = 0
-    """Seed of the first sample; the i-th sample has seed + i."""
+    """The first sample's seed; the i-th sample has seed + i."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,8 @@ BUCKET_BYTES = 2**28
 """Most bytes that are sent at a time, unless a single tensor is larger."""
 
 Values = Mapping[str, Sequence[Tensor]]
-"""Prefix of names in a checkpoint (such as that of Adam's first moment) -> float32 tensors of this
-rank's main parameters, in the order of `main_param_shards`."""
+"""Name prefix in a checkpoint (such as Adam's first moment) -> float32 tensors of this rank's main
+parameters, in the order of `main_param_shards`."""
 WEIGHT = ""
 """Prefix of the weights themselves in `Values`."""
 _UNUSED = "unused"

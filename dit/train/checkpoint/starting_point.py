@@ -60,7 +60,7 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingPoint:
-    """The checkpoint from which a run starts, and how much of it the run loads."""
+    """The checkpoint from which a run starts, and which parts the run loads."""
 
     checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
     goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
@@ -73,7 +73,7 @@ class StartingPoint:
 
 
 def starting_point(config: CheckpointConfig) -> StartingPoint:
-    """The run's own newest checkpoint, or else that of `checkpoint.load`.
+    """The run's own newest checkpoint, or else the checkpoint of `checkpoint.load`.
 
     `checkpoint.save` may hold none yet; `checkpoint.load` must hold one.
 

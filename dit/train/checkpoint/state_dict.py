@@ -167,7 +167,7 @@ def _load_network(
 def _read_network(
     path: Path, share: Mapping[str, Any], among: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads the tensors in `share`; returns all entries, and those of this network.
+    """Reads the tensors in `share`; returns all entries, and the entries of this network.
 
     The network's entries are under the key `among`, if that is not None.
     """

@@ -1,4 +1,4 @@
-"""Initial weights of DMD's critic: those of `distill.critic_load`, or the teacher's.
+"""Initial weights of DMD's critic: from `distill.critic_load`, or the teacher's.
 
 1. fill_of_critic  fills a new critic: all its weights, or only its adapters
 2. check_critic    makes the same refusals in a dry run

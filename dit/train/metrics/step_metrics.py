@@ -159,7 +159,7 @@ def sum_over_ranks(
 def step_values(
     run: TrainState, sums: StepMetrics, *, seconds: dict[str, float], skipped: bool
 ) -> dict[str, Any]:
-    """The logged values of a step, except those of its networks; writers.py explains each."""
+    """The logged values of a step, except the networks' own values; writers.py explains each."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length

@@ -56,7 +56,7 @@ def _euclidean(tensor: Tensor) -> Tensor:
 
 
 def install_norm_and_scale() -> None:
-    """Makes Megatron-Core clip gradients with these functions, unless it has fused ones.
+    """Makes Megatron-Core clip gradients with these functions, unless fused ones exist.
 
     Megatron-Core's fallback waits for the norm of each gradient from the device, one by one.
     """
@@ -69,12 +69,12 @@ def install_norm_and_scale() -> None:
 
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
-    """The norm [1] over all tensors of a list; the arguments are those of Apex's function."""
+    """The norm [1] over all tensors of a list; the arguments are as in Apex's function."""
     return norms([norms(lists[0])]), None
 
 
 def _scale(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], factor: float) -> None:
-    """Writes the tensors of the first list, times `factor`, into those of the second."""
+    """Writes each tensor of the first list, times `factor`, into the second list's tensor."""
     sources, targets = lists
     if sources is not targets:
         copy(targets, sources)

@@ -54,7 +54,7 @@ _COEFFICIENTS = {
     ],
 }
 RMS = 0.2
-"""Root mean square of Muon's updates, about that of AdamW's (arXiv:2502.16982, Eq. 4)."""
+"""Root mean square of Muon's updates, about as large as AdamW's (arXiv:2502.16982, Eq. 4)."""
 _FLOOR = 1e-3
 """A linear whose mean gradient is below this fraction of the root mean square of all gradients gets
 a proportionally smaller step, and so does each row between two orthogonalisations. Such a

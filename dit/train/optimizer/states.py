@@ -59,7 +59,7 @@ _KEPT = "optimizer_states"
 
 
 def keep_states(weight: Tensor, names: Sequence[str]) -> None:
-    """Records the states that the optimizer stores for a weight, if not all of them."""
+    """Records which optimizer states are stored for a weight, if not all."""
     setattr(weight, _KEPT, frozenset(map(state_prefix, names)))
 
 

@@ -203,7 +203,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send matrices to their owners; the result waits for those of this rank."""
+        """Starts to send matrices to their owners; the result waits for this rank's matrices."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
