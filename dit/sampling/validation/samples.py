@@ -157,7 +157,7 @@ class ValidationSamples:
     sound: SoundCodec | None = None
     """Codec of the sound of videos, on the ranks that decode."""
     frozen: dict[int, Generated] = field(default_factory=dict)
-    """Sample number -> latents without the adapters, generated once: frozen weights do not change."""
+    """Sample number -> latents without the adapters, generated once, as weights are frozen."""
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
