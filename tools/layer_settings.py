@@ -8,9 +8,6 @@ value other than the default, or with any value where there is no default.
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -59,8 +56,3 @@ def _owner(kind: type, name: str) -> type:
 
 def _default(field: Field[Any]) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
-
-
-if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
-    json.dump(layer_settings(), sys.stdout)

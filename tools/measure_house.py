@@ -236,8 +236,11 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
 
 def layer_settings(tree: Path) -> dict[str, list[str]]:
     """Families that set each setting of layers; none if the tree has other specifications."""
+    # Not an import: the functions of that tree are asked.
     script, path = Path(__file__).with_name("layer_settings.py"), {"PYTHONPATH": str(tree)}
-    command = [sys.executable, "-P", str(script)]
+    asked = "json.dumps(runpy.run_path(sys.argv[1])['layer_settings']())"
+    code = f"import json, runpy, sys; print({asked})"
+    command = [sys.executable, "-P", "-c", code, str(script)]
     done = subprocess.run(command, cwd=tree, env=os.environ | path, capture_output=True, text=True)
     return {} if done.returncode else json.loads(done.stdout)
 
