@@ -116,7 +116,8 @@ class JointStreams:
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
         """Tokens and features of each stream."""
-        return {name: tuple(s.latent_TC.shape) for name, s in self.pack.streams.items()}
+        of_streams = self.pack.streams.items()
+        return {name: (s.latent_TC.shape[0], s.latent_TC.shape[1]) for name, s in of_streams}
 
     def noise(self, of_latents_TC: Tensor, seeds: Sequence[int]) -> Tensor:
         """Standard normal noise [T, C]: that of the latents, and of sound by the same seeds."""

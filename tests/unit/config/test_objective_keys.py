@@ -19,9 +19,10 @@ from tests.packs import run_config
 def test_keys_of_all_objectives_come_first() -> None:
     names = list(hints(ObjectiveConfig))
     assert names[:3] == ["name", "loss", "huber_c"]
-    assert names[7:10] == ["given_frames", "second_level_rate", "guidance"]
-    assert names[12:15] == ["drift_weight", "preference", "dpo_beta"]
-    assert names[21] == "prediction" and names[-1] == "level_range"
+    assert names[7:9] == ["given_frames", "sound_levels"]
+    assert names[13:16] == ["given_text_dropout", "second_level_rate", "guidance"]
+    assert names[18:21] == ["drift_weight", "preference", "dpo_beta"]
+    assert names[27] == "prediction" and names[-1] == "level_range"
 
 
 def test_a_configuration_survives_yaml(tmp_path: Path) -> None:
