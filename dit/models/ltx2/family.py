@@ -442,6 +442,7 @@ FAMILY = Family(
             "max_image_seq_len": 4096,
         }
     ),
+    # Its own, of the same form, is not here yet: nothing packs data for it, or decodes latents.
     vae=lambda _: "ltx",
     tiny=TINY,
 )
