@@ -136,8 +136,8 @@ class Ltx2Config(ModelConfig):
     keyframe_embedding: Refused[bool] = False
     """Whether there is an embedding of keyframes (2.5), which no pack here uses."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
-    """Texts in the shards: what the connectors make (stored), or the rows before them (frozen); then
-    the first stage has the connectors, which are not trained."""
+    """Texts in the shards: what the connectors make (stored), or the rows before them (frozen).
+    Frozen ones stand in the first stage and are not trained."""
     connector_layers: Refused[int] = bounded(2, most=MOST_CONNECTOR_LAYERS)
     """Layers of each of the two connectors."""
     connector_heads: Refused[int] = bounded(30, most=2**10)
@@ -442,6 +442,7 @@ FAMILY = Family(
             "max_image_seq_len": 4096,
         }
     ),
+    # Its own, of the same form, is not here yet: nothing packs data for it, or decodes latents.
     vae=lambda _: "ltx",
     tiny=TINY,
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import LTX2VideoTransformer3DModel
 from torch import Tensor, nn
 
 from dit.batch import PackedBatch
@@ -16,9 +17,11 @@ from dit.convert.export import ExportOptions, export_weights
 from dit.convert.import_ import import_weights
 from dit.convert.verify import compare_forward, compare_tensors
 from dit.models.diffusers.names import their_tensors
+from dit.models.ltx2.diffusers import FORM
 from dit.models.ltx2.family import SOUND, CrossLevels
 from dit.models.ltx2.model import Ltx2Network
-from dit.models.registry import VARIABLE, pairs
+from dit.models.registry import VARIABLE, named_model, pairs
+from dit.sizing.memory import parameter_count
 from dit.train.checkpoint.state_dict import load_weights
 from tests.families import ltx2
 from tests.families.case import gap
@@ -86,6 +89,20 @@ def _theirs(network: nn.Module, model: Any, batch: PackedBatch) -> tuple[dict[st
         for name, weight in network.named_parameters()
     }
     return outputs, gradients
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [("ltx2.0", 18_876_174_592), ("ltx2.3", 18_988_838_144), ("ltx2.5", 18_987_859_200)],
+)
+def test_named_sizes_have_the_tensors_of_diffusers(size: str, count: int) -> None:
+    model = named_model(size)
+    with torch.device("meta"):
+        theirs = LTX2VideoTransformer3DModel(**FORM.keys.content(model))
+    wanted = {name: tuple(value.shape) for name, value in theirs.state_dict().items()}
+    found = {name: shape for pair in pairs(model) for name, shape in pair.their_shapes.items()}
+    assert found == wanted
+    assert parameter_count(model) == count == sum(p.numel() for p in theirs.parameters())
 
 
 @pytest.mark.parametrize(("version", "number"), NUMBERS)
