@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +61,8 @@ def whitening(channels: int) -> Whitening:
 
 
 def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
-    if missing := {"json", *(one.part for one in MLPERF.values())} - parts.keys():
-        found = ", ".join(f".{part}" for part in parts) or "nothing"
-        raise RefusedError(Reason.UNREADABLE, f"no .{min(missing)}, found {found}")
+    if lacking := _lacking(parts):
+        raise RefusedError(Reason.UNREADABLE, lacking)
     tensors, about = mlperf_tensors(parts), parse_json(parts["json"])
     if not isinstance(about, dict):
         raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
@@ -104,7 +103,7 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
             check_regular(path)
             ends, found = _outline(path)
         except (OSError, tarfile.TarError, ValueError) as error:
-            raise PrepError(f"{path}: {reason(error)}; restore it") from None
+            raise PrepError(f"{path}: {reason(error)}; restore it or move it elsewhere") from None
         if len(ends) == 1:
             continue  # no sample
         split = Split.VAL if found else Split.TRAIN
@@ -118,17 +117,33 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
     return shards
 
 
+def _lacking(parts: Iterable[str]) -> str | None:
+    """Message about the first missing part of a sample in this layout; None if all are there."""
+    missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
+    found = ", ".join(f".{part}" for part in parts) or "nothing"
+    return f"no .{min(missing)}, found {found}" if missing else None
+
+
 def _outline(path: Path) -> tuple[list[int], list[int]]:
-    """Byte offsets of a tar's samples and of the end, and the fixed noise levels of its samples."""
+    """Byte offsets of a tar's samples and of the end, and the fixed noise levels of its samples.
+
+    Raises:
+        UnusableError: a sample lacks a part, or some samples alone have a level.
+    """
     starts, levels, last, end = list[int](), list[int](), None, 0
+    parts: dict[str, list[str]] = {}
     for member, content in tar_files(path, wanted=lambda name: name.endswith(".json")):
         key, part = key_and_part(member.name)
+        parts.setdefault(key, []).append(part)
         if key != last:
             starts.append(member.offset)
             last = key
         if part == "json" and content is not None:
             levels += _level_of(key, content)
         end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    for key, found in parts.items():
+        if lacking := _lacking(found):
+            raise UnusableError(f"key {key}: {lacking}")
     if levels and len(levels) != len(starts):
         raise UnusableError(f"{len(levels)} of its {len(starts)} samples have a `timestep`")
     return [*starts, end], levels

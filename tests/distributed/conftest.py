@@ -16,7 +16,7 @@ from tests.entering import Enter, Outcome
 from tests.entering import enter as call_script
 from tests.launching import run
 
-HANG = 90
+HANG = 300
 """Seconds after which a command that takes a few is taken to hang."""
 
 

@@ -300,11 +300,11 @@ def test_a_bad_set_is_no_dataset(
         what = "it is no array of NumPy" if fault == "garbage" else "it is torch.uint16"
         said = f"empty_encodings/t5_empty.npy: {what}"
     elif fault == "level":
-        write(theirs / "more", [parts_of(299, timestep=3), parts_of(300, timestep=8)])
+        write(theirs / "zip", [parts_of(299, timestep=3), parts_of(300, timestep=8)])
         where = "key 00000001: " if options else "shard_000000/00000001 ("
         said = f"{where}.json: timestep=8 is no whole number from 0 to 7"
     else:
-        write(theirs / "more", [parts_of(300, timestep=5)])
+        write(theirs / "zip", [parts_of(300, timestep=5)])
         said = "2 of 4/8, 3 of 5/8, 2 of 6/8"
     out = tmp_path / "out"
     code = convert(theirs, out, *options, "--max_bad_fraction", "0")
@@ -361,7 +361,16 @@ def test_no_tar_is_linked_in_part(theirs: Path, tmp_path: Path, fault: str, caps
         path.write_bytes(content[:second] + b"\x07" * 512 + content[second + 512 :])
     assert convert(theirs, tmp_path / "out", "--link") != 0
     printed = "".join(capsys.readouterr().err.split())
-    assert printed.count(f"{path}:") == 1 and "restoreit" in printed
+    assert printed.count(f"{path}:") == 1 and "restoreitormoveit" in printed
+    assert not (tmp_path / "out" / ".nv-meta").exists()
+
+
+def test_a_tar_of_something_else_is_not_linked(theirs: Path, tmp_path: Path, capsys) -> None:
+    write(theirs / "zip", [{"json": b"{}", "txt": b"a caption"}])
+    (path,) = (theirs / "zip").glob("*.tar")
+    assert convert(theirs, tmp_path / "out", "--link") != 0
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"{path}: key 00000000: no .clip.bytes, found .json, .txt" in printed
     assert not (tmp_path / "out" / ".nv-meta").exists()
 
 
