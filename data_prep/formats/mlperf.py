@@ -118,7 +118,7 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
 
 
 def _lacking(parts: Iterable[str]) -> str | None:
-    """The part of this layout that a sample with these parts lacks, as a message; None if whole."""
+    """Message about the first missing part of a sample in this layout; None if all are there."""
     missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
     found = ", ".join(f".{part}" for part in parts) or "nothing"
     return f"no .{min(missing)}, found {found}" if missing else None
