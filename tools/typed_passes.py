@@ -186,7 +186,8 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
     batch, problem = training_problem(objective, pack, seed=1, step=1, null=null, **more)
     if layout.pairs:
         problem = replace(problem, reference_N=torch.ones(batch.num_samples, dtype=torch.float64))
-    item = rank_part(chunk.module, (batch, problem))
+    network: Any = chunk.module
+    item = rank_part(network, (batch, problem))
     return Trial(layout=layout, config=config, groups=groups, chunk=chunk, item=item)
 
 

@@ -392,10 +392,10 @@ def _sound_seconds(about: dict[str, Any]) -> float | None:
     said = about.get(SOUND)
     if said is None:
         return None
-    numbers: list[Any] = [None]
+    numbers: list[Any] = []
     if isinstance(said, dict):
         numbers = [said.get(n) for n in ("samples", "rate")]
-    if not all(type(n) is int and n > 0 for n in numbers):
+    if not numbers or not all(type(n) is int and n > 0 for n in numbers):
         raise SampleRefused(
             Reject.UNDECODABLE, f".json: {SOUND}={said!r} has no samples and rate above 0"
         )

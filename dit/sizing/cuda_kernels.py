@@ -79,7 +79,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
-        q, kv, *_ = ctx.saved_tensors
+        q, kv = ctx.saved_tensors[:2]
         k, v = torch.empty_like(kv).chunk(2)
         return torch.empty_like(q), k, v
 
