@@ -36,6 +36,7 @@ from dit.models.layer_spec.steps import (
     TEXT_TOKENS,
     TOKENS,
     Attend,
+    AttendAcross,
     AttendAndFeed,
     AttendTo,
     Feed,

@@ -184,6 +184,42 @@ class KeyRows:
 
 
 @dataclass(frozen=True)
+class AttendAcross(LayerPart):
+    """Attention of the tokens of one row to those of another row, which has its own width.
+
+    A sample without tokens in the row of `keys` gets nothing, not even a bias.
+    """
+
+    runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAcross"
+    keys: Port
+    """The row that is read."""
+    attention: AttentionSpec
+    """Sizes of queries, keys and values; its width is that of all heads."""
+    widths: tuple[int, int]
+    """Width of the tokens that attend, then of those that are attended to."""
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        return self.port, self.keys
+
+    @property
+    def width(self) -> int:
+        return self.widths[0]
+
+    def width_of(self, port: Port) -> int:
+        return self.widths[self.ports.index(port)]
+
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        queries, keys = (_KINDS[port.row] for port in self.ports)
+        return (AttentionShape(width=self.attention.width, queries=queries, keys=keys),)
+
+    @property
+    def exchanges(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
 class AttendTo(LayerPart):
     """Cross-attention of a row's tokens to other rows of their sample.
 

@@ -11,4 +11,5 @@ queries_and_keys    RMSNorm of queries and keys, per head or across heads, and r
 context_parallel    attention over context ranks: all-to-all, all-gather, a ring
 joint_order         latents and text in separate rows, and the joint order of both
 packed_attention    self-attention, cross-attention and joint attention with their weights
+across_attention    attention of one row of tokens to another row of another width
 """

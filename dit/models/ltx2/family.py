@@ -24,8 +24,8 @@ from dit.models.layer_spec import (
     TOKENS,
     Activation,
     Attend,
+    AttendAcross,
     AttendTo,
-    AttentionShape,
     AttentionSpec,
     FamilyModulation,
     Feed,
@@ -38,7 +38,6 @@ from dit.models.layer_spec import (
     NormKind,
     Port,
     QkNorm,
-    RowKind,
     RowNorm,
     StackSpec,
 )
@@ -270,40 +269,6 @@ class AttendToCaption(AttendTo):
     runs: ClassVar[str] = "dit.models.ltx2.layers:CaptionAttending"
     table: Modulation | None = None
     """Scale and shift of the caption's rows."""
-
-
-@dataclass(frozen=True)
-class AttendAcross(LayerPart):
-    """Tokens of a stream attend to those of the other one of their sample."""
-
-    runs: ClassVar[str] = "dit.models.ltx2.layers:AcrossAttending"
-    keys: Port
-    """Where keys and values come from."""
-    attention: AttentionSpec
-    """Its width is that of all heads."""
-    widths: tuple[int, int]
-    """Widths of the tokens that ask, and of those that are asked."""
-
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        return self.port, self.keys
-
-    @property
-    def width(self) -> int:
-        return self.widths[0]
-
-    def width_of(self, port: Port) -> int:
-        return self.widths[self.ports.index(port)]
-
-    @property
-    def attentions(self) -> tuple[AttentionShape, ...]:
-        kinds = {TOKENS: RowKind.LATENTS, SOUND_TOKENS: RowKind.SOUND}
-        queries, keys = kinds[self.port.row], kinds[self.keys.row]
-        return (AttentionShape(width=self.attention.width, queries=queries, keys=keys),)
-
-    @property
-    def exchanges(self) -> int:
-        return 1
 
 
 def rows_of_table(stream: str) -> str:

@@ -21,6 +21,7 @@ from torch.nn.functional import gelu, pad, silu
 from dit.batch import LATENTS, TEXT, NoisyTokens, PackedBatch, TokenStream
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import LEVEL_WAVES, SOUND_TOKENS, TOKENS
+from dit.models.layers.across_attention import Crossing
 from dit.models.layers.joint_order import TokenRow, row_exchange
 from dit.models.layers.modulation import TableAdaLN, TimestepConditioning, TwoLinears, sinusoid
 from dit.models.layers.packed_attention import AttendedRows, RowConditions
@@ -44,7 +45,7 @@ from dit.models.ltx2.family import (
     rows_of_table,
     rows_of_text,
 )
-from dit.models.ltx2.layers import BETWEEN, CAPTIONS, BetweenStreams
+from dit.models.ltx2.layers import CAPTIONS
 from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Output, Shapes, StackedTransformer
 from dit.pack_wire import to_device
@@ -64,7 +65,7 @@ class StreamLayout:
     """The streams by the row of tokens."""
     per_sample: Mapping[str, PerSample]
     hears_T1: Tensor | None
-    """Whether samples have a sound, as in `BetweenStreams`."""
+    """Whether samples have a sound, as in `Crossing.has_keys_T1`."""
 
 
 class LevelRows(nn.Module):
@@ -298,14 +299,19 @@ class Ltx2Network(StackedTransformer):
         }
         video, sound = token_rows[TOKENS], token_rows[SOUND_TOKENS]
         meet: Any = {"context": context, "device": device}
-        between = BetweenStreams(
-            exchanges={
-                TOKENS: row_exchange(video, sound, **meet),
-                SOUND_TOKENS: row_exchange(sound, video, **meet),
-            },
-            angles=times,
-            hears_T1=layout.hears_T1,
-        )
+        crossings = {
+            TOKENS: Crossing(
+                exchange=row_exchange(video, sound, **meet),
+                angles_TK=times[TOKENS],
+                key_angles_SK=times[SOUND_TOKENS],
+                has_keys_T1=layout.hears_T1,
+            ),
+            SOUND_TOKENS: Crossing(
+                exchange=row_exchange(sound, video, **meet),
+                angles_TK=times[SOUND_TOKENS],
+                key_angles_SK=times[TOKENS],
+            ),
+        }
         return LayerConditions(
             timestep=TimestepConditioning(
                 t_emb_ND=blocks[_t_emb(TOKENS)],
@@ -320,7 +326,8 @@ class Ltx2Network(StackedTransformer):
                 for row, one in streams.items()
             },
             keys={ROWS[row][1]: self._caption(blocks, batch, row, layout) for row in streams},
-            of_parts={BETWEEN: between, CAPTIONS: self._owners(batch)},
+            crossings=crossings,
+            of_parts={CAPTIONS: self._owners(batch)},
         )
 
     def _caption(

@@ -24,12 +24,12 @@ from dit.models.layer_spec import (
     SOUND_TOKENS,
     TOKENS,
     Attend,
+    AttendAcross,
     AttendTo,
     AttentionSpec,
     Feed,
     FeedForwardSpec,
     KeyRows,
-    LayerPart,
     LayerSpec,
     Modulation,
     NetworkSpec,
@@ -132,34 +132,6 @@ class SoundDitConfig(ModelConfig):
         return [*super().cost_sizes, self.sound_hidden_size, self.sound_channels]
 
 
-@dataclass(frozen=True)
-class AttendAcross(LayerPart):
-    """Tokens of a row attend to those of another row of their sample, which has its own width.
-
-    A sample without the other row gets nothing: there is no bias.
-    """
-
-    runs: ClassVar[str] = "dit.models.sound_dit.model:AttendingAcross"
-    attention: AttentionSpec
-    """Sizes of queries, keys and values; the rows have other widths."""
-    keys: Port
-    """The row that is read."""
-    widths: tuple[int, int]
-    """Width of the tokens that attend, then of those that are attended to."""
-
-    @property
-    def ports(self) -> tuple[Port, ...]:
-        return self.port, self.keys
-
-    @property
-    def width(self) -> int:
-        return self.widths[0]
-
-    @property
-    def exchanges(self) -> int:
-        return 1
-
-
 def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
     """The layers: both rows attend to themselves, to each other and to text."""
     modulation = PerBlockModulation(inputs=model.hidden_size)
@@ -180,8 +152,8 @@ def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
     )
     across: tuple[Step, ...] = (
         (
-            AttendAcross(from_sound, of_sound, read(SOUND_TOKENS, from_video), (width, sound)),
-            AttendAcross(from_video, of_sound, read(TOKENS, from_sound), (sound, width)),
+            AttendAcross(from_sound, read(SOUND_TOKENS, from_video), of_sound, (width, sound)),
+            AttendAcross(from_video, read(TOKENS, from_sound), of_sound, (sound, width)),
         ),
     )
     steps: tuple[Step, ...] = (

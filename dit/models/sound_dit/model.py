@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,46 +17,33 @@ from torch import Tensor, nn
 from dit.batch import LATENTS, SOUND, TEXT, NoisyTokens, PackedBatch, TokenStream
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import SOUND_TOKENS, TOKENS, PerBlockModulation
-from dit.models.layers.context_parallel import RowExchange
+from dit.models.layers.across_attention import Crossing
 from dit.models.layers.joint_order import Piece, TokenRow, row_exchange
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import (
-    Angles,
     AttendedRows,
-    PackedAttention,
     RowConditions,
 )
 from dit.models.layers.parallel_linear import (
     BuildContext,
     Replicated,
-    split_linear,
     transformer_config,
 )
 from dit.models.layers.per_sample import PerSample
-from dit.models.layers.queries_and_keys import RotaryTable, rotate
+from dit.models.layers.queries_and_keys import RotaryTable
 from dit.models.sound_dit.family import (
     BASE_FPS,
     TEXT_OF_SOUND,
-    AttendAcross,
     SoundDitConfig,
     sound_dit_stack,
 )
 from dit.models.stacks.cross_transformer import axis_widths
-from dit.models.stacks.parts import LayerConditions, RunningPart
+from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransformer
 from dit.pack_wire import to_device
 
 Layout = dict[str, PerSample]
 """Level rows of the tokens of latents and of sound, by row."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crossing:
-    """How the tokens of one row attend to those of another."""
-
-    exchange: RowExchange
-    angles_TK: Angles  # of the queries, by their places in time
-    key_angles_SK: Angles
 
 
 class SoundDit(StackedTransformer):
@@ -171,7 +157,7 @@ class SoundDit(StackedTransformer):
                     rows_LE=text_LE, spans=text_spans(sound, batch.text_starts)
                 ),
             },
-            of_parts={
+            crossings={
                 TOKENS: crossing(TOKENS, SOUND_TOKENS),
                 SOUND_TOKENS: crossing(SOUND_TOKENS, TOKENS),
             }
@@ -203,46 +189,3 @@ def text_spans(stream: TokenStream, starts: Sequence[int]) -> Spans:
     captions = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(stream.segment_T), stream.segment_T.device
     return Spans.of(stream.shared_spans, captions, total=tokens, device=device)
-
-
-class AcrossAttention(PackedAttention):
-    """Attention of the tokens of one row to those of another, which has another width."""
-
-    def __init__(self, context: BuildContext, part: AttendAcross):
-        spec, (queries, keys) = part.attention, part.widths
-        super().__init__(context, spec, output=False)
-        asked = replace(context, token_row=part.keys.row)
-        made: Any = {"axis": 0, "bias": False}
-        self.linear_q = split_linear(queries, spec.width, context=context, **made)
-        self.linear_kv = split_linear(keys, 2 * spec.width, context=asked, **made, parts=2)
-        self.linear_proj = split_linear(spec.width, queries, axis=1, context=context, bias=False)
-
-    def forward(self, x_TD: Tensor, y_SD: Tensor, crossing: Crossing) -> Tensor:
-        q_THK = self.linear_q(x_TD).unflatten(-1, (-1, self.head_width))
-        kv_SHX = self.linear_kv(y_SD).unflatten(-1, (-1, 2 * self.head_width))
-        k_SHK, v_SHK = kv_SHX.chunk(2, dim=-1)
-        assert self.q_layernorm is not None and self.k_layernorm is not None
-        q_THK = rotate(self.q_layernorm(q_THK), *crossing.angles_TK)
-        k_SHK = rotate(self.k_layernorm(k_SHK), *crossing.key_angles_SK)
-        attended_THK = self.context.attend_across(
-            self.attend, q_THK, (k_SHK, v_SHK), crossing.exchange
-        )
-        return self.linear_proj(attended_THK.flatten(1))
-
-
-class AttendingAcross(RunningPart):
-    """Tokens of a row attend to those of another row."""
-
-    part: AttendAcross
-
-    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
-        port = self.part.port
-        context = replace(context, token_row=port.row)
-        return {port.module: AcrossAttention(context, self.part)}
-
-    def outputs(
-        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
-    ) -> Sequence[Tensor | None]:
-        port = self.part.port
-        crossing: Crossing = conditions.of_parts[port.row]
-        return getattr(layer, port.module)(*inputs, crossing), None

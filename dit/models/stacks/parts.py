@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dit.models.layer_spec import Attend, AttendAndFeed, AttendTo, Feed, Port, QkNorm
+from dit.models.layer_spec import Attend, AttendAcross, AttendAndFeed, AttendTo, Feed, Port, QkNorm
+from dit.models.layers.across_attention import AcrossAttention, Crossing
 from dit.models.layers.context_parallel import TokenExchange
 from dit.models.layers.joint_order import JointOrder
 from dit.models.layers.modulation import TimestepConditioning
@@ -42,6 +43,8 @@ class LayerConditions:
     """Names of rows that attend to each other -> their exchange."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
     """Name -> rows for cross-attention, which no layer changes."""
+    crossings: Mapping[str, Crossing] = field(default_factory=dict)
+    """Name of a row -> how its tokens attend to those of another row; none: they do not."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
     """Name -> input that only parts of one family read."""
 
@@ -146,6 +149,22 @@ class SelfAttending(RunningPart):
             module.linear_proj(x_TX) if self._makes_output(port) else None
             for port, module, x_TX in attended
         ]
+
+
+class AttendingAcross(RunningPart):
+    """Attention of the tokens of one row to those of another row."""
+
+    part: AttendAcross
+
+    def modules(self, context: BuildContext) -> dict[str, nn.Module]:
+        port = self.part.port
+        return {port.module: AcrossAttention(replace(context, token_row=port.row), self.part)}
+
+    def outputs(
+        self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
+    ) -> Sequence[Tensor | None]:
+        port = self.part.port
+        return getattr(layer, port.module)(*inputs, conditions.crossings[port.row]), None
 
 
 class CrossAttending(RunningPart):
