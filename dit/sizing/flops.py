@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dit.batch import SOUND
 from dit.config import Balance, DatasetConfig, ModelConfig
 from dit.models.pass_work import PartWork, PassWork
 from dit.models.registry import network_spec
@@ -33,6 +32,8 @@ def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
     If `batch` has no token route, all layers see all tokens.
     """
+    from dit.batch import SOUND  # late: scripts answer --help without torch
+
     if not batch.is_routed and model.token_route is not None:
         model = model.with_all_tokens()
     sound = batch.others[SOUND].num_tokens if SOUND in batch.others else ()

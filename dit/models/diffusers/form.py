@@ -261,7 +261,7 @@ class Companion:
     instead: Any
     """Value of `field` with which shards hold the companion's outputs."""
     keys: ConfigKeys
-    """Of its config.json, of our whole network."""
+    """Keys of the companion's config.json, for our whole network with it."""
     frozen: tuple[str, ...] = ()
     """Patterns of tensors of it that our networks lack. One with such tensors is not trained: the
     folder that an import takes it from keeps it, and exports have none."""

@@ -67,7 +67,8 @@ class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
     """A named size (flux1_dev, flux1_schnell, flux1_kontext) or `custom`."""
     family: str = "flux"
     text_pad_to: TextPadding | None = None
-    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    """Padding of captions: stored (shards hold its states, which published weights attend to), or
+    null (none)."""
     pooled_size: int = bounded(768, most=2**20)
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True

@@ -99,7 +99,8 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     """Rotary widths of a head for reference, row, column and text; their sum is the head's
     width."""
     text_pad_to: TextPadding | None = None
-    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    """Padding of captions: stored (shards hold its states, which published weights attend to), or
+    null (none)."""
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
 

@@ -102,7 +102,7 @@ class HiDreamConfig(DoubleSingleConfig):
     num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
     """Feed-forwards that a router weighs for each token."""
     num_activated_experts: int = bounded(2, most=MOST_EXPERTS)
-    """Those of them that count for a token."""
+    """Number of routed feed-forwards for each token, those with its largest weights."""
     rope_axes: tuple[int, int, int] = bounded((64, 32, 32), most=2**17, least=None)
     max_resolution: tuple[int, int] = bounded((128, 128), most=2**12, least=None)
     """Latent rows and columns; pictures that are no squares are filled up with zeros to so many

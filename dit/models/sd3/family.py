@@ -87,7 +87,8 @@ class Sd3Config(ModelConfig):
     num_attention_heads: int = 24
     crossattn_emb_size: int = 4096
     text_pad_to: TextPadding | None = None
-    """stored: shards hold the states of padding, which published weights attend to; null: none."""
+    """Padding of captions: stored (shards hold its states, which published weights attend to), or
+    null (none)."""
     pooled_size: int = bounded(2048, most=2**20)
     """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
     qk_norm: bool = False

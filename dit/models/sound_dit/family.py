@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dit.batch import SOUND
 from dit.config import ContextComm, ModelConfig
 from dit.config.checks import Rule, bounded
 from dit.config.resume import Refused
@@ -180,7 +179,7 @@ def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
 
 def _inputs(model: SoundDitConfig) -> tuple[SampleInput, ...]:
     sound = SampleInput(
-        name=SOUND,
+        name="sound",
         kind=InputKind.SOUND,
         width=model.sound_channels,
         required=False,

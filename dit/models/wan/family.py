@@ -138,7 +138,7 @@ class WanConfig(ModelConfig):
     image_embed_length: int = bounded(257, most=2**20)
     """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
     image_embed_positions: bool = False
-    """Learned positions of the rows of `image_embed` (first and last frame: true)."""
+    """Whether rows of `image_embed` have learned positions (first and last frame: true)."""
     sparse_attention: bool = False
     """Cubes of 4 x 4 x 4 tokens attend to each other's means, by a learned gate, and to some in
     full (VSA)."""

@@ -120,6 +120,8 @@ def tiny(words: tuple[str, ...]) -> str:
     extra = [] if "--dry-run" in arguments else SCRIPTS.get(name, [])
     if "--family" in arguments:
         extra = [*extra, "--nproc", "2", "--family", "wan2.1_t2v_1.3b"]
+    if "--teacher" in arguments:
+        extra = [*extra, "--teacher_per_prompt", "1"]
     own = (fits for place, fits in TINY_PAGES.items() if any(place in word for word in arguments))
     if (fits := next(own, None)) is not None:
         extra = [*extra, *fits.get(name, [])]
