@@ -176,8 +176,8 @@ class DitConfig(ModelConfig):
     """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none. With
     text_conditioner=trained, of what it makes; null: as wide as the states that it reads."""
     text_conditioner: TextConditioner = TextConditioner.NONE
-    """Anima's conditioner: stored (shards hold its outputs), trained (shards hold its inputs, and it
-    is a part of the network), or none (shards hold an encoder's states)."""
+    """Anima's conditioner: stored (shards hold its outputs), trained (shards hold its inputs, and
+    it is a part of the network), or none (shards hold an encoder's states)."""
     conditioner_layers: int = bounded(6, most=MOST_CONDITIONER_LAYERS)
     """Layers of a trained conditioner."""
     conditioner_size: int = bounded(1024, most=2**17)
