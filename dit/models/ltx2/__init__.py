@@ -1,8 +1,11 @@
 """LTX-2.0, 2.3 and 2.5, with the arithmetic of Diffusers' `LTX2VideoTransformer3DModel`.
 
-family     fields, sizes, rules; inputs; layers, from which parameters and operations follow
-connectors layers over captions, before the network
-layers     what no other family has in a layer: its tables, its captions, the other stream
-model      the network: a row of latents and one of a sound, which attend to each other
-diffusers  names of tensors, config.json, pipelines, names in other projects
+`DIT_FAMILIES=ltx2=dit.models.ltx2.family:FAMILY` registers it; the registry does not name it before
+its video and audio VAEs and its text encoder can be read.
+
+family      fields, sizes, rules; inputs; layers, from which parameters and operations follow
+connectors  layers over captions, before the network
+layers      what no other family has in a layer: its tables and its captions
+model       the network: a row of latents and one of a sound, which attend to each other
+diffusers   names of tensors, config.json, pipelines, names in other projects
 """
