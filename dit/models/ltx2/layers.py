@@ -1,7 +1,10 @@
-"""What LTX-2's layers have beside those of others: tables, captions, and the other stream."""
+"""Modules of LTX-2's layers: tables that are added to rows of the noise level, and captions.
 
-# T tokens of a row as this rank holds them, S tokens of the row that is asked, L text tokens
-# M level rows, H heads, K head width, D any width, R rows of a table
+A layer scales and shifts the rows of its captions where the version has tables for them.
+"""
+
+# T tokens of a row as this rank holds them, L text tokens, M level rows, D any width
+# R rows of a table
 
 from __future__ import annotations
 
