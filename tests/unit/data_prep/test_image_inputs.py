@@ -193,7 +193,7 @@ def test_one_shard_trains_both_ways(
         ("5B", ("--height", 48, "--width", 64), "multiple of 32 pixels, such as 64"),
         ("5B", ("--size_multiple", 24), "--size_multiple 24 must be a multiple of the 16"),
         ("2.1", ("--height", 40, "--width", 64), "multiple of 16 pixels, such as 32"),
-        ("2.1", ("--target_frames", 16), "takes 4n + 1; ask for 13 or 17"),
+        ("2.1", ("--target_frames", 16), "takes 4n + 1; give 13 or 17"),
         ("2.1", ("--processor", "cosmos_predict2", "--workload_type", "i2v"), "it; give t2v"),
         ("2.1", ("--processor", "hunyuan", "--workload_type", "flf2v"), "give t2v or i2v"),
     ],

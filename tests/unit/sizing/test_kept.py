@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from dit.batch import PackedBatch, Problem
+from dit.batch import PackedBatch, Problem, TokenStream
 from dit.config import ContextComm, ModelConfig, Precision, Recompute
 from dit.distributed.model_parallel import split_tokens
 from dit.models.layers.context_parallel import Context
@@ -90,9 +90,15 @@ def _pack(model: ModelConfig, groups) -> PackedBatch:
         comm=model.cp_comm_type,
         shares_samples=network.shares_samples,
     )
-    x_TC, x_N = torch.zeros(len(batch.segment_T), 1), torch.zeros(2)
-    problem = Problem(input_TC=x_TC, target_TC=x_TC, level_M=x_N, weight_N=x_N, noise_N=x_N)
+    problem, *others = (_problem(stream) for stream in batch.streams.values())
+    problem = replace(problem, others=dict(zip(batch.others, others, strict=True)))
     return pack_to(split_tokens(batch, problem, share=context.share, multiple=1)[0], META)
+
+
+def _problem(stream: TokenStream) -> Problem:
+    x_TC, x_N = torch.zeros(stream.latent_TC.shape), torch.zeros(stream.num_samples)
+    level_M = torch.zeros(stream.num_levels)
+    return Problem(input_TC=x_TC, target_TC=x_TC, level_M=level_M, weight_N=x_N, noise_N=x_N)
 
 
 @pytest.mark.parametrize("fused", [True, False])
