@@ -19,6 +19,7 @@ from tests import media_files
 from tests.doc_commands import commands, pages, script_call
 from tests.families import wan
 from tests.families.table import CASES
+from tests.sound_files import SoundClip, make_clip
 from tests.tables import table
 from tests.warm_python import warm_python
 
@@ -187,6 +188,11 @@ def publish(page: str, workspace: Path) -> None:
             file.with_suffix(".txt").write_text(caption)
     if page in PIPELINES:
         media_files.image(workspace / "photos/fox.png")
+    if page == "sound.md":
+        (workspace / "films").mkdir()
+    for number in range(20 if page == "sound.md" else 0):
+        clip = make_clip(workspace / "films" / f"{number}.mp4", SoundClip(end=1.2, white=0.4))
+        clip.with_suffix(".txt").write_text("a flash")
 
 
 def publish_shards(workspace: Path) -> None:
@@ -217,6 +223,7 @@ PAGES = [
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
     *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
+    "sound.md",
     *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
     *(f"{name}.md" for name in OF_FAMILIES),
 ]
