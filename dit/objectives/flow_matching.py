@@ -64,7 +64,7 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """As many levels from the first to the last, both above 0, respaced by `spacing`.
+    """Levels from the first to the last of `t_SN`, equally many, both above 0, spaced by `spacing`.
 
     This is `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
     FlowMatchEulerDiscreteScheduler, with t in place of sigma.

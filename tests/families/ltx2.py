@@ -34,12 +34,12 @@ VERSIONS: dict[str, dict[str, Any]] = {
 }
 """Sets of switches: those of the published networks, and captions without levels."""
 GRIDS: Sequence[Grid] = ((3, 2, 3), (2, 3, 1), (1, 3, 4), (4, 1, 2), (2, 2, 2), (1, 1, 1))
-"""Of the samples: the third and the last are pictures."""
+"""Latent grids of six samples, of which the third and the last are pictures."""
 RATES = (24.0, 30.0, 25.0, 12.5, 24.0, 16.0)
 SOUNDS = (9, 0, 0, 14, 5, 1)
 """Latents of the sound of each sample."""
 PREFIXES = (0, 0, 0, 4, 5, 0)
-"""Those of them that are given; of the fifth all."""
+"""Given latents of the sound of each sample; the fifth has all given."""
 TEXTS = (7, 1, 12, 3, 20, 2)
 LEVELS = {
     LATENTS: (812.5, 20.0, 437.0, 999.0, 31.25, 600.0),

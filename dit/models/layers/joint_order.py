@@ -79,16 +79,16 @@ class TokenRow:
     share: SequenceShard  # what is here
 
     @classmethod
-    def of_latents(cls, batch: TokenStream, *, attended: Sequence[int]) -> TokenRow:
-        """The row of a stream, such as latents, as the loader packs them and the step divides them.
+    def of_stream(cls, stream: TokenStream, *, attended: Sequence[int]) -> TokenRow:
+        """The row of a stream as the loader packs its tokens and the step divides them.
 
         `attended` are the numbers of tokens of each sample that attention processes, some padding
         included.
         """
-        spans = zip(pairwise(batch.starts), attended, strict=True)
+        spans = zip(pairwise(stream.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
         assert all(piece.real <= piece.size for piece in pieces), "a pack without attended padding"
-        return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
+        return cls(pieces=tuple(pieces), rows=len(stream.segment_T), share=stream.share)
 
     @classmethod
     def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:

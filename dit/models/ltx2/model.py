@@ -295,7 +295,7 @@ class Ltx2Network(StackedTransformer):
         times = {row: self.time_rotary(position_T1) for row, position_T1 in seconds.items()}
         angles = {TOKENS: self.rotary(batch.position_TA), SOUND_TOKENS: times[SOUND_TOKENS]}
         token_rows = {
-            row: TokenRow.of_latents(one, attended=one.num_tokens) for row, one in streams.items()
+            row: TokenRow.of_stream(one, attended=one.num_tokens) for row, one in streams.items()
         }
         video, sound = token_rows[TOKENS], token_rows[SOUND_TOKENS]
         meet: Any = {"context": context, "device": device}

@@ -18,7 +18,7 @@ from dit.batch import LATENTS, SOUND, TEXT, NoisyTokens, PackedBatch, TokenStrea
 from dit.models.attention.spans import Spans
 from dit.models.layer_spec import SOUND_TOKENS, TOKENS, PerBlockModulation
 from dit.models.layers.across_attention import Crossing
-from dit.models.layers.joint_order import Piece, TokenRow, row_exchange
+from dit.models.layers.joint_order import TokenRow, row_exchange
 from dit.models.layers.modulation import ConditionEmbedding, PerBlockAdaLN, TimestepConditioning
 from dit.models.layers.packed_attention import (
     AttendedRows,
@@ -129,7 +129,10 @@ class SoundDit(StackedTransformer):
         }
         angles = {TOKENS: self.rotary(batch.position_TA), SOUND_TOKENS: times[SOUND_TOKENS]}
         text_LE = batch.text_LE.to(self.config.params_dtype)
-        rows = {name: stream_row(stream) for name, stream in streams.items()}
+        rows = {
+            name: TokenRow.of_stream(stream, attended=stream.num_tokens)
+            for name, stream in streams.items()
+        }
         device = batch.segment_T.device
 
         def crossing(asking: str, answering: str) -> Crossing:
@@ -175,13 +178,6 @@ class SoundDit(StackedTransformer):
             LATENTS: self.all_tokens(self.proj_out(video_TD)),
             SOUND: self.all_tokens(self.sound_proj_out(sound_TD)),
         }
-
-
-def stream_row(stream: TokenStream) -> TokenRow:
-    """The tokens of a stream that attention sees, of samples that have any."""
-    pairs = zip(pairwise(stream.starts), stream.num_tokens, strict=True)
-    pieces = tuple(Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(pairs) if real)
-    return TokenRow(pieces=pieces, rows=len(stream.segment_T), share=stream.share)
 
 
 def text_spans(stream: TokenStream, starts: Sequence[int]) -> Spans:

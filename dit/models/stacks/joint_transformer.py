@@ -94,7 +94,7 @@ class JointTransformer(StackedTransformer):
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
         """The row of latents, including padding that attention processes."""
-        return TokenRow.of_latents(batch, attended=self.model.attended_in(batch))
+        return TokenRow.of_stream(batch, attended=self.model.attended_in(batch))
 
     def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
         """Texts and pictures of each sample in sequence, for block-causal attention.

@@ -299,7 +299,10 @@ class AttendCubes(Attend):
 
     @property
     def pairs(self) -> float:
-        """As if all cubes were whole. Two cubes' means make one pair."""
+        """Pairs of a query and a key for each pair of tokens, as if all cubes were whole.
+
+        The means of two cubes make one pair.
+        """
         return self.share + CUBE_TOKENS**-2
 
 

@@ -22,7 +22,7 @@ MODELS = [*(one.config for one in families()), ToyConfig, OddConfig]
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_key_has_a_class(model):
-    """Of a family's own keys, those without are refused: they decide what weights mean."""
+    """A family's own key without a class is refused at a resume: it decides what weights mean."""
     groups = Schema(model).groups
     for group, kind in groups.items():
         own = set(hints(kind)) - set(hints(ModelConfig)) if group == "model" else set()

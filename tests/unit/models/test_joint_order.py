@@ -136,7 +136,7 @@ def test_every_word_is_on_one_rank(lengths, ranks, multiple):
 def test_the_latent_row_is_that_of_the_pack():
     model = tiny_model()
     batch = random_pack([(1, 3, 5), (2, 2, 2)], [4, 1], model=model)
-    row = TokenRow.of_latents(batch, attended=batch.num_tokens)
+    row = TokenRow.of_stream(batch, attended=batch.num_tokens)
     assert row.pieces == (Piece(0, 0, 16, 15), Piece(1, 16, 8, 8))
     assert row.lengths == {0: 15, 1: 8} and row.rows == 24
 

@@ -46,7 +46,7 @@ def _wide(batch: PackedBatch, model: Any) -> PackedBatch:
 
 
 def _weights(batch: PackedBatch) -> dict[str, Tensor]:
-    """Of each number of each output in the sum whose gradient is compared."""
+    """Weights of all numbers of all outputs in the sum whose gradient is compared."""
     drawn, weights = torch.Generator().manual_seed(1), {}
     for name, stream in batch.streams.items():
         whole_TC = torch.randint(-512, 512, stream.latent_TC.shape, generator=drawn)

@@ -44,7 +44,7 @@ def request_of(number: int, **given) -> Request:
 
 
 def requests() -> list[Request]:
-    """Of six samples: one has its sound given, one all frames, one a beginning of either."""
+    """Requests of six samples: one has its sound given, one all frames, one a start of either."""
     samples = sound_samples(MODEL)
     sounds = [sample.others.get(SOUND) for sample in samples]
     given = {
