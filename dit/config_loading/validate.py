@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import (
+    LoraStreams,
     ModelConfig,
     ObjectiveConfig,
     ObjectiveName,
@@ -317,7 +318,14 @@ def check_streams(config: RunConfig) -> None:
     Layouts, token routes and the ring are refused by the network's own rules.
     """
     wanted, usual, model = config.objective, ObjectiveConfig(), config.model
-    family = family_of(model)
+    family, streams = family_of(model), config.lora.streams
+    check(
+        (
+            streams is LoraStreams.BOTH or bool(family.weights.sound),
+            f"lora.streams={streams}: the network (model.family={family.name}) has no sound; leave"
+            " it out",
+        )
+    )
     if not has_sound(model):
         own = ("levels", "weight", "given", "prefix")
         names = [*(f"sound_{name}" for name in own), "video_given", "given_text_dropout"]
@@ -340,9 +348,6 @@ def check_streams(config: RunConfig) -> None:
         f"objective.second_level_rate={wanted.second_level_rate:g}": wanted.levels_a_sample > 1,
         f"distill.method={config.distill.method}": config.distill.method is not None,
         "validation.fixed_levels=true": config.validation.fixed_levels,
-        "lora.rank": config.lora.enabled,
-        "optimizer.kind=muon": config.optimizer.kind is OptimizerKind.MUON,
-        "optimizer.groups": bool(config.optimizer.groups),
     }
     check(
         *(
