@@ -1,4 +1,4 @@
-"""A run on frames and sound that is killed goes on to the bit, and on other ranks with its draws."""
+"""A killed run with frames and sound goes on to the bit, and on other ranks with equal draws."""
 
 from __future__ import annotations
 
