@@ -22,7 +22,7 @@ _BY_HEAD = {"D": ByHead(), "A": ByOwnHead(heads="sound_attention_heads", width="
 _HEAD = {"D": "K", "A": "J"}
 
 
-class _Stream(NamedTuple):
+class _StreamWeights(NamedTuple):
     """How names of a stream's weights begin, and the letters of its sizes."""
 
     prefix: str
@@ -35,8 +35,8 @@ class _Stream(NamedTuple):
 
 
 _STREAMS = (
-    _Stream("", "patches", "D", "F", "M", "C"),
-    _Stream("sound_", "sound_in", "A", "G", "N", "B"),
+    _StreamWeights("", "patches", "D", "F", "M", "C"),
+    _StreamWeights("sound_", "sound_in", "A", "G", "N", "B"),
 )
 
 
@@ -69,7 +69,7 @@ def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: A
     return [*without_biases([*linears, *last]), *norms]
 
 
-def _of_stream(one: _Stream) -> list[Row]:
+def _of_stream(one: _StreamWeights) -> list[Row]:
     """Rows of one stream alone: its attentions, MLP, modulations, and both ends."""
     prefix, width = one.prefix, one.width
     mlp, modulation, out = (f"{prefix}{part}" for part in ("mlp", "modulation", "modulate_out"))
