@@ -50,7 +50,7 @@ from dit.config.choices import (
 )
 from dit.config.data import Balance, BlendEntry, DatasetConfig, MockGeometry
 from dit.config.groups import CheckpointConfig, DistillConfig, LoggerConfig, WandbMode, Weights
-from dit.config.lora import BaseType, LoraConfig, LoraTargets
+from dit.config.lora import BaseType, LoraConfig, LoraStreams, LoraTargets
 from dit.config.model import CUSTOM_SIZE, OTHER_NETWORKS, ModelConfig
 from dit.config.objective import MODE_SCALES, OBJECTIVES, EdmConfig, FlowConfig, ObjectiveConfig
 from dit.config.run import RunConfig

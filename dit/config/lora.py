@@ -25,6 +25,14 @@ class LoraTargets(StrEnum):
     MODULATION = "modulation"
 
 
+class LoraStreams(StrEnum):
+    """The streams whose layers get adapters, in networks with a sound."""
+
+    BOTH = "both"
+    VIDEO = "video"  # what frames pass that have no sound
+    SOUND = "sound"  # what computes the sound
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Adapters that are trained instead of the weights, which are frozen."""
@@ -35,6 +43,9 @@ class LoraConfig:
     """Scale: the adapter adds alpha / rank times its product; null: alpha = rank."""
     targets: Refused[tuple[str, ...]] = (LoraTargets.ATTENTION, LoraTargets.MLP)
     """Linears with an adapter: attention, mlp, modulation, or Diffusers' names, with *."""
+    streams: Refused[LoraStreams] = LoraStreams.BOTH
+    """Layers with adapters in networks with sound: both, video or sound. Both is video if no sample
+    has a sound."""
     dropout: Live[float] = 0.0
     """Dropout rate on the input of each adapter in training."""
     dtype: Live[Precision | None] = None
@@ -68,6 +79,16 @@ class LoraConfig:
             (
                 len(self.targets) > 0,
                 "targets=[] names no linear; leave it out, or set rank=null to train all weights",
+            ),
+            (
+                self.streams is LoraStreams.BOTH or self.enabled,
+                f"streams={self.streams} is of adapters, and rank=null trains all weights; set"
+                " rank, or leave streams out",
+            ),
+            (
+                self.streams is LoraStreams.BOTH or self.init_from is None,
+                f"streams={self.streams} chooses linears, and those of init_from={self.init_from}"
+                " have the adapters; leave streams out",
             ),
             (
                 self.base_dtype is None or self.enabled,

@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dit.config import (
+    LoraStreams,
     ModelConfig,
     ObjectiveConfig,
     ObjectiveName,
@@ -314,10 +315,17 @@ def check_objective_inputs(config: RunConfig) -> None:
 def check_streams(config: RunConfig) -> None:
     """Raises `Problems` for what concerns sound and the network, and for what one stream only has.
 
-    Layouts, token routes and the ring are refused by the network's own rules.
+    Layouts and the ring are refused by the network's own rules.
     """
     wanted, usual, model = config.objective, ObjectiveConfig(), config.model
-    family = family_of(model)
+    family, streams = family_of(model), config.lora.streams
+    check(
+        (
+            streams is LoraStreams.BOTH or bool(family.weights.sound),
+            f"lora.streams={streams}: the network (model.family={family.name}) has no sound; leave"
+            " it out",
+        )
+    )
     if not has_sound(model):
         own = ("levels", "weight", "given", "prefix")
         names = [*(f"sound_{name}" for name in own), "video_given", "given_text_dropout"]
@@ -337,14 +345,16 @@ def check_streams(config: RunConfig) -> None:
         f"objective.preference={wanted.preference}": wanted.preference is not None,
         f"objective.cfg_target={wanted.cfg_target}": wanted.cfg_target is not None,
         f"objective.drift_weight={wanted.drift_weight:g}": wanted.drift_weight > 0,
-        f"objective.second_level_rate={wanted.second_level_rate:g}": wanted.levels_a_sample > 1,
         f"distill.method={config.distill.method}": config.distill.method is not None,
         "validation.fixed_levels=true": config.validation.fixed_levels,
-        "lora.rank": config.lora.enabled,
-        "optimizer.kind=muon": config.optimizer.kind is OptimizerKind.MUON,
-        "optimizer.groups": bool(config.optimizer.groups),
     }
     check(
+        (
+            wanted.levels_a_sample == 1,
+            f"objective.second_level_rate={wanted.second_level_rate:g} parts a sample's frames into"
+            " two that do not see each other, of which only one would have its sound; set it to 0"
+            " (docs/sound.md)",
+        ),
         *(
             (
                 not chosen,
@@ -352,7 +362,7 @@ def check_streams(config: RunConfig) -> None:
                 " has two, of frames and of sound; leave it out (docs/sound.md)",
             )
             for said, chosen in refused.items()
-        )
+        ),
     )
 
 

@@ -24,7 +24,7 @@ from dit.checkpoint_paths import (
     sync_and_digest,
     write_manifest,
 )
-from dit.config import LoraConfig, RunConfig, Weights
+from dit.config import LoraConfig, ModelConfig, RunConfig, Weights
 from dit.config_loading import save_config
 from dit.convert.atomic_folder import new_folder
 from dit.convert.cards import LoraCard, PictureCode, RunFacts, write_card
@@ -54,7 +54,7 @@ from dit.lora.factors import (
 from dit.lora.files import COMFYUI_FILE, read_lora, write_lora
 from dit.lora.targets import their_modules
 from dit.models.diffusers.names import Pair
-from dit.models.registry import diffusers_form, pairs
+from dit.models.registry import diffusers_form, family_of, pairs
 from dit.train.checkpoint.starting_point import named_checkpoint
 
 _ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")
@@ -116,8 +116,7 @@ def export_lora(
         CheckpointError: the checkpoint is damaged.
     """
     opened = open_adapters(checkpoint, weights, critic=critic)
-    form = diffusers_form(opened.config.model)
-    names = None if form.comfyui_names is None else form.comfyui_names(opened.config.model)
+    names = _comfyui_names(opened.config.model)
     with new_folder(target, option="--hf-path") as folder:
         on_first_rank(
             lambda: write_folder(
@@ -125,6 +124,14 @@ def export_lora(
             )
         )
     return opened
+
+
+def _comfyui_names(model: ModelConfig) -> Mapping[str, str] | None:
+    """ComfyUI's names of linears; None if it reads those of files, or no such network."""
+    if family_of(model).diffusers is None:
+        return None
+    names = diffusers_form(model).comfyui_names
+    return None if names is None else names(model)
 
 
 def write_folder(
@@ -147,6 +154,9 @@ def write_folder(
 def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
     """The card of the adapters of a checkpoint."""
     config, facts = opened.config, RunFacts.of(opened.path, opened.config, *_ADAPTERS)
+    digest = opened.run.base.digest or None
+    if family_of(config.model).diffusers is None:
+        return LoraCard(network=config.model.family, base=base_model, base_digest=digest, run=facts)
     code = PictureCode(
         config=config,
         card=saved_card(opened.path) or {},
@@ -157,7 +167,7 @@ def _card(opened: StoredAdapters, base_model: str | None) -> LoraCard:
     return LoraCard(
         network=diffusers_form(config.model).class_name,
         base=base_model,
-        base_digest=opened.run.base.digest or None,
+        base_digest=digest,
         code=code.text,
         run=facts,
     )

@@ -2,6 +2,7 @@
 
 1. check_data      every shard and index exists, and the dataset card fits the model
 2. dataset_card    `dataset_card.json`, which describes how the data were made
+3. lacks_sound     whether no sample has a sound
 
 One process checks for all: a thousand ranks that look for ten thousand files burden any file
 system.
@@ -11,6 +12,7 @@ system.
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,10 +21,11 @@ from typing import Any
 
 import torch
 
-from dit.config import CheckpointConfig, ModelConfig, RunConfig, TextPadding
+from dit.config import CheckpointConfig, DatasetConfig, ModelConfig, RunConfig, TextPadding
 from dit.data.cook import Expected, check_latent
 from dit.data.datasets import DatasetSplit, count_samples, shards_of, train_leaves, val_leaves
 from dit.data.rejections import REMEDIES, DataError, Reject, SampleRefused
+from dit.data.tar_reader import is_sound
 from dit.models.registry import family_of
 from dit.parsing import parse_json
 from dit.progress import counted
@@ -168,6 +171,36 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
     if not isinstance(card, dict):
         raise DataError(f"{path} is no JSON object, but {type(card).__name__}; {_RESTORE}")
     return card
+
+
+def lacks_sound(dataset: DatasetConfig) -> bool:
+    """Whether no training sample has a sound; False for mock data and for shards elsewhere.
+
+    The card says whether sound was packed. Where it was, or where other tools wrote the card, names
+    of files in the shards tell, up to the first sound.
+
+    Raises:
+        DataError: as `train_leaves` and `read_data_card`.
+    """
+    leaves = train_leaves(dataset)
+    return bool(leaves) and not any(map(_may_have_sound, leaves))
+
+
+def _may_have_sound(leaf: DatasetSplit) -> bool:
+    card = read_data_card(leaf) or {}
+    if "processor" in card and "sound_latent" not in card:
+        return False
+    paths = [shard.path for shard in shards_of(leaf) if shard.count]
+    return any(not path.is_local() or _holds_sound(path.local_path()) for path in paths)
+
+
+def _holds_sound(shard: Path) -> bool:
+    """Whether a file of a shard is a sound; True if the shard is damaged, so that it may be."""
+    try:
+        with tarfile.open(shard, "r:") as files:
+            return any(is_sound(Path(one.name).name.partition(".")[2]) for one in files)
+    except (tarfile.TarError, OSError):
+        return True
 
 
 _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": ("name",)}

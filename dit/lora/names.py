@@ -109,7 +109,7 @@ def parse_keys(
     found = [_parsed(name, tables, adapters, place) for name in names]
     for one in found:
         second = companion_with(one.module)
-        form = None if model is None else diffusers_form(model)
+        form = None if model is None or second is None else diffusers_form(model)
         if second is None or (model and form and form.companion_of(model)):
             continue
         remedy = "give a file without such keys"

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dit.config import LoraConfig, LoraTargets, ModelConfig, Precision, Problems
+from dit.config import LoraConfig, LoraStreams, LoraTargets, ModelConfig, Precision, Problems
 from dit.lora.adapter import Adapter, AdapterShape, OutputParts, freeze
 from dit.models.diffusers.names import Pair
 from dit.models.layers.adaptable import CHILD, Adaptable, is_adapter
 from dit.models.linears import is_target, matrices_of_linears, their_modules
+from dit.models.registry import family_of
 from dit.models.stacks.stacked_transformer import StackedTransformer
 
 Adapters = Mapping[str, AdapterShape]
@@ -56,8 +57,21 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
         names = [name for name, pair in every.items() if is_target(target, name, pair)]
         if not names:
             raise Problems([_nothing_matches(target, list(every))])
-        found |= dict.fromkeys(names, shape)
+        if not (kept := [name for name in names if _is_of(lora.streams, every[name])]):
+            raise Problems(
+                [
+                    f"lora.targets={target}: all of its linears are left out by lora.streams="
+                    f"{lora.streams}; leave the target out, or set lora.streams=both"
+                ]
+            )
+        found |= dict.fromkeys(kept, shape)
     return {name: found[name] for name in every if name in found}
+
+
+def _is_of(streams: LoraStreams, pair: Pair) -> bool:
+    """Whether a linear belongs to the chosen streams of a network with a sound."""
+    own = family_of(pair.model).weights.stream(pair.ours)
+    return streams is LoraStreams.BOTH or own is streams
 
 
 def _nothing_matches(target: str, names: list[str]) -> str:

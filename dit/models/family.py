@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dit.config import ModelConfig, Precision
+from dit.config import LoraStreams, ModelConfig, Precision
 from dit.config.checks import bounded
 from dit.config.resume import OfInputs
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from dit.batch import Grid
     from dit.models.diffusers.form import DiffusersForm
+    from dit.models.diffusers.names import NameTable
     from dit.models.layer_spec import NetworkSpec
     from dit.models.positions import PositionRule
 
@@ -265,10 +266,21 @@ class WeightRules:
     """Embeddings and tables without weight decay, beside biases and norms."""
     fixed: tuple[str, ...] = ()
     """Tables that checkpoints hold and that are never trained: buffers, filled by their module."""
+    sound: tuple[str, ...] = ()
+    """Weights that compute the tokens of the sound, in networks that have some."""
+    hears: tuple[str, ...] = ()
+    """Weights by which frames attend to the sound, which a sample without one does not pass."""
 
     def starts_at_zero(self, name: str) -> bool:
         """Whether a matrix starts at zero, by its key in a checkpoint."""
         return any(fnmatchcase(name, pattern) for pattern in self.zero)
+
+    def stream(self, name: str) -> LoraStreams:
+        """The stream whose tokens alone pass a weight; both, where frames attend to the sound."""
+        if any(fnmatchcase(name, pattern) for pattern in self.hears):
+            return LoraStreams.BOTH
+        sound = any(fnmatchcase(name, pattern) for pattern in self.sound)
+        return LoraStreams.SOUND if sound else LoraStreams.VIDEO
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,6 +301,9 @@ class Family:
     diffusers: Callable[[], DiffusersForm] | None = None
     """Imports the names and formats of Diffusers' counterpart; None: there is none, and nothing
     converts."""
+    names: Callable[[], NameTable] | None = None
+    """Imports the names of weights in files, where Diffusers has no counterpart to take them from;
+    None: there are none, so that the network takes no adapters, no Muon and no groups."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
     """Configuration -> the inputs of a sample beside its latent."""
     positions: Callable[[Any], PositionRule]

@@ -21,7 +21,7 @@ _NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
-    LoraTargets.ATTENTION: ("*attention.*", "*.linear_in*.to_?", _FUSED),
+    LoraTargets.ATTENTION: ("*attention.*", "*_attn.*", "*.linear_in*.to_?", _FUSED),
     LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*", _FUSED),
     LoraTargets.MODULATION: ("*modul*",),
 }

@@ -81,7 +81,7 @@ def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, Parame
 
 
 def _table(model: ModelConfig) -> list[Pair]:
-    if family_of(model).diffusers is None:
+    if family_of(model).diffusers is None and family_of(model).names is None:
         raise Problems(
             [f"optimizer.groups needs the names of weights, and model.family={model.family} has no"]
         )

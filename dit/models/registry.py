@@ -25,7 +25,7 @@ from dit.models.family import Family, InputKind
 
 if TYPE_CHECKING:
     from dit.models.diffusers.form import DiffusersForm
-    from dit.models.diffusers.names import Pair
+    from dit.models.diffusers.names import NameTable, Pair
     from dit.models.layer_spec import NetworkSpec
 
 FAMILIES = {
@@ -229,15 +229,25 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
     return form()
 
 
-def pairs(model: ModelConfig) -> list[Pair]:
-    """Each tensor of a network, with Diffusers' tensors that hold the same numbers.
+def name_table(model: ModelConfig) -> NameTable:
+    """The names of a network's weights in files: Diffusers', or its family's own.
 
     Raises:
-        Problems: Diffusers has no such network.
+        Problems: there are neither.
+    """
+    own = family_of(model).names
+    return diffusers_form(model).table if own is None else own()
+
+
+def pairs(model: ModelConfig) -> list[Pair]:
+    """Each tensor of a network, with the tensors of files that hold the same numbers.
+
+    Raises:
+        Problems: as `name_table`.
     """
     from dit.models.diffusers.names import pairs_of
 
-    return pairs_of(diffusers_form(model).table, model)
+    return pairs_of(name_table(model), model)
 
 
 def named_model(size: str) -> ModelConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from dit.bin_packing import mean_fill
 from dit.config import (
@@ -24,7 +25,7 @@ from dit.models.registry import network_spec
 from dit.planner.efficiency import HEAD_WIDTHS, Efficiency
 from dit.planner.layer_traffic import KERNELS, LayerLoad, Moved, layer_units
 from dit.planner.traffic import exposed_part, forward_passes, passes_before, traffic
-from dit.sizing.activations import geometry_tokens, seen_tokens
+from dit.sizing.activations import geometry_tokens, seen_tokens, sound_tokens
 from dit.sizing.flops import attention_flops, forward_flops
 from dit.sizing.memory import (
     inventory_of,
@@ -41,7 +42,7 @@ class PackLoad:
     """The work in one pack of a run."""
 
     tokens: float
-    """Tokens of the pack, padding excluded."""
+    """Tokens of the pack, padding excluded; those of sound among them."""
     text: float
     """Text tokens that the layers attend to."""
     flops: float
@@ -50,14 +51,20 @@ class PackLoad:
     """FLOPs of attention in a forward pass, contained in `flops`."""
 
     @classmethod
-    def of(cls, model: ModelConfig, samples: Sequence[tuple[int, int]]) -> PackLoad:
-        """The load of `samples`, (tokens, caption tokens)."""
+    def of(
+        cls, model: ModelConfig, samples: Sequence[tuple[int, int]], *, sound: Sequence[int] = ()
+    ) -> PackLoad:
+        """The load of `samples`, (tokens, caption tokens), and of their tokens of `sound`.
+
+        For memory and traffic a token of sound counts as one of frames, which are wider.
+        """
         tokens, text = zip(*samples, strict=True)
+        about: Any = {"tokens": tokens, "text": text, "sound": sound}
         return cls(
-            tokens=sum(tokens),
+            tokens=sum(tokens) + sum(sound),
             text=sum(network_spec(model).text(text)),
-            flops=forward_flops(model, tokens=tokens, text=text),
-            attention=attention_flops(model, tokens=tokens, text=text),
+            flops=forward_flops(model, **about),
+            attention=attention_flops(model, **about),
         )
 
 
@@ -71,9 +78,12 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
     for geometry in data.mock_samples:
         tokens = geometry_tokens(model, geometry)
         trained = trained_as(tokens, geometry.text_length, config.objective.level_share)
-        parts.append((geometry.weight, PackLoad.of(model, trained)))
+        heard = sound_tokens(model, geometry)
+        sound = [heard] if heard else []
+        parts.append((geometry.weight, PackLoad.of(model, trained, sound=sound)))
         (text,) = network_spec(model).text([geometry.text_length])
         taken = config.mock_tokens(geometry) + joint * text * len(trained)
+        taken += -(-heard // config.sample_multiple) * config.sample_multiple
         taken = min(taken, data.task_encoder_seq_length)  # longer ones are refused
         lengths[taken] = lengths.get(taken, 0.0) + geometry.weight
     capacity = data.task_encoder_seq_length

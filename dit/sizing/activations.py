@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dit.config import ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.config.data import MockGeometry
 from dit.config.sparsity import CUBE
+from dit.models.layer_spec import SOUND_TOKENS
 from dit.models.linears import part_learns
-from dit.models.registry import network_spec
+from dit.models.registry import family_of, has_sound, network_spec
 
 _CUBE_PAIR_BYTES = 8
 """Bytes saved for each pair of cubes and head: an int32 index in the list of the cubes that a cube
@@ -28,7 +29,7 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
     pairs, again = _cube_pairs(config), model.recompute_granularity is Recompute.SELECTIVE
     layer = _kept_by_layer(config) + (0 if again else pairs)
-    layers = _kept(model, layer=layer, row=number_bytes(model) * model.hidden_size * tokens)
+    layers = _kept(model, layer=layer, row=number_bytes(model) * _row_numbers(config))
     texts = _kept_of_texts(config) * _text_rows_in_flight(config, accumulation)
     return int(layers * in_flight + pairs * again + said * tokens + texts)
 
@@ -42,14 +43,34 @@ def _kept_by_layer(config: RunConfig) -> float:
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
     model, spec, kept = config.model, network_spec(config.model), kept_by_layer(config.model)
-    whole = config.dataset.task_encoder_seq_length
-    tokens = seen_tokens(model) * whole / model.context_parallel_size
+    whole, heard = config.dataset.task_encoder_seq_length, _sound_part(config)
+    here = whole / model.context_parallel_size
+    tokens, sound = seen_tokens(model) * (1 - heard) * here, heard * here
     if spec.attends_jointly:
         return kept.of(tokens=tokens)
     lengths = [one.text_length for one in config.dataset.mock_samples]
     texts = [max(length, 0) for length in spec.text(lengths)]
     rows = {"text": texts, "samples": [1] * len(texts)}
-    return kept.of(tokens=tokens, **{k: whole * _rows_of_texts(config, n) for k, n in rows.items()})
+    beside = {k: (1 - heard) * whole * _rows_of_texts(config, n) for k, n in rows.items()}
+    return kept.of(tokens=tokens, sound=sound, **beside)
+
+
+def _row_numbers(config: RunConfig) -> float:
+    """Numbers that enter a layer, of all tokens of a pack on a context rank."""
+    model, heard = config.model, _sound_part(config)
+    tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
+    parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
+    widths = {port.row: part.width_of(port) for part in parts for port in part.ports}
+    sound = widths.get(SOUND_TOKENS, 0)
+    return tokens * ((1 - heard) * model.hidden_size + heard * sound)
+
+
+def _sound_part(config: RunConfig) -> float:
+    """Part of the tokens of a pack of `dataset.mock_samples` that are of a sound."""
+    mixture, model = config.dataset.mock_samples, config.model
+    latents = sum(one.weight * geometry_tokens(model, one) for one in mixture)
+    sounds = sum(one.weight * sound_tokens(model, one) for one in mixture)
+    return sounds / (latents + sounds)
 
 
 def _kept_of_texts(config: RunConfig) -> float:
@@ -119,6 +140,18 @@ def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
 def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
     """Latent tokens of a sample that attention sees."""
     return model.tokens_of(geometry.frames, geometry.height, geometry.width)
+
+
+def sound_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
+    """Tokens of the sound of a sample, which is as long as its frames; 0 for pictures.
+
+    A frame of the latent lasts 1 / fps seconds, as for the positions of both streams.
+    """
+    inputs = family_of(model).inputs(model) if has_sound(model) else ()
+    rate = next((one.rate for one in inputs if one.rate is not None), None)
+    if rate is None or geometry.fps is None:
+        return 0
+    return round(geometry.frames / geometry.fps * rate)
 
 
 def number_bytes(model: ModelConfig) -> int:

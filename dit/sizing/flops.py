@@ -22,9 +22,11 @@ def forward_flops(
     return pass_work(model).flops(tokens, text, sound)
 
 
-def attention_flops(model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int]) -> int:
+def attention_flops(
+    model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
+) -> int:
     """The part of `forward_flops` that attention accounts for."""
-    return pass_work(model).attention_flops(tokens, text)
+    return pass_work(model).attention_flops(tokens, text, sound)
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:

@@ -2,8 +2,8 @@
 
 A layer of each stack runs once, and then again on its own output. The tensors that autograd saves
 in the second run, and not in the first, are what a layer adds behind another layer. Their size is a
-linear function of the latent tokens, text tokens and samples of a pack, which packs of equal
-samples determine. Bytes are those in bfloat16, with the kernels of a GPU.
+linear function of the tokens of latents, texts and sounds, and of the samples of a pack, which
+packs of equal samples determine. Bytes are those in bfloat16, with the kernels of a GPU.
 """
 
 # S places of all cubes, C cubes, B places of a cube, H heads, K head width
@@ -23,22 +23,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dit.batch import PackedBatch, SequenceShard
+from dit.batch import SOUND, PackedBatch, SequenceShard
 from dit.config import ContextComm, ModelConfig, Precision
 from dit.config.sparsity import CUBE
 from dit.models.layer_spec import LayerSpec, NetworkSpec, ReferencesAlone
-from dit.models.registry import network_spec
+from dit.models.registry import has_sound, network_spec
 from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.sizing.cuda_kernels import CudaKernels, FusedAttention
 from dit.sizing.inventory import alone
 from dit.sizing.meta_network import meta_pack, meta_pass, replaced, stage_on_meta
 
-_SIDE, _TEXT, _SAMPLES = 16, 64, 2  # one sample is in joint order already, and nothing is copied
+_SIDE, _TEXT, _SOUND = 16, 64, 256
+_SAMPLES = 2  # one sample is in joint order already, and nothing is copied
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes saved for backward for each latent token of a rank, text token of a pack, and sample.
+    """Bytes saved for backward by token of a rank, and by text token and sample of a pack.
 
     Layers of joint attention divide the text over context ranks: count their text as latents.
     """
@@ -46,6 +47,7 @@ class Kept:
     token: float = 0.0
     text: float = 0.0
     sample: float = 0.0
+    sound: float = 0.0
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(*(getattr(self, x.name) + getattr(other, x.name) for x in fields(Kept)))
@@ -56,9 +58,12 @@ class Kept:
     def times(self, factor: float) -> Kept:
         return Kept(*(getattr(self, x.name) * factor for x in fields(Kept)))
 
-    def of(self, *, tokens: float, text: float = 0.0, samples: float = 0.0) -> float:
-        """Bytes saved for a pack of `tokens`, `text` tokens and `samples`."""
-        return self.token * tokens + self.text * text + self.sample * samples
+    def of(
+        self, *, tokens: float, text: float = 0.0, samples: float = 0.0, sound: float = 0.0
+    ) -> float:
+        """Bytes saved for a pack of `tokens`, `text` tokens, `samples` and tokens of `sound`."""
+        rows = self.token * tokens + self.sound * sound
+        return rows + self.text * text + self.sample * samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,10 @@ def _traced(form: _Form) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Packs:
-    """Packs of equal samples: one with more tokens than the first, one with more text."""
+    """Packs of equal samples: one with more tokens than the first, one with more text.
+
+    In networks with sound the third pack has more sound, and the one with more text follows it.
+    """
 
     all: tuple[PackedBatch, ...]
     texts: Sequence[int]
@@ -199,13 +207,16 @@ class _Packs:
         return _Bytes(*(self._line([one[narrow] for one in kept]) for narrow in (True, False)))
 
     def _line(self, kept: Sequence[int]) -> Kept:
-        base, wide, *long = kept
+        base, wide, *others = kept
         rows, more = (len(one.segment_T) for one in self.all[:2])
-        token, text = (wide - base) / (more - rows), 0.0
-        if long and self.texts[2] > self.texts[0]:
-            text = (long[0] - base) / (_SAMPLES * (self.texts[2] - self.texts[0]))
-        sample = (base - token * rows) / _SAMPLES - text * self.texts[0]
-        return Kept(token, text, sample)
+        token, text, sound, heard = (wide - base) / (more - rows), 0.0, 0.0, 0
+        if self.all[0].others:
+            heard, louder = (len(self.all[n].others[SOUND].segment_T) for n in (0, 2))
+            sound = (others.pop(0) - base) / (louder - heard)
+        if others and self.texts[-1] > self.texts[0]:
+            text = (others[0] - base) / (_SAMPLES * (self.texts[-1] - self.texts[0]))
+        sample = (base - token * rows - sound * heard) / _SAMPLES - text * self.texts[0]
+        return Kept(token, text, sample, sound)
 
 
 @lru_cache(maxsize=64)
@@ -221,11 +232,14 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
         "share": share,
     }
     text = _TEXT if model.text_zeros_to is None else min(_TEXT, model.text_zeros_to)
-    side = _side(model)
-    sizes = [(side, text), (2 * side, text), (side, 2 * text)]
+    base: dict[str, int] = {"side": _side(model), "text": text}
+    if has_sound(model):
+        base["sound"] = _SOUND
+    grown = [name for name in ("side", "sound", "text") if name in base]
     if spec.text([text]) == spec.text([2 * text]):
-        sizes.pop()
-    packs = [meta_pack(model, side=side, text=text, **more) for side, text in sizes]
+        grown.remove("text")
+    sizes = [base, *(base | {name: 2 * base[name]} for name in grown)]
+    packs = [meta_pack(model, **size, **more) for size in sizes]
     return _Packs(tuple(packs), [spec.text(model.text_in(one))[0] for one in packs])
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from megatron.core.tensor_parallel import layers, mappings
@@ -39,6 +39,8 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 from dit.pack_wire import pack_to
 from dit.sizing.cuda_kernels import META, RingAttention
 from dit.token_ids import as_digits
+
+Stream = TypeVar("Stream", bound=TokenStream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,9 @@ def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     )
     batch = pack_samples([sample] * samples, layout)
     if share is not None:
-        batch = replace(batch.with_tokens(batch.rows(share)), share=share)
+        others = {n: _shared(stream, share) for n, stream in batch.others.items()}
+        batch = replace(batch, others=others)
+        batch = _shared(batch, share)
     batch = pack_to(batch, META)
     if batch.others:
         batch = replace(batch, others={n: _fed(s) for n, s in batch.others.items()})
@@ -205,6 +209,11 @@ def _others(
         elif one.kind is InputKind.SOUND and sound:
             others[one.name] = torch.zeros(one.width, sound)
     return others
+
+
+def _shared(stream: Stream, share: SequenceShard) -> Stream:
+    """The tokens of one context rank."""
+    return replace(stream.with_tokens(stream.rows(share)), share=share)
 
 
 def _fed(stream: TokenStream) -> TokenStream:

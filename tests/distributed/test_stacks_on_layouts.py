@@ -98,7 +98,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             *("--family", "sound_dit_s", *SHORT, "objective.video_given=0.3"),
             *("objective.sound_given=0.2", "objective.sound_prefix=0.3"),
         ),
-        ("tp2+sp+cp2+pp2",),
+        ("tp2+sp+cp2+pp2+muon+route", "tp2+cp2+lora"),
     ),
     "all other kinds": (("--family", *OTHERS, *SHORT), ("tp2+sp+cp2+pp2",)),
     "refiners and grouped heads, many layouts": (

@@ -155,14 +155,20 @@ def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
     return tuple(ShownPicture(file=f, prompt=p) for f, p in islice(there, _PICTURES))
 
 
+_OWN_LOADING = """\
+`python recipes/generate_dit.py --checkpoint_path BASE --lora FOLDER` of megatron-dit generates with
+the adapters, and `lora.init_from=FOLDER` trains them further.
+"""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraCard:
     """The card of an exported folder of adapters."""
 
-    network: str  # class of Diffusers' network
+    network: str  # class of Diffusers' network, or `model.family` of one that it lacks
     base: str | None = None  # name on the hub of the weights that the adapter is for
     base_digest: str | None = None
-    code: str = ""  # that makes a picture with the base and the adapters
+    code: str = ""  # that makes a picture with the base and the adapters; none without Diffusers
     run: RunFacts = field(default_factory=RunFacts)
 
     def text(self, *, comfyui: bool) -> str:
@@ -175,7 +181,8 @@ class LoraCard:
         base = ""
         if self.base is not None and HUB.fullmatch(self.base):
             base = f"base_model: {json.dumps(self.base)}\n"
-        return f"---\nlibrary_name: diffusers\n{base}tags:\n- lora\n- peft\n---\n"
+        library = "diffusers" if self.code else "megatron-dit"
+        return f"---\nlibrary_name: {library}\n{base}tags:\n- lora\n- peft\n---\n"
 
     def _facts(self) -> str:
         base = self.base or f"a `{self.network}`"
@@ -183,6 +190,8 @@ class LoraCard:
         return "\n".join([f"- Base: {base}{digest}", *self.run.lines()]) + "\n"
 
     def _loading(self, comfyui: bool) -> str:
+        if not self.code:
+            return _OWN_LOADING
         lines = [
             f"```python\n{self.code}\n```\n",
             "`peft.PeftModel.from_pretrained(transformer, FOLDER)` reads the folder as well.",

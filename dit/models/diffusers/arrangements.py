@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dit.config import ModelConfig
 
@@ -137,6 +137,21 @@ class ByHead(Same):
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
         """Number of rows of each of `count` parts in one head."""
         width = model.hidden_size // model.num_attention_heads
+        return [*(width,) * (count - 1), each_head - (count - 1) * width]
+
+
+@dataclass(frozen=True, slots=True)
+class ByOwnHead(ByHead):
+    """`ByHead` of linears whose heads, or their width, are not those of the latents' layers."""
+
+    heads: str = "num_attention_heads"  # what the configuration calls H and H * K
+    width: str = "sound_hidden_size"
+
+    def groups(self, model: Any) -> int:
+        return getattr(model, self.heads)
+
+    def widths(self, each_head: int, model: Any, count: int) -> list[int]:
+        width = getattr(model, self.width) // self.groups(model)
         return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 

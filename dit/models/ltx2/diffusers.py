@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveInt
 
 from dit.config.checks import Rule
-from dit.models.diffusers.arrangements import ByHead
+from dit.models.diffusers.arrangements import ByHead, ByOwnHead
 from dit.models.diffusers.form import (
     Companion,
     ConfigKeys,
@@ -48,21 +48,6 @@ if TYPE_CHECKING:
 CLASS = "LTX2VideoTransformer3DModel"
 _LAYER, _BLOCK = "blocks.layers.*", "transformer_blocks.*"
 _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorSplit.ROW
-
-
-@dataclass(frozen=True, slots=True)
-class ByOwnHead(ByHead):
-    """`ByHead` of linears whose heads, or their width, are not those of the latents' layers."""
-
-    heads: str = "num_attention_heads"  # what the configuration calls H and H * K
-    width: str = "sound_hidden_size"
-
-    def groups(self, model: Any) -> int:
-        return getattr(model, self.heads)
-
-    def widths(self, each_head: int, model: Any, count: int) -> list[int]:
-        width = getattr(model, self.width) // self.groups(model)
-        return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
 
 def _gates(model: Any) -> bool:

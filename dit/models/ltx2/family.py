@@ -394,7 +394,15 @@ FAMILY = Family(
     diffusers=imported("dit.models.ltx2.diffusers:FORM"),
     inputs=_inputs,
     positions=lambda model: imported("dit.models.positions:CellMiddles")()(model.patch_spatial),
-    weights=WeightRules(zero=("*proj_out.weight", "keyframes"), no_decay=("*.table", "keyframes")),
+    weights=WeightRules(
+        zero=("*proj_out.weight", "keyframes"),
+        no_decay=("*.table", "keyframes"),
+        sound=("sound_*", "blocks.layers.sound_*", "blocks.layers.video_to_sound.*"),
+        hears=(
+            *("blocks.layers.sound_to_video.*", "blocks.layers.between.*"),
+            *("video_in.between.*", "video_in.gates.*"),
+        ),
+    ),
     objective=ObjectiveConventions(
         settings={
             "name": "flow",

@@ -116,11 +116,6 @@ class SoundDitConfig(ModelConfig):
                 " or all_gather",
             ),
             (
-                self.token_route is None,
-                "route_from and route_to leave out tokens of one row, and this network has two;"
-                " set both to null",
-            ),
-            (
                 self.text_pad_to is None,
                 f"text_pad_to={self.text_pad_to} is of published weights; set it to null",
             ),
@@ -196,6 +191,7 @@ FAMILY = Family(
     name="sound_dit",
     config=SoundDitConfig,
     network=imported("dit.models.sound_dit.model:SoundDit"),
+    names=imported("dit.models.sound_dit.names:TABLE"),
     spec=lambda model: NetworkSpec(stacks=(sound_dit_stack(model),)),
     parts={
         "self_attention": "attention",
@@ -219,6 +215,8 @@ FAMILY = Family(
         # Each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2), and the output
         # of the network as 0.
         zero=("*proj_out.weight", "*modulat*.linear.weight"),
+        sound=("sound_*", "decoder.layers.sound_*", "decoder.layers.from_video.*"),
+        hears=("decoder.layers.from_sound.*",),
     ),
     objective=ObjectiveConventions(settings={"name": "flow"}),
     vae=lambda _: "cosmos",

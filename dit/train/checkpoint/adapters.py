@@ -16,7 +16,8 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch.distributed import ProcessGroup
 
 from dit.checkpoint_paths import CheckpointError, has_adapters, saved_config, verify
-from dit.config import LoraConfig, ModelConfig, RunConfig
+from dit.config import LoraConfig, LoraStreams, ModelConfig, Problems, RunConfig
+from dit.data.preflight import lacks_sound
 from dit.distributed.collective_errors import from_first_rank
 from dit.distributed.watchdog import heartbeat
 from dit.lora.checkpoint import (
@@ -34,7 +35,9 @@ from dit.lora.factors import LoraFactors, shapes_of, to_stored
 from dit.lora.frozen import frozen_adapter
 from dit.lora.targets import Adapters, adapters_by_linear, attach_adapters
 from dit.models.layers.adaptable import CHILD, FROZEN, is_adapter
+from dit.models.registry import has_sound
 from dit.models.stacks.stacked_transformer import StackedTransformer
+from dit.sizing.passes import absent_data
 from dit.train.checkpoint.starting_point import StartingPoint
 from dit.train.checkpoint.state_dict import load_weights
 from dit.train.checkpoint.without_tensors import check_average, check_same_weights
@@ -150,11 +153,38 @@ def adapters_at_start(
 
 
 def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRun:
-    """The adapters of the run; raises as `adapter_run` and `check_told`."""
-    run, before = adapter_run(config, start.checkpoint, say), start.checkpoint
+    """The adapters of the run; raises as `of_heard_streams`, `adapter_run` and `check_told`."""
+    before = start.checkpoint
+    if not (before is not None and has_adapters(before)):
+        config = of_heard_streams(config, say)
+    run = adapter_run(config, before, say)
     if before is not None and has_adapters(before) and not start.goes_on:
         check_told(run.adapters, before, config, say)
     return run
+
+
+def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
+    """The configuration with `lora.streams=video` if the network has a sound and no sample has.
+
+    Adapters that nothing trains would stand in every export.
+
+    Raises:
+        Problems: adapters are for the sound alone.
+        DataError: as `lacks_sound`.
+    """
+    lora, of = config.lora, config.dataset
+    chosen = lora.enabled and lora.init_from is None and lora.streams is not LoraStreams.VIDEO
+    if not (chosen and has_sound(config.model)) or absent_data(config) or not lacks_sound(of):
+        return config
+    if lora.streams is LoraStreams.SOUND:
+        raise Problems(
+            [
+                "lora.streams=sound: no sample of the dataset has a sound, so that no adapter"
+                " would learn; pack sound (docs/sound.md), or set lora.streams=video"
+            ]
+        )
+    say("no sample has a sound: adapters are in the layers of frames alone (lora.streams=video)")
+    return replace(config, lora=replace(lora, streams=LoraStreams.VIDEO))
 
 
 def check_adapters(

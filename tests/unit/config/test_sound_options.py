@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dit.config_loading import ConfigError, load_config
+from dit.train.opening.checks import check_settings
 from recipes.runs import dit_debug
 
 DEBUG = Path(__file__).parents[3] / "conf/sound_dit_debug.yaml"
@@ -22,10 +23,7 @@ DEBUG = Path(__file__).parents[3] / "conf/sound_dit_debug.yaml"
         "objective.name=edm",
         "distill.method=opd distill.teacher=runs/teacher",
         "validation.fixed_levels=true",
-        "lora.rank=4",
-        "optimizer.kind=muon",
-        "optimizer.groups=[{pattern:'*',lr:1.0}]",
-        "model.route_from=1 model.route_to=2",
+        "lora.streams=video",
         "model.cp_comm_type=p2p model.context_parallel_size=2",
         "model.sound_attention_heads=6 model.tensor_model_parallel_size=4",
         "objective.sound_given=0.6 objective.video_given=0.6",
@@ -33,7 +31,7 @@ DEBUG = Path(__file__).parents[3] / "conf/sound_dit_debug.yaml"
     ],
 )
 def test_what_takes_one_stream_alone_is_refused_by_name(words: str) -> None:
-    key = "kind=muon" if "muon" in words else words.partition("=")[0].rpartition(".")[2]
+    key = words.partition("=")[0].rpartition(".")[2]
     with pytest.raises(ConfigError, match=key):
         load_config(dit_debug(), config_file=DEBUG, overrides=words.split())
 
@@ -44,6 +42,25 @@ def test_what_takes_one_stream_alone_is_refused_by_name(words: str) -> None:
 def test_networks_without_sound_take_none_of_its_options(setting: str) -> None:
     with pytest.raises(ConfigError, match=rf"objective\.{setting}.*has no sound"):
         load_config(dit_debug(), overrides=["objective.name=flow", f"objective.{setting}"])
+
+
+def test_networks_without_sound_have_no_streams_to_choose() -> None:
+    with pytest.raises(ConfigError, match=r"lora\.streams=video.*has no sound"):
+        load_config(dit_debug(), overrides=["lora.rank=4", "lora.streams=video"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lora.rank=4", "lora.streams=sound", "lora.dropout=0.1"],
+        ["optimizer.kind=muon"],
+        ["optimizer.groups=[{pattern: 'blocks.*.sound_attention.*', lr: 1e-4}]"],
+        ["model.route_from=1", "model.route_to=2"],
+    ],
+)
+def test_what_both_streams_take(words: list[str]) -> None:
+    config = load_config(dit_debug(), config_file=DEBUG, overrides=words)
+    check_settings(config)
 
 
 def test_frames_at_the_beginning_may_be_given() -> None:

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.batch import LATENTS, SOUND, NoisyTokens
+from dit.batch import LATENTS, SOUND, NoisyTokens, Route
 from dit.config import LossMean
 from dit.models.sound_dit.model import SoundDit
+from dit.models.stacks.token_routing import kept_pack
+from dit.objectives.token_draws import draw_route
 from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
 from tests.learning import assert_equal, weights_and_averages
@@ -36,15 +38,26 @@ def trained(network, mixed: Mixed, options=FLOW):
     return {name: x.detach() for name, x in made.items()}, gradients, loss
 
 
-@pytest.mark.parametrize("mean", list(LossMean))
-def test_each_of_six_mixed_samples_is_as_alone(groups, mean) -> None:
-    network, model, options = network_of(groups), sound_model(), replace(FLOW, loss_mean=mean)
-    whole = Mixed(model)
+ROUTED = {"num_layers": 4, "route_from": 1, "route_to": 2}
+WAYS = [(mean, {}) for mean in LossMean] + [(LossMean.TOKEN, ROUTED)]
+
+
+@pytest.mark.parametrize(("mean", "changes"), WAYS)
+def test_each_of_six_mixed_samples_is_as_alone(groups, mean, changes) -> None:
+    """Also where layers see a part of the frames, and all of the sound."""
+    model, options = sound_model(**changes), replace(FLOW, loss_mean=mean)
+    network, whole = network_of(groups, **changes), Mixed(model)
+    if (route := model.token_route) is not None:
+        whole.batch = draw_route(whole.batch, route, torch.Generator().manual_seed(5))
+        assert kept_pack(whole.batch, route).others[SOUND] is whole.batch.others[SOUND]
     made, gradients, loss = trained(network, whole, options)
     assert all(gradient.norm() > 0 for gradient in gradients.values())
     sums, total, count = {}, 0.0, 0
     for number in range(len(GRIDS)):
         alone = Mixed(model, [number])
+        if (draw := whole.batch.method(Route)) is not None:
+            span = slice(*whole.batch.starts[number : number + 2])
+            alone.batch = alone.batch.with_method(Route(move_T=draw.move_T[span]))
         own, own_gradients, own_loss = trained(network, alone, options)
         for name, stream in alone.batch.streams.items():
             real = stream.num_tokens[0]

@@ -24,7 +24,7 @@ from dit.models.registry import families, family_of, has_sound, named_model, net
 from dit.pack_wire import pack_to
 from dit.sizing.cuda_kernels import META, CudaKernels
 from dit.sizing.kept import kept_by_layer
-from dit.sizing.meta_network import groups_as_given
+from dit.sizing.meta_network import groups_as_given, meta_pack
 from tests.packs import random_pack, tiny_model
 
 
@@ -38,15 +38,13 @@ def _layers(name: str) -> tuple[Any, ...]:
 
 NAMES = [name for family in families() for name in family.sizes]
 NAMES.remove("hunyuanimage_21_distilled")  # of mean flow, which is not trained
-# Of networks with sound, memory is estimated for the frames alone.
-NAMES = [name for name in NAMES if not has_sound(named_model(name))]
 OFTEN = ("dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sd3.5_medium", "chroma", "flux2_klein_4b")
 # One of each kind of layers.
 NAMES = [*{_layers(name): name for name in (*NAMES, *OFTEN)}.values()]
 LAYERS = ("num_layers", "num_single_layers", "dual_attention_layers")
 REFINERS = "num_refiner_layers"
 """Of stacks of their own; others refine the text before all stacks."""
-GRID, TEXT = (1, 48, 48), 128
+GRID, TEXT, HEARD = (1, 48, 48), 128, 704
 
 
 def counted(model: ModelConfig, groups) -> float:
@@ -86,12 +84,15 @@ def _kept(model: ModelConfig, batch: PackedBatch, groups) -> int:
 def _pack(model: ModelConfig, groups) -> PackedBatch:
     """Two samples: with one, latents and text are in joint order already, and nothing is copied."""
     network: Any = family_of(model).network()
-    batch = random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0)
     context = Context(
         group=groups.cp,
         comm=model.cp_comm_type,
         shares_samples=network.shares_samples,
     )
+    if has_sound(model):  # each sample has one
+        sizes = {"side": GRID[1], "text": TEXT, "samples": 2, "sound": HEARD}
+        return meta_pack(model, **sizes, share=context.share)
+    batch = random_pack([GRID] * 2, [TEXT] * 2, model=model, guidance=1.0)
     x_TC, x_N = torch.zeros(len(batch.segment_T), 1), torch.zeros(2)
     problem = Problem(input_TC=x_TC, target_TC=x_TC, level_M=x_N, weight_N=x_N, noise_N=x_N)
     return pack_to(split_tokens(batch, problem, share=context.share, multiple=1)[0], META)
@@ -125,7 +126,7 @@ def test_recomputed_layers_keep_their_input(name: str, fused: bool, groups) -> N
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("comm", [ContextComm.A2A, ContextComm.ALL_GATHER])
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b", "flux1_dev"])
+@pytest.mark.parametrize("name", ["dit_xl", "wan2.1_t2v_1.3b", "flux1_dev", "sound_dit_b"])
 def test_what_context_ranks_exchange_is_counted(
     name: str, fused: bool, comm: ContextComm, ranks: int, groups
 ) -> None:
@@ -177,4 +178,5 @@ def _traced(model: ModelConfig) -> float:
     tokens, kept = 2 * math.prod(GRID), kept_by_layer(model)
     if ranks > 1 and spec.attends_jointly:
         return spec.layers * kept.of(tokens=(tokens + text) / ranks)
-    return spec.layers * kept.of(tokens=tokens / ranks, text=text, samples=2)
+    sound = 2 * HEARD * has_sound(model) / ranks
+    return spec.layers * kept.of(tokens=tokens / ranks, text=text, samples=2, sound=sound)

@@ -46,6 +46,7 @@ WITH = {
     "objective.dpo_beta": ("lora.rank=4", "objective.preference=dpo"),
     "objective.guidance": ("model.family=flux", "objective.guidance=1"),
     "lora.plus_ratio": ("lora.rank=4",),
+    "lora.streams": ("model.family=sound_dit", "lora.rank=4"),
     "distill.method": ("lora.rank=4", "objective.name=flow"),
     "model.clean_references": ("model.reference_latents=1",),
     "model.dual_attention_layers": ("model.qk_norm=true",),
