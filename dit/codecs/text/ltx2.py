@@ -34,8 +34,8 @@ _SCALE = 8
 class Ltx2Text(PretrainedTextEncoder):
     """The text encoder of LTX-2, up to the linears before the connectors.
 
-    Shards hold `text` [L, E] and, from 2.3 on, `sound_text` [L, E], which has a width of its own; in
-    2.0 both connectors read `text`.
+    Shards hold `text` [L, E] and, from 2.3 on, `sound_text` [L, E] of another width; in 2.0 both
+    connectors read `text`.
     """
 
     name = "ltx2"
@@ -120,8 +120,8 @@ class Ltx2ConnectedText(Ltx2Text):
         numbers = widths["text"] + widths.get(SOUND_TEXT, widths["text"])
         size = self.max_length * numbers * TEXT_DTYPE.itemsize
         return (
-            f"each caption takes {size / 1e6:.1f} MB ({self.max_length} rows of {numbers:,} numbers);"
-            " --processor ltx2 stores the rows before the connectors, for training with"
+            f"each caption takes {size / 1e6:.1f} MB ({self.max_length} rows of {numbers:,}"
+            " numbers); --processor ltx2 stores the rows before the connectors, for training with"
             " model.text_connectors=frozen",
         )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder
 
+
 @dataclass(frozen=True, kw_only=True)
 class Ltx(Autoencoder):
     """The codec of LTX-Video: videos of 8n + 1 frames, latent cells of 32 x 32 pixels.

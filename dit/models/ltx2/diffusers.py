@@ -34,6 +34,7 @@ from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.ltx2.family import (
     FIRST_FRAME,
     MOST_CONNECTOR_LAYERS,
+    SOUND_RATE,
     CrossLevels,
     Ltx2Config,
     TextConnectors,
@@ -440,6 +441,14 @@ KEYS = ConfigKeys(
             published=lambda _: TextConnectors.STORED,
             read=TextConnectors,
             default=TextConnectors.STORED,
+            may_be_told=True,
+        ),
+        OwnKey(
+            "sound_rate",
+            float,
+            published=lambda _: SOUND_RATE,
+            read=float,
+            default=SOUND_RATE,
             may_be_told=True,
         ),
     ),

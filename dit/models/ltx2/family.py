@@ -43,6 +43,8 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
+SOUND_RATE = 25.0
+"""Latent frames a second of the published audio VAE."""
 SOUND = "sound"
 """The stream of the sound in a pack."""
 SOUND_TEXT = "sound_text"
@@ -119,6 +121,8 @@ class Ltx2Config(ModelConfig):
     crossattn_emb_size: int = 3840
     sound_channels: Refused[int] = bounded(128, most=2**16)
     """Numbers of a latent of the sound, as the shards hold it."""
+    sound_rate: Refused[float] = bounded(SOUND_RATE, most=1e6, least=None)
+    """Latent frames of a sound a second: 25 of the published audio VAE."""
     sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
     """Width of the sound's tokens inside the model, and of the attention between the streams."""
     sound_text_size: Refused[int] = bounded(3840, most=2**20)
@@ -164,6 +168,7 @@ class Ltx2Config(ModelConfig):
                 self.route_from is None,
                 f"route_from={self.route_from}: networks with a sound have no token routes",
             ),
+            (self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive"),
         ]
 
     def own_shapes(self) -> list[Rule]:
@@ -368,9 +373,19 @@ def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
     texts = [SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, **told)]
     if model.has_connectors and model.text_projections:
         texts = []  # both connectors of 2.0 read the same rows
+    heard = SampleInput(
+        name=SOUND,
+        kind=InputKind.SOUND,
+        width=model.sound_channels,
+        required=False,
+        rate=model.sound_rate,
+        rounds=True,
+    )
+    encoder = "ltx2" if model.has_connectors else "ltx2_connected"
     return (
-        text_input(model, encoder="ltx2", most_rows=most),
+        text_input(model, encoder=encoder, most_rows=most),
         *texts,
+        heard,
         SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
     )
 
@@ -407,7 +422,6 @@ FAMILY = Family(
             "max_image_seq_len": 4096,
         }
     ),
-    # Its own, of the same form, is not here yet: nothing packs data for it, or decodes latents.
-    vae=lambda _: "ltx",
+    vae=lambda _: "ltx2",
     tiny=TINY,
 )
