@@ -238,6 +238,9 @@ CASE = case.Case(
         ({"text_pad_to": 128}, "LTX-2 attends to no padding of captions"),
         ({"sound_rate": 0.0}, "sound_rate=0.0 must be positive"),
     ],
+    # Sizes of the connectors are those of another config.json.
+    exportable={"connector_heads": None, "connector_rows": 1024, "connector_registers": 128}
+    | {"connector_layers": None},
     grids=case.VIDEOS,
     second_attention="attn2",
     comfyui=True,
