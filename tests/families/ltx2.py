@@ -242,6 +242,7 @@ CASE = case.Case(
     exportable={"connector_heads": None, "connector_rows": 1024, "connector_registers": 128}
     | {"connector_layers": None},
     grids=case.VIDEOS,
+    still=("*sound*", "*between*", "*.gates.*", "keyframes"),
     second_attention="attn2",
     comfyui=True,
 )
