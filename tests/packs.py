@@ -131,9 +131,9 @@ def _others(
             found[one.name] = torch.randn(*sample.latent_CFHW[:, :frames].shape, generator=rng)
         elif one.kind is InputKind.FRAMES and sample.latent_CFHW.shape[1] > frames:
             found[one.name] = torch.randn(sample.latent_CFHW[:, :frames].shape, generator=rng)
-        elif one.kind is InputKind.SOUND and int(sample.key) % 2 == 0:
-            frames = 2 * sample.latent_CFHW.shape[1] + 3
-            found[one.name] = torch.randn(one.width, frames, generator=rng)
+        elif one.kind is InputKind.SOUND and int(sample.key) % 3 != 2:
+            length = 2 * sample.latent_CFHW.shape[1] + 3
+            found[one.name] = torch.randn(one.width, length, generator=rng)
         elif one.kind is InputKind.REFERENCE and int(sample.key) % 2:
             size = (frames, number * side, int(sample.key) * side)
             found[one.name] = torch.randn(one.width, *size, generator=rng)

@@ -188,7 +188,9 @@ def _pictures(
             shown_FHW3 = beside_rejected(shown_FHW3, rejected_FHW3)
         shown = thumbnail(shown_FHW3, side=side, seconds=seconds)
         if codecs.sound is not None and (sound := read_sound(files, about)) is not None:
-            shown = shown.with_sound(sound.waveform(codecs.sound).numpy(), sound.rate)
+            shown = shown.with_sound(
+                sound.waveform(codecs.sound).numpy(), codecs.sound.decoded_rate
+            )
         found = room.take(shown)
         if found is None:
             return

@@ -15,7 +15,7 @@ from typing import Any
 from dit.command_line import option
 from dit.local_path import LocalPath
 
-SOUND_CODEC_NAMES = ("wave",)
+SOUND_CODEC_NAMES = ("wave", "ltx2")
 """The keys of `dit.codecs.sound.SOUND_CODECS`."""
 
 

@@ -25,7 +25,7 @@ _MODEL, _SCALE = "model.safetensors", ".weight_scale"
 class PipelineComponent:
     """A component of a Diffusers pipeline, such as its VAE: its class and its folder."""
 
-    library: str  # diffusers or transformers
+    library: str  # diffusers, one of its modules, or transformers
     kind: str  # class name
     model: str  # hub name, perhaps with @REVISION, or folder of the whole pipeline
     subfolder: str
@@ -46,6 +46,10 @@ class PipelineComponent:
             cache=encoder.cache,
             local_only=encoder.local_only,
         )
+
+    @property
+    def is_of_diffusers(self) -> bool:
+        return self.library.partition(".")[0] == "diffusers"
 
     @property
     def place(self) -> str:
@@ -135,7 +139,7 @@ def model_config_of(part: PipelineComponent) -> Any:
     """
     kind = _class_of(part)
     try:
-        if part.library != "diffusers":
+        if not part.is_of_diffusers:
             return kind.config_class.from_pretrained(part.place, **part.where)
         config: Any = kind.load_config(part.place, **part.where)
     except (OSError, ValueError) as error:
@@ -160,6 +164,25 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
             f"--model_name {part.model}: {_INDEX} cannot be read ({explained(error)});"
             " download it again, or give another folder"
         ) from None
+    return found
+
+
+@lru_cache
+def stored_class(part: PipelineComponent, known: tuple[str, ...]) -> str:
+    """The class of a component of Diffusers, one of `known`, by its config.json.
+
+    Raises:
+        CodecError: there is no config.json, or it names another class.
+    """
+    try:
+        config: Any = _class_of(part).load_config(part.place, **part.where)
+    except (OSError, ValueError) as error:
+        raise _unusable(part, error) from None
+    if (found := config.get("_class_name")) not in known:
+        raise CodecError(
+            f"--model_name {part.model}: {part.subfolder}/ is {found}, and {' or '.join(known)} is"
+            " needed; give the pipeline of this processor"
+        )
     return found
 
 
@@ -261,7 +284,7 @@ def _loaded(part: PipelineComponent) -> Any:
         if part.precision is None:
             return kind.from_pretrained(part.place, **part.where)
         dtype = getattr(torch, part.precision)
-        if part.library == "diffusers":
+        if part.is_of_diffusers:
             model = kind.from_pretrained(part.place, **part.where, torch_dtype=dtype)
         else:
             told = {"dtype": dtype, "output_loading_info": True}

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dit.batch import TEXT, CleanTokens, LatentSample, StepEnd
+from dit.batch import LATENTS, TEXT, CleanTokens, LatentSample, StepEnd
 from dit.config import ModelConfig, Precision, RunConfig, Weights
 from dit.convert.diffusers_checkpoint import CONFIG, DiffusersFolder, open_folder
 from dit.convert.diffusers_config import diffusers_transformer_config
@@ -30,6 +30,7 @@ from dit.progress import Track, no_progress
 from dit.token_ids import as_digits
 
 # Random inputs: grids in patches, frames per second, lengths of captions, noise levels.
+_SOUND_FRAMES = 5  # latent frames of the sound of a sample of several frames
 _GRIDS = ((1, 5, 3), (3, 2, 4), (2, 3, 3))
 _FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0)
 
@@ -169,6 +170,8 @@ def _others(
             case InputKind.REFERENCE:
                 shape = (one.width, model.patch_temporal, *sides[:: 1 - 2 * (index % 2)])
                 shape = shape if index % 2 else (0,)
+            case InputKind.SOUND:
+                shape = (one.width, _SOUND_FRAMES if frames > model.patch_temporal else 0)
             case _:
                 shape = (one.rows or rows, one.width)
         if one.vocabulary is not None:
@@ -229,5 +232,7 @@ def _our_outputs(
         # At the data, as `DiffusersForm.run` has it.
         batch = batch.with_method(StepEnd(level_N=torch.zeros(batch.num_samples)))
     made_TC = network(batch.latent_TC, level_M, batch)
+    if batch.others:
+        made_TC = made_TC[LATENTS]
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpack_latents(made_TC, batch, **patch)

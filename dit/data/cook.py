@@ -282,9 +282,10 @@ def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> N
     """Refuses a sound whose number of frames is not that of its length at the family's rate."""
     if seconds is None or one.rate is None:
         return
-    # Frames begin at whole samples, of which there are fewer than a million a second.
-    frames, wanted = latent_KA.shape[1], math.ceil(seconds * one.rate - 1e-6)
-    if frames != wanted:
+    # A codec rounds to whole frames: up, or to the nearest. Frames begin at whole samples, of which
+    # there are fewer than a million a second.
+    frames, wanted = latent_KA.shape[1], one.sound_frames(seconds)
+    if abs(frames - seconds * one.rate) > 1 - 1e-6 and frames != wanted:
         raise SampleRefused(
             Reject.INPUT_SHAPE,
             f"`{one.name}` of {seconds:g} s has {frames} latent frames, and model.sound_rate="

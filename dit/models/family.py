@@ -8,6 +8,7 @@ functions below import what needs them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -93,6 +94,8 @@ class SampleInput:
     """Value of texts and vectors for a dropped caption; inputs of other kinds stay."""
     rate: float | None = None
     """Latent frames a second, of a sound."""
+    rounds: bool = False
+    """Whether the number of frames of a sound is rounded to the nearest, instead of up."""
     pictures: int = 0
     """Number of given pictures from which the codec computes it: 1, the first frame; 2, also the
     last."""
@@ -101,6 +104,12 @@ class SampleInput:
     refused_encoders: Mapping[str, str] = field(default_factory=dict)
     """Encoder of the same width but another meaning -> the setting with which a network of the
     family reads its output."""
+
+    def sound_frames(self, seconds: float) -> int:
+        """Number of latent frames that are generated for a sound of `seconds`; needs `rate`."""
+        assert self.rate is not None, f"{self.name} has no rate"
+        frames = seconds * self.rate
+        return max(1, round(frames)) if self.rounds else math.ceil(frames - 1e-6)
 
 
 def text_input(

@@ -340,15 +340,17 @@ class CellMiddles:
         return torch.cat(parts) / torch.tensor(_LARGEST)
 
     @staticmethod
-    def of_sound(latents: int) -> Tensor:
-        """Positions (seconds) [A, 1] of the middle of so many latents of a sound, likewise.
+    def of_sound(index_T1: Tensor, rate: float) -> Tensor:
+        """Positions [T, 1] of the middles of latent frames of a sound, by their numbers from 0.
 
-        There are 25 a second, each of 4 spectra, and the first is one spectrum.
+        They are fractions of 20 s. At the published `rate` of 25 frames a second a latent frame is
+        4 spectra, and the first one is one spectrum; other rates stretch time.
         """
-        index = torch.arange(latents, dtype=torch.float32)
-        hop, rate = 160, 16_000
-        first, last = (((index + end) * 4 + 1 - 4).clamp(min=0) * hop / rate for end in (0, 1))
-        return ((first + last) / 2 / _LARGEST[0])[:, None]
+        hop, samples = 160, 16_000
+        first, last = (
+            ((index_T1 + end) * 4 + 1 - 4).clamp(min=0) * hop / samples for end in (0, 1)
+        )
+        return (first + last) / 2 / _LARGEST[0] * (samples / hop / 4 / rate)
 
 
 # Most datasets have few sizes, and for small ones this takes longer than a copy.

@@ -254,7 +254,8 @@ def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Wavefor
     from dit.codecs.sound.files import Waveform
 
     samples = round(seconds * codec.rate)
-    return Waveform(samples_CS=codec.decode(latent_KA, samples).numpy(), rate=codec.rate)
+    samples_CS = codec.decode(latent_KA, samples).numpy()
+    return Waveform(samples_CS=samples_CS, rate=codec.decoded_rate)
 
 
 def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dit.batch import GuidanceInput, PackedBatch
+from dit.batch import LATENTS, GuidanceInput, PackedBatch
 from dit.models.family import InputKind
 from dit.models.registry import family_of
 from dit.train.model_and_optimizer import initialise_weights, randomise
@@ -44,10 +44,27 @@ def places(batch: PackedBatch) -> dict[str, tuple[str, int]]:
         found["reference"] = ("latent_TC", first + batch.latent_tokens[SECOND])
     if batch.condition_TC is not None:
         found["channels"] = ("condition_TC", first)
+    for name, stream in batch.others.items():
+        found[name] = (f"others.{name}.latent_TC", stream.starts[SECOND])
     for name, offsets in batch.text_offsets.items():
         assert offsets[SECOND] < offsets[SECOND + 1]
         found[name] = (f"texts.{name}", offsets[SECOND])
     return found | {name: (f"vectors.{name}", SECOND) for name in batch.vectors}
+
+
+def outputs(network: Any, level_N: Tensor, batch: PackedBatch) -> list[Tensor]:
+    """The output for each sample, of all streams of the pack."""
+    made = network(batch.latent_TC, level_rows(level_N, batch), batch)
+    of_streams = made if batch.others else {LATENTS: made}
+    return [
+        torch.cat(
+            [
+                of_streams[name][stream.starts[n] :][: stream.latent_tokens[n]].flatten()
+                for name, stream in batch.streams.items()
+            ]
+        )
+        for n in range(batch.num_samples)
+    ]
 
 
 OF_KIND = {
@@ -67,9 +84,7 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: s
 
     @torch.no_grad()
     def made(level_N: Tensor, of: PackedBatch) -> list[Tensor]:
-        out_TC = network(of.latent_TC, level_rows(level_N, of), of)
-        spans = zip(of.starts, of.latent_tokens, strict=False)
-        return [out_TC[start : start + n] for start, n in spans]
+        return outputs(network, level_N, of)
 
     before, level_N = made(LEVELS, batch), LEVELS.clone()
     level_N[SECOND] += 1
@@ -81,8 +96,8 @@ def test_output_moves_with_its_own_inputs_and_with_no_neighbours(groups, size: s
     inputs = family_of(network.model).inputs(network.model)
     names = {OF_KIND.get(one.kind, one.name) for one in inputs if one.kind != InputKind.NULL_TEXT}
     assert names <= after.keys()
-    for name, outputs in after.items():
-        pairs = zip(before, outputs, strict=True)
+    for name, others in after.items():
+        pairs = zip(before, others, strict=True)
         moved = [not torch.equal(one, other) for one, other in pairs]
         assert moved == [number == SECOND for number in range(len(GRIDS))], name
 
@@ -93,16 +108,15 @@ def test_guidance_moves_every_sample_of_networks_that_are_told_it(groups, size: 
     randomise(network, seed=7)
     with torch.no_grad():
         one, other = (
-            network.eval()(batch.latent_TC, level_rows(LEVELS, batch), of)
+            outputs(network.eval(), LEVELS, of)
             for of in (batch, batch.with_method(GuidanceInput(scale=3.5)))
         )
     told = batch.guidance is not None
-    spans = zip(batch.starts, batch.latent_tokens, strict=False)
-    assert all(torch.equal(one[s : s + n], other[s : s + n]) != told for s, n in spans)
+    assert all(torch.equal(*both) != told for both in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("size", TINY)
 def test_a_new_network_makes_zeros(groups, size: str) -> None:
     network, batch = network_and_pack(groups, size)
     initialise_weights(network, run_config(model=network.model))
-    assert not network(batch.latent_TC, level_rows(LEVELS, batch), batch).any()
+    assert not torch.cat(outputs(network, LEVELS, batch)).any()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dit.batch import LATENTS, WHOLE, CleanTokens, Grid, NoisyTokens, PackedBatch, TokenStream
 from dit.models.ltx2.family import FAMILY, SOUND, SOUND_TEXT
-from dit.models.positions import CellMiddles
 from tests.families import case
 from tests.packs import random_pack
 
@@ -93,7 +92,7 @@ def sound_of(
     segment_T = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     drawn = torch.Generator().manual_seed(seed)
     latent_TC = torch.randn(len(place_T), model.sound_channels, generator=drawn)
-    position_TA = CellMiddles.of_sound(max(lengths) + multiple)[place_T]
+    position_TA = place_T[:, None].float()
     clean = CleanTokens(level=0.0, counts=tuple(prefixes)) if any(prefixes) else None
     return TokenStream(
         latent_TC=latent_TC * is_real_T[:, None],

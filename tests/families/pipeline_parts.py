@@ -344,6 +344,62 @@ def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
     return save(root, parts)
 
 
+def ltx2(root: Path, *, version: str = "2.3") -> Path:
+    """As of 2.0, or of 2.3: with a projection of captions for each stream, and the wider sound."""
+    from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
+    from diffusers.pipelines.ltx2 import connectors, vocoder
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Gemma3TextConfig,
+        SiglipVisionConfig,
+    )
+
+    widths, layers = (8,) * 4, (1,) * 5
+    vae = AutoencoderKLLTX2Video(
+        latent_channels=8, block_out_channels=widths, decoder_block_out_channels=(8, 16, 32),
+        layers_per_block=layers, decoder_layers_per_block=(1,) * 4,
+        spatial_compression_ratio=32, temporal_compression_ratio=8,
+    )  # fmt: skip
+    heard = AutoencoderKLLTX2Audio(
+        base_channels=16, ch_mult=(1, 1, 1), num_res_blocks=1, latent_channels=4, mel_bins=16,
+    )  # fmt: skip
+    for one, size in ((vae, 8), (heard, 16)):
+        one.latents_mean.copy_(torch.linspace(-0.5, 0.5, size))
+        one.latents_std.copy_(torch.linspace(0.5, 2, size))
+    is_first, lengths = version == "2.0", {"resnet_kernel_sizes": [3], "resnet_dilations": [[1]]}
+    made: Any = vocoder.LTX2Vocoder(in_channels=32, hidden_channels=32, **lengths)
+    if not is_first:
+        wide = {f"bwe_{name}": value for name, value in lengths.items()}
+        made = vocoder.LTX2VocoderWithBWE(
+            in_channels=32, hidden_channels=64, bwe_in_channels=32, bwe_hidden_channels=32,
+            num_mel_channels=16, **lengths, **wide,
+        )  # fmt: skip
+        for basis in (made.mel_stft.mel_basis, made.mel_stft.stft_fn.forward_basis):
+            basis.normal_(generator=torch.Generator().manual_seed(0))
+    text = Gemma3TextConfig(
+        vocab_size=98, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, query_pre_attn_scalar=8,
+    )  # fmt: skip
+    sees = SiglipVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        image_size=28, patch_size=14,
+    )  # fmt: skip
+    gemma = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=sees))
+    own = {"per_modality_projections": True, "proj_bias": True, "video_gated_attn": True}
+    own |= {"video_hidden_dim": 32, "audio_hidden_dim": 16, "audio_gated_attn": True}
+    connected = connectors.LTX2TextConnectors(
+        caption_channels=16, text_proj_in_factor=3, rope_type="split",
+        video_connector_num_attention_heads=2, audio_connector_num_attention_heads=2,
+        video_connector_attention_head_dim=8 if is_first else 16,
+        audio_connector_attention_head_dim=8, video_connector_num_learnable_registers=16,
+        audio_connector_num_learnable_registers=16, **({} if is_first else own),
+    )  # fmt: skip
+    parts = {"vae": vae, "audio_vae": heard, "vocoder": made, "text_encoder": gemma}
+    parts["connectors"] = connected
+    return save(root, {**{k: randomized(v) for k, v in parts.items()}, "tokenizer": tokenizer(64)})
+
+
 def qwen_image(root: Path) -> Path:
     """Qwen2.5-VL, a tokenizer of one token a character, a VAE."""
     parts = {"vae": qwen_image_vae(16), "tokenizer": tokenizer(2048), "text_encoder": _qwen_vl()}

@@ -3,6 +3,7 @@
 tracks      a file with sound -> its track; a span of it -> samples at the rate of a codec
 codec       the interface: waveform -> scaled latent -> waveform
 wave        the codec without weights: frames of samples
+ltx2        the codec of LTX-2: an autoencoder of mel spectrograms, and a vocoder
 files       waveform -> WAV, MP4 with AAC, and a picture to look at
 sound_part  what a shard holds of the sound of a sample
 """
@@ -16,9 +17,10 @@ from dit.codecs.dataset_card import CodecError, part_of_card
 from dit.codecs.dataset_encoder import Registry
 from dit.codecs.pretrained import ModelLocation
 from dit.codecs.sound.codec import SoundCodec
+from dit.codecs.sound.ltx2 import Ltx2Sound
 from dit.codecs.sound.wave import Wave
 
-SOUND_CODECS = Registry(SoundCodec, (Wave,), known="known are")
+SOUND_CODECS = Registry(SoundCodec, (Wave, Ltx2Sound), known="known are")
 SOUND_LATENT = "sound_latent"
 """Key of a dataset card with the settings of its sound codec."""
 

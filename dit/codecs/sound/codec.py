@@ -36,6 +36,11 @@ class SoundCodec(DatasetEncoder):
         """Samples per second of the waveform."""
 
     @property
+    def decoded_rate(self) -> int:
+        """Samples per second of decoded waveforms; that of encoded ones, unless overridden."""
+        return self.rate
+
+    @property
     @abstractmethod
     def sound_channels(self) -> int:
         """Channels of the waveform: 1 (mono) or 2 (stereo)."""
@@ -55,7 +60,7 @@ class SoundCodec(DatasetEncoder):
 
     @abstractmethod
     def decode_raw(self, latent_KA: Tensor) -> Tensor:
-        """The inverse of `encode_raw`: a waveform [C, S] of whole frames."""
+        """The inverse of `encode_raw`: a waveform [C, S] of whole frames, at `decoded_rate`."""
 
     scales_by_dataset: ClassVar[bool] = False
     """Whether `scale` is measured on the sound of the dataset, before encoding."""
@@ -81,7 +86,9 @@ class SoundCodec(DatasetEncoder):
         return self.encode_raw(samples_CS.float()) / self.scale
 
     def decode(self, latent_KA: Tensor, samples: int | None = None) -> Tensor:
-        """The waveform [C, S] of a latent, float32 on the CPU; its first `samples`, if given.
+        """The waveform [C, S] of a latent at `decoded_rate`, float32 on the CPU.
+
+        `samples` cuts it to the length of a waveform of that many samples at `rate`.
 
         Raises:
             ValueError: the latent is not [K, A] with the channels of this codec.
@@ -91,4 +98,6 @@ class SoundCodec(DatasetEncoder):
                 f"{self.kind} {self.name!r} decodes latents [{self.channels}, A], and was given"
                 f" {list(latent_KA.shape)}; use the dataset card that the model was trained with"
             )
+        if samples is not None:
+            samples = round(samples * self.decoded_rate / self.rate)
         return self.decode_raw(latent_KA.float().cpu() * self.scale)[:, :samples]

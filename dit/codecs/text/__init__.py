@@ -7,6 +7,7 @@ fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for ea
 pretrained_encoder  text encoders on Transformers
 flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
 families            those of eight families
+ltx2                those of LTX-2: Gemma's states, projected, before or after the connectors
 longcat             those of LongCat-Image and of its edit model, which sees the picture
 lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama

@@ -7,7 +7,7 @@ flux           those of FLUX.1 and of families with its kind of latents
 families       those of most other families
 flux2          that of FLUX.2, whose statistics are those of a batch norm
 hunyuan_video  those of HunyuanVideo and of its version 1.5
-ltx            that of LTX-Video, whose statistics lie beside its weights
+ltx            those of LTX-Video and LTX-2, whose statistics lie beside its weights
 """
 
 from __future__ import annotations

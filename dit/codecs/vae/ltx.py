@@ -1,20 +1,17 @@
-"""The codec of LTX-Video, whose statistics lie beside its weights."""
+"""The codecs of LTX-Video and LTX-2, whose statistics lie beside their weights."""
 
 # C latent channels, F frames, H rows, W columns
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dit.codecs.normalization import Whitening
 from dit.codecs.vae.autoencoder import Autoencoder
-
-DECODER_LEVEL, DECODER_NOISE = 0.05, 0.025
-"""Timestep input of decoders from 0.9.1 on, and the fraction of noise in their input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +31,11 @@ class Ltx(Autoencoder):
     tuning_of_edits = ("model.reference_latents=1",)
     patch = 1
     statistics = ("latents_mean", "latents_std")
+
+    decoder_level: ClassVar[float] = 0.05
+    """Timestep of decoders that expect noise (`timestep_conditioning`)."""
+    decoder_noise: ClassVar[float] = 0.025
+    """Fraction of noise that is mixed into the latents for them."""
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -69,8 +71,30 @@ class Ltx(Autoencoder):
             return super().decode_raw(latent_CFHW)
         model, generator = self.model, torch.Generator().manual_seed(0)
         noise_CFHW = torch.randn(latent_CFHW.shape, generator=generator)
-        mixed_CFHW = torch.lerp(latent_CFHW.float().cpu(), noise_CFHW, DECODER_NOISE)
-        told = torch.tensor([DECODER_LEVEL], device=model.device, dtype=model.dtype)
+        mixed_CFHW = torch.lerp(latent_CFHW.float().cpu(), noise_CFHW, self.decoder_noise)
+        told = torch.tensor([self.decoder_level], device=model.device, dtype=model.dtype)
         with torch.inference_mode():
             latent = mixed_CFHW[None].to(model.device, model.dtype)
             return model.decode(latent, told).sample[0].float()
+
+
+class Ltx2(Ltx):
+    """The codec of LTX-2's video: clips of 8n + 1 frames, latent cells of 32 x 32 pixels.
+
+    Its pipelines mix no noise into the latents that they decode.
+    """
+
+    name = text_encoder = "ltx2"
+    description = "(latent - mean) * scaling_factor / std, as LTX2Pipeline; 8n+1 frames"
+    default_model = "Lightricks/LTX-2.5-Diffusers"
+    vae = "AutoencoderKLLTX2Video"
+    tuning = ("conf/ltx2_lora.yaml",)
+    decoder_level, decoder_noise = 0.0, 0.0
+
+
+class Ltx2Connected(Ltx2):
+    """The codec of LTX-2 if shards hold the texts that its connectors make."""
+
+    name = text_encoder = "ltx2_connected"
+    description = "as ltx2; text for model.text_connectors=stored"
+    tuning = (*Ltx2.tuning, "model.text_connectors=stored")

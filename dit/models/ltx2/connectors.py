@@ -42,8 +42,8 @@ class Connector(MegatronModule):
         whole = copy(context.config)
         whole.sequence_parallel = False  # every tensor rank has all rows
         super().__init__(config=whole)
-        context, heads = replace(context, config=whole), model.connector_heads
-        self.rows, self.count = model.connector_rows, model.connector_layers
+        context, heads = replace(context, config=whole), model.heads_of_connectors
+        self.rows, self.count = model.connector_rows, model.layers_of_connectors
         registers = torch.zeros(model.connector_registers, width, dtype=whole.params_dtype)
         self.registers = nn.Parameter(registers)
         of_heads: Any = {"axes": 1, "dtype": torch.float64}

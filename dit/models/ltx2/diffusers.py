@@ -34,6 +34,9 @@ from dit.models.layer_spec import LEVEL_WAVES
 from dit.models.ltx2.family import (
     FIRST_FRAME,
     MOST_CONNECTOR_LAYERS,
+    SOUND,
+    SOUND_RATE,
+    SOUND_TEXT,
     CrossLevels,
     Ltx2Config,
     TextConnectors,
@@ -209,7 +212,7 @@ def _connector_rows(one: _StreamNames, number: int) -> Iterator[Row]:
     attention, mlp = (f"{one.inside}.connector.{part}_{number}" for part in ("attention", "mlp"))
     width, size = one.text, "crossattn_emb_size" if one is _VIDEO else "sound_text_size"
     column: Any = {"split": _COLUMN}
-    heads = ByOwnHead(heads="connector_heads", width=size)
+    heads = ByOwnHead(heads="heads_of_connectors", width=size)
     parts = tuple(f"{at}.attn1.to_{letter}" for letter in "qkv")
     gate = f"{at}.attn1.to_gate_logits", "CH", width
     norms = (
@@ -232,7 +235,7 @@ def _connector_rows(one: _StreamNames, number: int) -> Iterator[Row]:
     )
 
     def exists(model: Any) -> bool:
-        return model.has_connectors and number < model.connector_layers
+        return model.has_connectors and number < model.layers_of_connectors
 
     yield from (replace(row, exists=exists) for row in own)
     gates = linear_rows(f"{attention}.linear_heads", *gate, **column)
@@ -271,7 +274,7 @@ def _sizes(model: Ltx2Config) -> dict[str, int]:
         "G": model.sound_ffn_size,
         "H": model.num_attention_heads,
         "W": LEVEL_WAVES,
-        "CH": model.connector_heads,
+        "CH": model.heads_of_connectors,
         "CR": model.connector_registers,
         "C": model.patch_features,
         "B": model.sound_channels,
@@ -427,6 +430,14 @@ KEYS = ConfigKeys(
             default=TextConnectors.STORED,
             may_be_told=True,
         ),
+        OwnKey(
+            "sound_rate",
+            float,
+            published=lambda _: SOUND_RATE,
+            read=float,
+            default=SOUND_RATE,
+            may_be_told=True,
+        ),
     ),
     rules=_rules,
 )
@@ -455,11 +466,15 @@ def _rules_of_connectors(t: Any) -> list[Rule]:
     ]
 
 
-def _connector_keys(name: str, field: str, default: int) -> tuple[Key, Key]:
-    """The keys of both connectors, and the field of ours for both."""
+def _connector_keys(name: str, field: str, default: int, value: str = "") -> tuple[Key, Key]:
+    """The keys of both connectors, and the field for both; the attribute `value` has its number."""
+
+    def write(model: Any) -> int:
+        return getattr(model, value or field)
+
     return (
-        Key(f"video_connector_{name}", field, default),
-        Key(f"audio_connector_{name}", default=default, write=lambda m: getattr(m, field)),
+        Key(f"video_connector_{name}", field, default, write=write),
+        Key(f"audio_connector_{name}", default=default, write=write),
     )
 
 
@@ -476,16 +491,16 @@ _COMPANION = Companion(
         keys=(
             Key("caption_channels", default=3840),
             Key("text_proj_in_factor", default=49),
-            *_connector_keys("num_attention_heads", "connector_heads", 30),
+            *_connector_keys("num_attention_heads", "connector_heads", 30, "heads_of_connectors"),
             *(
                 Key(
                     f"{one}_connector_attention_head_dim",
                     default=128,
-                    write=lambda m, size=size: getattr(m, size) // m.connector_heads,
+                    write=lambda m, size=size: getattr(m, size) // m.heads_of_connectors,
                 )
                 for one, size in (("video", "crossattn_emb_size"), ("audio", "sound_text_size"))
             ),
-            *_connector_keys("num_layers", "connector_layers", 2),
+            *_connector_keys("num_layers", "connector_layers", 2, "layers_of_connectors"),
             *_connector_keys("num_learnable_registers", "connector_registers", 128),
             Key("video_gated_attn", default=False, write=_gates),
             Key("audio_gated_attn", default=False, write=_gates),
@@ -528,10 +543,9 @@ def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
 
 
 def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -> Tensor:
-    """Output of Diffusers' network for one sample without a sound."""
+    """Output of Diffusers' network for the latent of one sample, with its sound if it has one."""
     import torch
 
-    from dit.models.ltx2.family import SOUND_TEXT
     from dit.models.positions import patchify, unpatchify
 
     patch = model.patch_temporal, model.patch_spatial
@@ -550,9 +564,12 @@ def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -
             for one, rows in (("video", text), ("audio", heard))
         )
     fps = 24.0 if sample.fps != sample.fps else sample.fps
+    sound_KA = sample.others.get(SOUND)
+    if isolated := sound_KA is None:
+        sound_KA = torch.zeros(network.config.audio_in_channels, 1)
     made, _ = network(
         hidden_states=rows_TC[None],
-        audio_hidden_states=torch.zeros(1, 1, network.config.audio_in_channels),
+        audio_hidden_states=sound_KA.T[None],
         encoder_hidden_states=text,
         audio_encoder_hidden_states=heard,
         timestep=told_T[None],
@@ -563,8 +580,9 @@ def _run_network(network: Any, sample: LatentSample, level: float, model: Any) -
         height=grid[1] * patch[1],
         width=grid[2] * patch[1],
         fps=fps,
-        audio_num_frames=1,
-        isolate_modalities=True,
+        audio_num_frames=sound_KA.shape[1],
+        isolate_modalities=isolated,
+        use_cross_timestep=model.cross_levels is CrossLevels.OTHER,
         return_dict=False,
     )
     return unpatchify(made[0], grid, *patch)

@@ -43,6 +43,8 @@ from dit.models.layer_spec import (
 )
 from dit.models.registry import imported
 
+SOUND_RATE = 25.0
+"""Latent frames a second of the published audio VAE."""
 SOUND = "sound"
 """The stream of the sound in a pack."""
 SOUND_TEXT = "sound_text"
@@ -76,8 +78,7 @@ MOST_CONNECTOR_LAYERS = 16
 CONNECTOR_MLP_RATIO = 4
 """Width of a connector's MLPs over that of its rows; fixed in Diffusers."""
 _WIDE_TEXT = {"crossattn_emb_size": 4096, "sound_text_size": 2048, "text_projections": False}
-_CONNECTORS = {"connector_layers": 8, "connector_heads": 32}
-_V23 = {**_WIDE_TEXT, **_CONNECTORS, "head_gates": True, "text_modulation": TextModulation.TOLD}
+_V23 = {**_WIDE_TEXT, "head_gates": True, "text_modulation": TextModulation.TOLD}
 _V25 = {**_V23, "video_mlp_bias": False, "keyframe_embedding": True}
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ltx2.0": {}, "ltx2.3": _V23, "ltx2.5": _V25}
 """What each `model.name` sets: the three sets of switches of Diffusers' class."""
@@ -119,6 +120,8 @@ class Ltx2Config(ModelConfig):
     crossattn_emb_size: int = 3840
     sound_channels: Refused[int] = bounded(128, most=2**16)
     """Numbers of a latent of the sound, as the shards hold it."""
+    sound_rate: Refused[float] = bounded(SOUND_RATE, most=1e6, least=None)
+    """Latent frames of a sound a second: 25 of the published audio VAE."""
     sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
     """Width of the sound's tokens inside the model, and of the attention between the streams."""
     sound_text_size: Refused[int] = bounded(3840, most=2**20)
@@ -137,10 +140,10 @@ class Ltx2Config(ModelConfig):
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
     """Texts in the shards: what the connectors make (stored), or the rows before them (frozen).
     Frozen ones stand in the first stage and are not trained."""
-    connector_layers: Refused[int] = bounded(2, most=MOST_CONNECTOR_LAYERS)
-    """Layers of each of the two connectors."""
-    connector_heads: Refused[int] = bounded(30, most=2**10)
-    """Attention heads of a connector."""
+    connector_layers: Refused[int | None] = bounded(None, most=MOST_CONNECTOR_LAYERS)
+    """Layers of each of the two connectors; null: the published number, 2 (2.0) or 8."""
+    connector_heads: Refused[int | None] = bounded(None, most=2**10)
+    """Attention heads of a connector; null: the published number, 30 (2.0) or 32."""
     connector_rows: Refused[int] = bounded(1024, most=2**14)
     """Rows that a connector makes of each caption."""
     connector_registers: Refused[int] = bounded(128, most=2**14)
@@ -164,6 +167,7 @@ class Ltx2Config(ModelConfig):
                 self.route_from is None,
                 f"route_from={self.route_from}: networks with a sound have no token routes",
             ),
+            (self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive"),
         ]
 
     def own_shapes(self) -> list[Rule]:
@@ -203,7 +207,7 @@ class Ltx2Config(ModelConfig):
 
     def _connectors(self) -> list[Rule]:
         """Rules for the connectors, where the network has them."""
-        heads, rows = self.connector_heads, self.connector_rows
+        heads, rows = self.heads_of_connectors, self.connector_rows
         sizes = {"crossattn_emb_size": self.crossattn_emb_size}
         sizes["sound_text_size"] = self.sound_text_size
         return [
@@ -230,6 +234,16 @@ class Ltx2Config(ModelConfig):
     def has_connectors(self) -> bool:
         """Whether the first stage has the connectors."""
         return self.text_connectors is TextConnectors.FROZEN
+
+    @property
+    def layers_of_connectors(self) -> int:
+        """Layers of each connector; the published ones with gates have 8."""
+        return self.connector_layers or (8 if self.head_gates else 2)
+
+    @property
+    def heads_of_connectors(self) -> int:
+        """Attention heads of each connector; the published ones with gates have 32."""
+        return self.connector_heads or (32 if self.head_gates else 30)
 
     @property
     def sound_ffn_size(self) -> int:
@@ -361,6 +375,11 @@ def ltx2_stack(model: Ltx2Config) -> StackSpec:
     return StackSpec(name="blocks", count=model.num_layers, layer=ltx2_layer(model))
 
 
+def _encoder(model: Ltx2Config) -> str:
+    """Name of the codec, and of the text encoder, of the published weights."""
+    return "ltx2" if model.has_connectors else "ltx2_connected"
+
+
 def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
     given: Any = {"width": model.in_channels, "required": False, "pictures": 1}
     most = model.connector_rows if model.has_connectors else None
@@ -368,9 +387,18 @@ def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
     texts = [SampleInput(name=SOUND_TEXT, kind=InputKind.TEXT, **told)]
     if model.has_connectors and model.text_projections:
         texts = []  # both connectors of 2.0 read the same rows
+    heard = SampleInput(
+        name=SOUND,
+        kind=InputKind.SOUND,
+        width=model.sound_channels,
+        required=False,
+        rate=model.sound_rate,
+        rounds=True,
+    )
     return (
-        text_input(model, encoder="ltx2", most_rows=most),
+        text_input(model, encoder=_encoder(model), most_rows=most),
         *texts,
+        heard,
         SampleInput(name=FIRST_FRAME, kind=InputKind.FRAMES, **given),
     )
 
@@ -415,7 +443,6 @@ FAMILY = Family(
             "max_image_seq_len": 4096,
         }
     ),
-    # Its own, of the same form, is not here yet: nothing packs data for it, or decodes latents.
-    vae=lambda _: "ltx",
+    vae=_encoder,
     tiny=TINY,
 )

@@ -46,6 +46,7 @@ from dit.models.ltx2.family import (
     rows_of_text,
 )
 from dit.models.ltx2.layers import CAPTIONS
+from dit.models.positions import CellMiddles
 from dit.models.stacks.parts import LayerConditions
 from dit.models.stacks.stacked_transformer import Blocks, Output, Shapes, StackedTransformer
 from dit.pack_wire import to_device
@@ -291,7 +292,11 @@ class Ltx2Network(StackedTransformer):
         streams, context = layout.streams, self.context
         device = batch.segment_T.device
         names = [rows(row) for row in ROWS for rows in (rows_of_table, rows_between, rows_of_text)]
-        seconds = {row: one.position_TA[:, :1] for row, one in streams.items()}
+        heard_T1 = streams[SOUND_TOKENS].position_TA
+        seconds = {
+            TOKENS: batch.position_TA[:, :1],
+            SOUND_TOKENS: CellMiddles.of_sound(heard_T1, self.model.sound_rate),
+        }
         times = {row: self.time_rotary(position_T1) for row, position_T1 in seconds.items()}
         angles = {TOKENS: self.rotary(batch.position_TA), SOUND_TOKENS: times[SOUND_TOKENS]}
         token_rows = {

@@ -63,10 +63,9 @@ class SoundRequest:
 def sound_frames(model: ModelConfig, *, frames: int, fps: float) -> int:
     """Latent frames of the sound of a video of so many pictures; 0 where the network has none."""
     inputs = {one.name: one for one in family_of(model).inputs(model)}
-    rate = inputs[SOUND].rate if SOUND in inputs else None
-    if rate is None or frames == 1 or not math.isfinite(fps):
+    if SOUND not in inputs or frames == 1 or not math.isfinite(fps):
         return 0
-    return math.ceil(frames / fps * rate - 1e-6)
+    return inputs[SOUND].sound_frames(frames / fps)
 
 
 def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]) -> PatchLayout:

@@ -14,7 +14,7 @@ from PIL import Image
 from dit.codecs.dataset_card import CodecError
 from dit.codecs.text import TEXT_ENCODERS
 from dit.codecs.text.families import LtxText
-from dit.codecs.vae.ltx import DECODER_LEVEL, DECODER_NOISE, Ltx
+from dit.codecs.vae.ltx import Ltx
 from dit.convert.errors import ConvertError
 from dit.convert.import_ import import_weights
 from dit.sampling.prompts import Prompt
@@ -91,8 +91,8 @@ def test_latents_and_pictures_are_those_of_the_pipeline(tmp_path: Path) -> None:
         assert (latent - wanted[0]).abs().max() < 1e-5 and latent.std() > 0.01
         raw = LTXConditionPipeline._denormalize_latents(wanted, *statistics)
         noise = torch.randn(raw[0].shape, generator=torch.Generator().manual_seed(0))
-        mixed = (1 - DECODER_NOISE) * raw + DECODER_NOISE * noise
-        shown = vae.decode(mixed, torch.tensor([DECODER_LEVEL])).sample[0]
+        mixed = (1 - codec.decoder_noise) * raw + codec.decoder_noise * noise
+        shown = vae.decode(mixed, torch.tensor([codec.decoder_level])).sample[0]
         again = codec.decode_raw(codec.whitening.undo(latent))
     assert (again - shown).abs().max() < 1e-4
     assert codec.from_settings(codec.settings) == codec
