@@ -160,7 +160,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
 CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "wan.md": (("films",), 4, None),
-    "fine_tuning.md": (("films",), 20, "a fox runs"),
+    "fine_tuning.md": (("fox",), 20, "a fox runs"),
     "eight_gpus.md": (("films", "fox"), 4, "a fox runs"),
     "hunyuan_video.md": (("films",), 2, None),
     "ltx.md": (("films", "after", "before"), 2, None),
@@ -224,6 +224,7 @@ PAGES = [
     *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
     *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
     "sound.md",
+    "memory.md",
     *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
     *(f"{name}.md" for name in OF_FAMILIES),
 ]
