@@ -21,9 +21,9 @@ from measuring.memory_traffic import (
 
 from benchmarks.count_traffic import LAYERS, layer_columns
 from dit.config import ContextComm, Precision
+from dit.models.dit.family import ExtraPosition
 from dit.models.layers import context_parallel
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder
-from dit.models.dit.family import ExtraPosition
 from dit.models.registry import families, named_model, network_spec
 from dit.planner import layer_traffic as planned
 from dit.planner.layer_traffic import LayerLoad, layer_units, row_of
