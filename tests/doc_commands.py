@@ -7,6 +7,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+_MODULES = ("dit.report", "dit.playground", "dit.foreign")
+"""Packages that are programs without commands of their own."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -37,11 +40,21 @@ def commands(root: Path) -> list[Command]:
     return found
 
 
+def blocks(page: Path, language: str) -> dict[str, str]:
+    """The text of each fenced block of a language that begins with a comment, by its first word.
+
+    The comment is the name of a file, such as `# flux.toml`, which the block is.
+    """
+    found = re.findall(rf"^```{language}\n# ([\w.]+)(.*?)^```", page.read_text(), re.DOTALL | re.M)
+    return {name: rest.partition("\n")[2] for name, rest in found}
+
+
 def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
     """The program of ours that a line starts and what it is given; None where it starts none.
 
     Looks through `torch.distributed.run`, `docker run IMAGE` and the Slurm file.
     """
+    words = words[: words.index(">")] if ">" in words else words
     if re.fullmatch(r"[A-Z_]+=.*", words[0]):  # of the environment
         return script_call(words[1:])
     if words[:2] == ("docker", "run"):
@@ -53,7 +66,7 @@ def script_call(words: tuple[str, ...]) -> tuple[list[str], list[str]] | None:
         return ["-m", "data_prep", words[3]], list(words[4:])
     if words[0] != "python":
         return None
-    if words[:2] == ("python", "-m") and words[2] in ("dit.report", "dit.playground"):
+    if words[:2] == ("python", "-m") and words[2] in _MODULES:
         return list(words[1:3]), list(words[3:])
     if words[:3] == ("python", "-m", "dit.config_loading.reference_page"):
         return list(words[1:3]), list(words[3:])

@@ -9,7 +9,7 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor
 
-from dit.config import OptimizerConfig
+from dit.config import OptimizerConfig, OptimizerKind
 from dit.distributed.data_parallel import main_param_shards
 from dit.layout_check.adam_gaps import update_gaps
 from dit.train.optimizer.muon import RMS, coefficients
@@ -53,13 +53,18 @@ class Reach:
         self._optimizer, self._rounding = optimizer, rounding
         self._params = [shard.value for shard in main_param_shards(optimizer)]
         self._gradients = [torch.zeros_like(p) for p in self._params]  # the largest size so far
+        self._kind = config.kind
         self._enlarged = math.prod(first for first, _, _ in coefficients(config))
         self.bounds = [torch.zeros_like(p) for p in self._params]
         """Largest |a - b| of each element, in the order of `main_param_shards`."""
 
     @torch.no_grad()
     def add_update(self) -> None:
-        """Adds the effect of the optimizer's latest update, while its gradients exist."""
+        """Adds the effect of the optimizer's latest update, while its gradients exist.
+
+        Raises:
+            NotImplementedError: the optimizer is neither AdamW nor Muon.
+        """
         group_of = {p: group for group in self._optimizer.param_groups for p in group["params"]}
         sizes = gradient_sizes([p.grad for p in self._params if p.grad is not None])
         each = zip(self._params, sizes, self._gradients, self.bounds, strict=True)
@@ -69,7 +74,13 @@ class Reach:
             if "exp_avg_sq" in state:
                 mean_square = state["exp_avg_sq"] / (1 - group["betas"][1] ** group["step"])
                 gaps = update_gaps(self._rounding * largest, mean_square, eps=group["eps"])
-            else:
+            elif self._kind is OptimizerKind.MUON:
                 gaps = torch.full_like(p, self._rounding * self._enlarged * RMS)
+            else:
+                raise NotImplementedError(
+                    f"an update of optimizer.kind={self._kind} with the states"
+                    f" {', '.join(state) or 'none'} has no bound: add what a difference between"
+                    " gradients may do to it to dit/layout_check/rounding.py"
+                )
             # Both sums of weight and update are rounded, to half a unit in the last place.
             bound += group["lr"] * gaps + torch.finfo(p.dtype).eps * p.abs()

@@ -63,7 +63,8 @@ class LayerLoad:
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
     """Units that one layer moves on one tensor rank."""
-    own, kernels = _feed(layer), "fused" if load.fused else "eager"
+    row, kernels = row_of(layer), "fused" if load.fused else "eager"
+    own = _feed(layer)
     alone = _sees_text(layer)  # which does not pass the feed-forward
     rows = RowKind.JOINT if alone else layer.over
     latents, text = float(RowKind.LATENTS in rows), load.text * (RowKind.TEXT in rows)
@@ -73,7 +74,7 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
         "text": text,
         "hidden": (own.hidden * latents + inside * text) / own.width,
     }
-    columns = _table()[row_of(layer)][kernels]
+    columns = _table()[row][kernels]
     forward, backward = (
         sum(times[name] * units for name, units in columns[way].items())
         for way in ("forward", "backward")
@@ -85,8 +86,21 @@ def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
 
 
 def row_of(layer: LayerSpec) -> str:
-    """Table row of the published network whose layer is most similar."""
-    first: Any = next(part for part in layer.parts if part.exchanges)
+    """Table row of the published network whose layer is most similar.
+
+    Raises:
+        ValueError: the layer has no feed-forward, or begins with another part than attention among
+            its own tokens.
+    """
+    first: Any = next((part for part in layer.parts if part.exchanges), None)
+    if not (isinstance(first, Attend | AttendAndFeed) and _feeds(layer)):
+        kinds = ", ".join(type(part).__name__ for part in layer.parts)
+        raise ValueError(
+            f"the planner has no memory traffic for a layer of {kinds}: it knows layers with a"
+            " feed-forward whose first part on tensor ranks is Attend or AttendAndFeed. Count it"
+            " with benchmarks/count_traffic.py, and give row_of in dit/planner/layer_traffic.py a"
+            " row for it"
+        )
     # SwiGLU and its like multiply two hidden rows.
     gated = ", gated" if _feed(layer).feed_forward.activation.inputs > 1 else ""
     if isinstance(first, AttendAndFeed):
@@ -117,8 +131,12 @@ def _sees_text(layer: LayerSpec) -> bool:
 
 def _feed(layer: LayerSpec, *, last: bool = False) -> Feed | AttendAndFeed:
     """The part with the feed-forward of the first row, or of the last one."""
-    feeds = [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
-    return feeds[-1 if last else 0]
+    return _feeds(layer)[-1 if last else 0]
+
+
+def _feeds(layer: LayerSpec) -> list[Feed | AttendAndFeed]:
+    """The parts with a feed-forward, in order."""
+    return [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
 
 
 @cache

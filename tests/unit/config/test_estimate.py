@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +18,10 @@ from dit.config import (
     Precision,
     Recompute,
     RecomputeMethod,
-    RunConfig,
     TrainConfig,
 )
 from dit.config_loading import load_config
 from dit.models.dit.family import DitConfig, ExtraPosition
-from dit.models.registry import FAMILIES, family_named, named_model
 from dit.models.wan.family import WanConfig
 from dit.sizing.describe import describe
 from dit.sizing.memory import inventory_of, memory, parameter_count
@@ -195,35 +190,3 @@ def test_a_description_for_a_layout_that_cannot_be_is_an_error() -> None:
     config = run_config(train=TrainConfig(global_batch_size=6))
     with pytest.raises(ValueError, match="use a multiple of 4"):
         describe(config, world_size=4)
-
-
-def gib_of_fine_tuning(name: str) -> list[str]:
-    """A row of the table in docs/fine_tuning.md: four figures of adapters, one of all weights."""
-    model = replace(named_model(name), recompute_granularity=Recompute.FULL)
-    config = RunConfig(
-        model=replace(model, precision=Precision.BF16),
-        dataset=DatasetConfig(mock=True, task_encoder_seq_length=32_768),
-        train=TrainConfig(global_batch_size=1),
-        ema=EmaConfig(kind=EmaKind.NONE),
-    )
-    need = memory(replace(config, lora=LoraConfig(rank=32)), world_size=1)
-    adapters = need.weights, need.gradients + need.optimizer, need.activations, need.total
-    return [f"{n / 2**30:.1f}" for n in (*adapters, memory(config, world_size=1).total)]
-
-
-def test_the_page_of_fine_tuning_has_these_figures(repo_root: Path) -> None:
-    """Of its networks; a family that has none gets its first size with UPDATE_GOLDEN=1."""
-    page = repo_root / "docs/fine_tuning.md"
-    before, heading, table = page.read_text().partition("\n## Memory\n")
-    rows = re.findall(r"^\| `([\w.]+)` \|.+\|$", table, re.MULTILINE)
-    shown = {named_model(name).family for name in rows}
-    others = (family_named(one) for one in FAMILIES if one not in shown)
-    # Without a counterpart in Diffusers there are no adapters.
-    names = [*rows, *(next(iter(one.sizes)) for one in others if one.diffusers is not None)]
-    wanted = "".join(f"| `{name}` | {' | '.join(gib_of_fine_tuning(name))} |\n" for name in names)
-    start, end = table.index(f"| `{rows[0]}` |"), table.rindex(f"| `{rows[-1]}` |")
-    end = table.index("\n", end) + 1
-    if os.environ.get("UPDATE_GOLDEN"):
-        page.write_text(f"{before}{heading}{table[:start]}{wanted}{table[end:]}")
-    else:
-        assert table[start:end] == wanted, "if it is meant, run again with UPDATE_GOLDEN=1"

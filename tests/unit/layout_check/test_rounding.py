@@ -68,3 +68,17 @@ def test_one_update_by_another_gradient_is_out_of_reach(step):
     other, _ = _train(gradients)
     apart = ((other - weights).abs() / bound)[-500:]
     assert apart.median() > 100
+
+
+def test_an_optimizer_without_a_bound_of_its_own_gets_none_of_another():
+    """Not Muon's, to which it would be compared in silence."""
+    p = torch.nn.Parameter(torch.ones(4))
+    sgd: Any = torch.optim.SGD([p], lr=RATE, momentum=0.9)
+    inner = SimpleNamespace(is_stub_optimizer=False, optimizer=sgd, get_parameters=lambda: [p])
+    megatron: Any = SimpleNamespace(chained_optimizers=[inner], param_groups=sgd.param_groups)
+    reach = Reach(megatron, OptimizerConfig(), rounding=ROUNDING)
+    p.grad = torch.ones(4)
+    sgd.step()
+    with pytest.raises(NotImplementedError, match="with the states momentum_buffer has no bound"):
+        reach.add_update()
+    assert not reach.bounds[0].any()

@@ -21,6 +21,7 @@ from measuring.memory_traffic import (
 
 from benchmarks.count_traffic import LAYERS, layer_columns
 from dit.config import ContextComm, Precision
+from dit.models.dit.family import ExtraPosition
 from dit.models.layers import context_parallel
 from dit.models.layers.context_parallel import Context, TokenExchange, TokenOrder
 from dit.models.registry import families, named_model, network_spec
@@ -29,6 +30,8 @@ from dit.planner.layer_traffic import LayerLoad, layer_units, row_of
 
 (_XL,) = network_spec(named_model("dit_xl")).stacks
 XL = _XL.layer
+_MODEL = replace(named_model("dit_xl"), extra_pos_embed=ExtraPosition.LEARNABLE)
+POSITIONED = network_spec(_MODEL).stacks[0].layer
 TIGHT = LayerLoad(fused=False, text=1 / 8)
 
 
@@ -52,6 +55,15 @@ def test_a_row_is_of_such_a_layer_and_every_layer_has_a_row():
     sizes = [size for family in families() for size in family.config().sizes]
     rows = {row_of(one.layer) for size in sizes for one in network_spec(named_model(size)).stacks}
     assert rows == LAYERS.keys()
+
+
+@pytest.mark.parametrize("left", ["AttendTo, Feed", "Feed", "Attend, AttendTo", "AddPositions"])
+def test_a_layer_unlike_all_others_says_where_its_row_is_missing(left: str):
+    """Whatever parts a family's own layer lacks."""
+    kept = [one for one in POSITIONED.parts if type(one).__name__ in left.split(", ")]
+    layer = replace(POSITIONED, steps=(*kept,))
+    with pytest.raises(ValueError, match=f"for a layer of {left}: .* give row_of in "):
+        layer_units(layer, TIGHT)
 
 
 def test_units_of_a_layer_by_hand():

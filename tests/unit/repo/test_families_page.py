@@ -38,6 +38,12 @@ USUAL = (
 """Cells of a family that all contracts have."""
 
 
+def _linked(family: str) -> str:
+    """The name of a family, which leads to its page."""
+    pages = {"dit": "diffusers", "sound_dit": "sound"}
+    return f"[`{family}`]({pages.get(family, family)}.md)"
+
+
 def _sizes(family: str) -> str:
     return ", ".join(f"`{size}`" for size in family_named(family).sizes)
 
@@ -59,12 +65,13 @@ def test_every_family_and_size_has_one_row(page: Path) -> None:
     """A family without one gets it with UPDATE_GOLDEN=1, with the tests that all families have."""
     text, last = page.read_text(), "\n\nAny other size is "
     if os.environ.get("UPDATE_GOLDEN"):
-        missing = [name for name in FAMILIES if f"\n| `{name}` |" not in text]
-        new = [f"\n| `{name}` | {_sizes(name)} | {' | '.join(USUAL)} |" for name in missing]
+        missing = [name for name in FAMILIES if f"\n| {_linked(name)} |" not in text]
+        new = [f"\n| {_linked(name)} | {_sizes(name)} | {' | '.join(USUAL)} |" for name in missing]
         page.write_text(text.replace(last, "".join(new) + last))
     found = rows(page, "`model.family` | `model.name`")
-    named = [(family.strip("`"), re.findall(r"`([^`]+)`", sizes)) for family, sizes, *_ in found]
-    pairs = [(family, size) for family, sizes in named for size in sizes]
+    named = [(re.findall(r"`(\w+)`", one)[0], sizes) for one, sizes, *_ in found]
+    assert all(re.fullmatch(r"\[`\w+`\]\(\w+\.md\)", one) for one, *_ in found), "no page"
+    pairs = [(family, size) for family, sizes in named for size in re.findall(r"`([^`]+)`", sizes)]
     assert sorted(pairs) == sorted((f, size) for f in FAMILIES for size in family_named(f).sizes)
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from tests import media_files
-from tests.doc_commands import commands, pages, script_call
+from tests.doc_commands import blocks, commands, pages, script_call
 from tests.families import wan
 from tests.families.table import CASES
 from tests.sound_files import SoundClip, make_clip
@@ -128,6 +128,8 @@ def tiny(words: tuple[str, ...]) -> str:
         extra = [*extra, *fits.get(name, [])]
         alone = {"8": "1", "WORLD_SIZE=8": "WORLD_SIZE=1"}
         words = tuple(alone.get(word, word) for word in words)
+    if words[-2:-1] == (">",):
+        return f"{shlex.join([*words[:-2], *extra])} > {words[-1]}"
     return shlex.join([*words, *extra])
 
 
@@ -160,7 +162,7 @@ PIPELINES: dict[str, dict[str, tuple[str, tuple, dict]]] = {
 """Page -> folder in models/ -> the file of tests/families whose `pipeline` fills it, its inputs."""
 CLIPS: dict[str, tuple[tuple[str, ...], int, str | None]] = {
     "wan.md": (("films",), 4, None),
-    "fine_tuning.md": (("films",), 20, "a fox runs"),
+    "fine_tuning.md": (("fox",), 20, "a fox runs"),
     "eight_gpus.md": (("films", "fox"), 4, "a fox runs"),
     "hunyuan_video.md": (("films",), 2, None),
     "ltx.md": (("films", "after", "before"), 2, None),
@@ -224,6 +226,7 @@ PAGES = [
     *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
     *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
     "sound.md",
+    "memory.md",
     *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
     *(f"{name}.md" for name in OF_FAMILIES),
 ]
@@ -246,16 +249,20 @@ def test_page_runs_from_top_to_bottom(repo_root: Path, workspace: Path, page: st
     if page.startswith("launching"):
         publish_shards(workspace)
     publish_photos(workspace / "photos", captions=page == "eight_gpus.md")
+    for name, text in blocks(_page(repo_root, page), "toml").items():
+        (workspace / name).write_text(text)
     for words in _calls(repo_root, page):
         run(tiny(words), workspace, warm=page not in COLD)
-    for block in re.findall(r"^```python\n(.*?)^```", _text(repo_root, page), re.DOTALL | re.M):
+    for block in re.findall(
+        r"^```python\n(.*?)^```", _page(repo_root, page).read_text(), re.DOTALL | re.M
+    ):
         for large, small in SMALL.items():
             block = block.replace(large, small)
         run(shlex.join(["python", "-c", block]), workspace)
 
 
-def _text(repo_root: Path, page: str) -> str:
-    return next(file for file in pages(repo_root) if file.name == page).read_text()
+def _page(repo_root: Path, name: str) -> Path:
+    return next(file for file in pages(repo_root) if file.name == name)
 
 
 def _calls(repo_root: Path, page: str) -> list[tuple[str, ...]]:
