@@ -57,7 +57,7 @@ def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: fl
 
 @dataclass(frozen=True, slots=True)
 class Edm:
-    """A `TrainingObjective` and a `SamplingPath`; the level is sigma, the noise's deviation."""
+    """The EDM objective, for training and sampling; its level is sigma, the noise's std."""
 
     config: EdmConfig
 
