@@ -277,8 +277,8 @@ def check_memory(config: RunConfig, *, world_size: int) -> None:
     """Refuses a run that no device could hold, before any process starts.
 
     Raises:
-        Problems: the estimated memory exceeds `MOST_BYTES`, or the number of processes or packs does
-            not divide.
+        Problems: the estimated memory exceeds `MOST_BYTES`, or the number of processes or packs
+            does not divide.
     """
     model, data = config.model, config.dataset
     need = memory(config, world_size=world_size)
