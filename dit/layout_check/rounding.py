@@ -21,7 +21,7 @@ gradients. The gradient of queries with one key each is 2e-7 of it, mere roundin
 
 
 def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Assumed size of the terms of each gradient element, to which its rounding is proportional.
+    """Sizes that are assumed for the terms of each gradient element, which bound its rounding.
 
     The terms of the sum are not known. They are assumed to be as large as the other elements of the
     tensor, plus the element itself. A whole tensor may be mere rounding, such as the gradient of

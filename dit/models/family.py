@@ -270,7 +270,7 @@ class ObjectiveConventions:
     """Whether guidance has a second scale, for references: the prediction is also moved away from
     that without references."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
-    """Given a configuration, the norm that guidance keeps; None: it keeps none."""
+    """Maps a configuration to the norm that guidance keeps; None: it keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,7 +301,7 @@ class Family:
     """Imports and returns the network's class, which is called with (configuration, process groups,
     virtual stage)."""
     spec: Callable[[Any], NetworkSpec]
-    """Given a configuration, the layers of its network."""
+    """Maps a configuration to the layers of its network."""
     parts: Mapping[str, str]
     """For words in names of weights, the part of the model by which their gradient norm is
     logged."""
@@ -309,29 +309,28 @@ class Family:
     """Imports and returns Diffusers' counterpart: names and formats. None: there is none, and no
     conversion."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
-    """Given a configuration, the inputs of a sample besides its latent."""
+    """Maps a configuration to the inputs of a sample besides its latent."""
     positions: Callable[[Any], PositionRule]
-    """Given a configuration, the rule for positions of tokens."""
+    """Maps a configuration to the rule for positions of tokens."""
     weights: WeightRules
     objective: ObjectiveConventions
     conditions: Callable[[Any], ConditionRules | None] = lambda _: None
-    """Given a configuration, rules for pictures that generation gets at any frame; None:
+    """Maps a configuration to rules for pictures that generation gets at any frame; None:
     unsupported."""
     guidance: Callable[[Any], float | None] = lambda _: None
-    """Given a configuration, the usual `objective.guidance`; None: no guidance embedding."""
+    """Maps a configuration to the usual `objective.guidance`; None: no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Given a configuration, whether the network also gets the timestep at which a step ends (mean
+    """Whether the network of a configuration also gets the timestep at which a step ends (mean
     flow, flow maps)."""
     trains_step_end: bool = False
     """Whether training passes the sample's own timestep as the end of a step. If not, networks with
     such an input can generate but not be trained."""
     vae: Callable[[Any], str]
-    """Given a configuration, the codec (`dit.codecs.vae`) of the published weights' latents."""
+    """Maps a configuration to the codec (`dit.codecs.vae`) of the published weights' latents."""
     distilled: Collection[str] = ()
     """Names of sizes whose published weights need few steps, which no pipeline class says."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Published networks that the family does not have, each with the feature that it lacks for
-    them."""
+    """For published networks that the family does not have, the feature that it lacks for them."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """For each kind of network, under the name of a size, keys of `model` for a float32 network
     that trains in seconds on a CPU. It has at least four layers, and heads and widths that divide

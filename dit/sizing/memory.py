@@ -132,7 +132,7 @@ def _numbers_of_file(place: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Estimated bytes of memory on the fullest device, by kind."""
+    """Bytes of memory on the fullest device by kind, as estimated."""
 
     weights: int
     gradients: int

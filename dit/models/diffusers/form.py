@@ -64,7 +64,7 @@ class Key:
     """Computes the key's value from (configuration, tokens of the longest pack in training), in
     place of `write`."""
     written: Callable[[Any], bool] = lambda _: True
-    """Given a configuration, whether its export contains the key."""
+    """Whether the export of a configuration contains the key."""
 
     def settings(self, t: Any) -> dict[str, Any]:
         """Fields of our `model` that the key determines; `t` has all keys of a config.json."""
@@ -233,12 +233,12 @@ class FrozenTextProjection:
     tensors: tuple[str, ...]
     """Diffusers' names of the projection's tensors; the first is its weight [outputs, inputs]."""
     is_part: Callable[[Any], bool]
-    """Given a configuration, whether its network contains the projection."""
+    """Whether the network of a configuration contains the projection."""
     added: Callable[[Any, int], ModelConfig]
-    """Given a configuration for projected texts and the width before the projection, the
+    """Maps a configuration for projected texts, and the width before the projection, to the
     configuration with the projection."""
     removed: Callable[[Any], ModelConfig]
-    """Given a configuration with the projection, that for projected texts."""
+    """Maps a configuration with the projection to that for projected texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,9 +291,9 @@ class SingleFile:
     """The network's form in a file of its original project, alone or with other parts."""
 
     renamed: Callable[[str], str | None]
-    """Given the name of a tensor in the file, Diffusers' name; None for tensors of other parts."""
+    """Maps the name of a tensor in the file to Diffusers' name; None for tensors of other parts."""
     config: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any] | None]
-    """Given shapes by Diffusers' names, the config.json; None if they are those of another
+    """Maps shapes by Diffusers' names to the config.json; None if they are those of another
     network."""
 
 
@@ -311,10 +311,10 @@ class Pipeline:
     of_few_steps: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` for networks that model_index.json marks as distilled to few steps."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    """Given a scheduler_config.json, the sampler's keys of `objective` that the sampling loop
+    """Maps a scheduler_config.json to the sampler's keys of `objective` that the sampling loop
     determines."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
-    """Given `objective` of a run, keys of scheduler_config.json that follow from it."""
+    """Maps `objective` of a run to keys of scheduler_config.json that follow from it."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
     """Rules that a network satisfies if the pipeline runs it as in training; each message names the
     difference."""
@@ -384,7 +384,7 @@ class DiffusersForm:
     keys: ConfigKeys
     """Keys of config.json and the corresponding fields of our `model`."""
     inexpressible: Callable[[Any], list[str]] = lambda _: []
-    """Given a configuration, features of our network that Diffusers' class lacks, as text."""
+    """Maps a configuration to features of our network that Diffusers' class lacks, as text."""
     text_projection: FrozenTextProjection | None = None
     """Frozen projection of the text states; None if the family has none."""
     companion: Companion | None = None
@@ -395,8 +395,8 @@ class DiffusersForm:
     """Settings that add tensors which Diffusers' network lacks, by patterns (`fnmatch`) of these
     tensors, which start at zero."""
     beyond: Callable[[Any], str | None] = lambda _: None
-    """Given a configuration, the tensors of an export that Diffusers' class ignores and what reads
-    them, as text; None: there are none."""
+    """Maps a configuration to a text about tensors of its export that Diffusers' class ignores, and
+    about what reads them; None: there are none."""
     original_names: tuple[Mapping[str, str], ...] = ()
     """Diffusers' names of linears by their names in each original project; `*` is the number of a
     block. Several names with spaces between them are linears that the project fuses: each but the
@@ -408,18 +408,18 @@ class DiffusersForm:
     single_file: SingleFile | None = None
     """The form of files of an original project; None: such files are not read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
-    """Given a configuration, which of `original_names` ComfyUI uses; None: ComfyUI reads Diffusers'
-    names."""
+    """Maps a configuration to those `original_names` that ComfyUI uses; None: ComfyUI reads
+    Diffusers' names."""
     pipelines: Mapping[str, Pipeline]
     """Pipelines that run the family's networks, by class name."""
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
     """Pipelines that have the same config.json and tensors but compute something else, each with
     the feature that our network lacks."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
-    """Given a configuration, the largest latent (frames, rows, columns) that Diffusers' network
+    """Maps a configuration to the largest latent (frames, rows, columns) that Diffusers' network
     takes; by default there is no limit."""
     call: Callable[[Any], str | None] = lambda _: None
-    """Given a configuration, Python code for model cards that computes `made` from `state` [1, C,
+    """Maps a configuration to Python code for model cards that computes `made` from `state` [1, C,
     F, H, W], `t`, `caption` [1, L, E] and `texts`; None: there is none."""
     run_network: Callable[..., Tensor]
     """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep as given

@@ -83,13 +83,13 @@ class NameTable:
 
     rows: tuple[Row, ...]
     sizes: Callable[[Any], Mapping[str, int]]
-    """Given a configuration, the size for each letter in the shapes of `rows`."""
+    """Maps a configuration to the size for each letter in the shapes of `rows`."""
     layers: Callable[[Any], Mapping[str, int]]
-    """Given a configuration, the number of layers of each stack, by the prefix of its weights'
+    """Maps a configuration to the number of layers of each stack, by the prefix of its weights'
     names."""
     first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """Given a configuration, Diffusers' index of the first layer of a stack, by the same prefix; 0
-    for stacks that it lacks."""
+    """Maps a configuration to Diffusers' index of a stack's first layer, by the same prefix; 0 for
+    stacks that it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -168,7 +168,6 @@ COSMOS1_NAMES = _names(
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
@@ -194,7 +193,6 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
-    """A key of config.json that only networks with a text projection have."""
     return Key(name, default=default, write=write, written=lambda m: m.projects_text)
 
 
@@ -290,7 +288,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: DitConfig) -> list[str]:
-    """Reasons, as text, why Diffusers' network cannot be the one of `model`."""
     fps = model.base_fps
     if fps in (_BASE_FPS, None):
         return []
@@ -302,7 +299,6 @@ def _inexpressible(model: DitConfig) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: DitConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
     from torch import nn
 

@@ -84,7 +84,6 @@ ERNIE_IMAGE_NAMES = own_names(_TABLE)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     return [
         outputs_as_inputs(t),
         (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),
@@ -122,7 +121,6 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: ErnieImageConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     (made,) = network(

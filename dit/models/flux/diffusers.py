@@ -120,7 +120,6 @@ def _run_network(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     others = dict(sample.others)

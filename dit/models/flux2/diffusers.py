@@ -170,7 +170,6 @@ def _run_network(
     model: Flux2Config,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     from dit.models.positions import TimeOffsetPositions

@@ -79,7 +79,6 @@ def _sizes(model: HiDreamConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
     return [
         outputs_as_inputs(t),

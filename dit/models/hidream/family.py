@@ -287,7 +287,6 @@ def hidream_stacks(model: HiDreamConfig) -> tuple[StackSpec, ...]:
 
 
 def _spec(model: HiDreamConfig) -> NetworkSpec:
-    """The layers, and the number of text tokens, which is the same in every sample."""
     return NetworkSpec(stacks=hidream_stacks(model), text_tokens=3 * model.text_length)
 
 

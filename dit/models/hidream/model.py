@@ -106,5 +106,4 @@ class HiDreamNetwork(JointTransformer):
 
 
 def _lengths(batch: PackedBatch, name: str) -> list[int]:
-    """Number of rows of the text `name` of each sample."""
     return [stop - first for first, stop in pairwise(batch.text_offsets[name])]

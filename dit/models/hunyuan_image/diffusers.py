@@ -90,7 +90,6 @@ COMFYUI_NAMES = _names(FLUX)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
     return [
         outputs_as_inputs(t),
@@ -142,7 +141,6 @@ def _run_network(
     model: HunyuanImageConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     (made,) = network(

@@ -63,7 +63,6 @@ COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
     return [

@@ -94,7 +94,6 @@ COMFYUI_NAMES = _names(FLUX)
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     fed = 2 * t.out_channels + 1
     return [
         (

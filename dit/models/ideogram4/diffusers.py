@@ -165,7 +165,6 @@ def network_inputs(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Ideogram4Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     from dit.models.positions import FarPicturePositions, patchify, unpatchify
 
     patch = model.patch_temporal, model.patch_spatial

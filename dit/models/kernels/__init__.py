@@ -1,4 +1,4 @@
-"""Fused Triton kernels for the operations between matrix products, on GPUs.
+"""Triton kernels that fuse the operations between matrix products, on GPUs.
 
 Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_and_keys`): CPUs use
 it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is

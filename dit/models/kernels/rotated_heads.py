@@ -201,7 +201,6 @@ def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
 
 
 def _most_heads(width: int) -> int:
-    """Largest number of heads of `width` numbers that one program processes."""
     return HEADS if width <= WIDE else HEADS // 2
 
 

@@ -160,7 +160,6 @@ KREA2_NAMES = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     told = t.timestep_embed_dim
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),

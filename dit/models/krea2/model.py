@@ -196,6 +196,6 @@ class TextFusion(MegatronModule):
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """Seed and positions for adapters' dropout, if each text token has `count` rows."""
+    """The seed and positions for adapters' dropout, if each text token has `count` rows."""
     rows = dropout_rows()
     return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

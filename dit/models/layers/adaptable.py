@@ -234,7 +234,7 @@ _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=No
 
 
 def dropout_rows() -> DropoutRows | None:
-    """Seed and positions for adapters' dropout in the present pack; None without dropout."""
+    """The seed and positions for adapters' dropout in the present pack; None without dropout."""
     return _current.get()
 
 

@@ -293,7 +293,6 @@ class JointOrder:
         )
 
     def _scattered(self, x: Tensor) -> Tensor:
-        """This tensor rank's shard of `x`, a row of this context rank."""
         if self.shared_by is None:
             return x
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)

@@ -71,7 +71,6 @@ class _BehindText:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LongCatConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     rows = len(sample.text_LE)

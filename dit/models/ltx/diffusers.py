@@ -131,7 +131,6 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",

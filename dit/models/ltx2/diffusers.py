@@ -329,7 +329,6 @@ _ROPE = "split"
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     heads, width = t.num_attention_heads, t.num_attention_heads * t.attention_head_dim
     sound = t.audio_num_attention_heads * t.audio_attention_head_dim
     found = {key: getattr(t, key) for key in _FIXED}

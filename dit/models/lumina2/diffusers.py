@@ -79,7 +79,6 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: Lumina2Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     text_1LE = sample.text_LE[None]

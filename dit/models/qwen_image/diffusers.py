@@ -61,7 +61,6 @@ def _latent_channels(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     channels = _latent_channels(t)
     features = t.patch_size**2 * channels
     return [
@@ -106,7 +105,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImageConfig) -> list[str]:
-    """Reasons, as text, why Diffusers' network cannot be the one of `model`."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [
@@ -139,7 +137,6 @@ def _pipeline(name: str) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImageConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
     from torch.nn.functional import pad
 

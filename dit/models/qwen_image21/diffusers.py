@@ -118,7 +118,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImage21Config) -> list[str]:
-    """Reasons, as text, why Diffusers' network cannot be the one of `model`."""
     ratio = model.mlp_ratio
     if ratio == int(ratio):
         return []

@@ -144,7 +144,6 @@ SD3_NAMES: dict[str, str] = {
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
         outputs_as_inputs(t),
@@ -206,7 +205,6 @@ KEYS = ConfigKeys(
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: Sd3Config) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
 
     (made,) = network(

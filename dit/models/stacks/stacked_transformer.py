@@ -162,7 +162,7 @@ class StackedTransformer(MegatronModule):
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
-        """Seed and positions for the dropout of adapters in this pass.
+        """The seed and positions for the dropout of adapters in this pass.
 
         None without adapters or in evaluation.
         """
@@ -202,7 +202,6 @@ class StackedTransformer(MegatronModule):
         return {name: self._raw(made_TC) for name, made_TC in made.items()}
 
     def _raw(self, made_TC: Tensor) -> Tensor:
-        """The head's output `made_TC` in float32, with the family's sign."""
         return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:

@@ -210,7 +210,6 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (
@@ -317,7 +316,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: WanConfig) -> list[str]:
-    """Reasons, as text, why Diffusers' network cannot be the one of `model`."""
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
@@ -362,7 +360,6 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: WanConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample at the timestep `level`."""
     import torch
     from torch import nn
 

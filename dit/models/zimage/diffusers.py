@@ -117,7 +117,6 @@ queries, keys and values."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (
@@ -182,7 +181,6 @@ def _inexpressible(model: ZImageConfig) -> list[str]:
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: ZImageConfig) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     told = torch.tensor([1 - level / ALL_NOISE])
