@@ -41,7 +41,7 @@ class Reach:
 
     Two layouts' gradients of an element differ by at most `rounding` times the largest of
     `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The
-    bounds of all updates are summed, each times its learning rate. It is for one process.
+    bounds of all updates are summed, each times its learning rate. It runs in one process.
 
     Muon updates a matrix as a whole. Its iterations begin with a matrix of norm 1, and each
     enlarges a small difference by at most its first coefficient.
@@ -55,7 +55,8 @@ class Reach:
         self._gradients = [torch.zeros_like(p) for p in self._params]  # the largest size so far
         self._enlarged = math.prod(first for first, _, _ in coefficients(config))
         self.bounds = [torch.zeros_like(p) for p in self._params]
-        """Upper bound of |a - b| of each element, in the order of `main_param_shards`."""
+        """Upper bound of the difference between two layouts for each element of a weight, in the
+        order of `main_param_shards`."""
 
     @torch.no_grad()
     def add_update(self) -> None:

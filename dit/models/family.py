@@ -134,7 +134,7 @@ class HasReferences:
     """Field of networks whose samples may have references; a base class, before `ModelConfig`."""
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
-    """Reference pictures that a sample may have, as tokens beside its own."""
+    """Largest number of reference pictures of a sample, whose tokens follow the sample's own."""
 
 
 class _TakesReferences(Protocol):
@@ -229,8 +229,8 @@ class ConditionRules:
     temporal_stride: int
     """Number of pixel frames per latent frame."""
     prefix_frames: int
-    """Latent frames of a given clip that become additional tokens, if it does not begin the
-    video."""
+    """Number of latent frames of a given clip that become additional tokens, if it does not begin
+    the video."""
 
     def whole_frames(self, frames: int) -> int:
         """Number of pixel frames, stride * n + 1, of the longest clip with whole latent frames.

@@ -163,7 +163,7 @@ def network_spec(model: ModelConfig) -> NetworkSpec:
 
 
 def is_distilled(config: RunConfig) -> bool:
-    """Whether a network with this shape and these noise levels is a distilled one, for few steps.
+    """Whether the network of `config`, by its shape and noise levels, is one for few steps.
 
     A Diffusers folder does not name the size, so the network is compared with the named sizes: all
     that match it in layers, width and noise levels must be distilled.

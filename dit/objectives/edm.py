@@ -94,7 +94,7 @@ class Edm:
         return noise_N.log() / 4
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """Prediction, whose noise is the velocity (state - data) / sigma (Algorithm 1, line 4)."""
+        """The latent, and the velocity (state - data) / sigma of Algorithm 1, line 4."""
         part = mixing(noise_T1, sigma_data=self.config.sigma_data)
         input_TC = self.network_input(state_TC, noise_T1)
         return Prediction(

@@ -64,7 +64,7 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """Levels [S, N] between the first and the last of `t_SN`, which stay, spaced by `spacing`.
+    """`t_SN` [S, N] with its first and last level, and levels between them spaced by `spacing`.
 
     This is `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
     FlowMatchEulerDiscreteScheduler, with t in place of sigma. All levels are above 0.

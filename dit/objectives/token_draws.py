@@ -28,7 +28,7 @@ from dit.pack_wire import to_device
 def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
     """A copy of the pack with a random choice of the tokens that the layers of `route` see.
 
-    The choice is its method `Route`. `rng` is a CPU generator.
+    The choice is the pack's method `Route`. `rng` is a CPU generator.
     """
     move_T = _draw(batch, route, rng) - torch.arange(batch.starts[-1])
     return batch.with_method(Route(move_T=to_device(move_T, batch.segment_T.device)))

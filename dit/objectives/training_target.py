@@ -152,7 +152,7 @@ def fixed_level_problem(
 ) -> Problem:
     """The problem of a validation pack, with each sample at its own noise level k / `levels`.
 
-    Its method `FixedLevels` has k. The noise is that of `validation_problem`.
+    The pack's method `FixedLevels` has k. The noise is that of `validation_problem`.
     """
     fixed = batch.method(FixedLevels)
     assert fixed is not None and not batch.others, "fixed levels are of one stream"

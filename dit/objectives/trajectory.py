@@ -66,7 +66,7 @@ class NoisyPack:
         )
 
     def moved(self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor) -> NoisyPack:
-        """The pack after a step of Euler's method to the levels `end_N`, by `raw_TC`."""
+        """The pack after an Euler step to the levels `end_N`, given the raw output `raw_TC`."""
         noise_T1 = per_token(self.level_N, self.batch)
         velocity_TC = path.predict(self.state_TC, raw_TC.double(), noise_T1).velocity_TC
         step_T1 = per_token(end_N - self.level_N, self.batch)

@@ -121,7 +121,7 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """A line with the `ddp.sharding` of the best of `good`, and the best plans of all others."""
+    """A line with the fastest plan of each `ddp.sharding`, which recommends the first one."""
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:
         best.setdefault(plan.layout.sharding, plan)

@@ -115,7 +115,7 @@ class _StageWork:
         )
 
     def part(self, place: str) -> PartWork:
-        """Multiplications of the linears and attentions that are at `place`."""
+        """Multiplications at `place`: outside the layers, in a layer, or in the caption network."""
         linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
         of_lines = (*self.passes[:3], *self.passes[4:])
         groups = zip(*(one.attentions for one in of_lines), strict=True)
@@ -129,7 +129,7 @@ class _StageWork:
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
     def _line(self, base: int, wide: int, long: int, *louder: int) -> _Line:
-        """The linear function with these values for the three `_PACKS`.
+        """The linear function whose values for `_PACKS` are `base`, `wide` and `long`.
 
         `louder` may hold its value for the pack with more sound.
         """

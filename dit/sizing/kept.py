@@ -80,10 +80,7 @@ def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def kept_by_layer(model: ModelConfig) -> Kept:
-    """Bytes that a layer of `model` saves on one rank, averaged over the layers.
-
-    The rank is one of tensor and context parallelism.
-    """
+    """Bytes that a layer of `model` saves on one tensor and context rank, averaged over layers."""
     each = kept_by_layers(model)
     total = sum((kept.times(count) for count, kept in each), Kept())
     return total.times(1 / sum(count for count, _ in each))

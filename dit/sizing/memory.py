@@ -23,9 +23,9 @@ from dit.sizing.activations import activation_bytes, number_bytes, numbers_of_pa
 from dit.sizing.inventory import Inventory, Part, alone, inventory
 
 _BACKWARD = 7
-"""Peak size of temporary tensors in a layer's backward pass, in numbers per token and unit of
-width, beside saved activations. Counted at the peak: 3 for most layers, 5 for single-stream layers,
-7 for Wan without the fused kernels."""
+"""Peak size of temporary tensors in a layer's backward pass besides saved activations, in numbers
+per token and unit of width. Counted at the peak: 3 for most layers, 5 for single-stream layers, 7
+for Wan without the fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
 """Bytes that the scale of one row of an 8-bit matrix takes, alignment included, by what is
 sharded."""

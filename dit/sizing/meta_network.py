@@ -210,6 +210,6 @@ def _others(
 
 
 def _fed(stream: TokenStream) -> TokenStream:
-    """A second stream of a pack with the noisy input that a network gets, on the meta device."""
+    """A copy of the second stream `stream` with its noisy input, on the meta device."""
     level_M = torch.empty(stream.num_levels, device=META)
     return stream.with_method(NoisyTokens(input_TC=stream.latent_TC.float(), level_M=level_M))

@@ -327,7 +327,7 @@ class Pipeline:
     code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of `objective` that the pipeline determines beside its scheduler_config.json."""
+        """Keys of `objective` that the pipeline determines besides its scheduler_config.json."""
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
 

@@ -194,7 +194,8 @@ class DitConfig(ModelConfig):
     """Frame rate for rotary positions: a frame's position is frame * base_fps / fps of the clip;
     null: its index (Cosmos 2.5)."""
     extra_pos_embed: ExtraPosition = ExtraPosition.NONE
-    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
+    """Learnable positions added before every layer, in addition to rotary ones (Cosmos:
+    learnable)."""
     max_size: tuple[int, int, int] = bounded((128, 240, 240), most=2**16)
     """Latent frames, rows and columns that learnable positions cover."""
     concat_padding_mask: bool = False

@@ -46,7 +46,8 @@ LEVELS: Mapping[str, Any] = {
     "shift_base_tokens": 1024,  # 512 x 512 pixels, whose logits of levels have the mean 0
     "text_dropout": 0.0,  # the network that guidance leads away from is another one
 }
-"""Keys of `objective` for training; those of noise levels also serve the pipeline's steps."""
+"""Keys of `objective` for training; the steps of the pipeline's sampler follow from the same
+keys."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ideogram4": {}}
 """Fields of `model` by size name, from config.json of ideogram-ai/ideogram-4-fp8."""

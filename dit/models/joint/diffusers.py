@@ -33,7 +33,7 @@ def channels_of_patches(t: Any) -> int:
     """Number of latent channels, by the number of features of a token in the config.json `t`.
 
     Raises:
-        ValueError: its tokens are no patches.
+        ValueError: `in_channels` is no multiple of the latent cells in a patch.
     """
     rows, frames = t.kept.patch_spatial, t.kept.patch_temporal
     channels, rest = divmod(t.in_channels, frames * rows**2)
@@ -85,7 +85,7 @@ DOUBLE_SINGLE_KEYS = double_single_keys(
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Our own config.json keys for the size of patches, which these Diffusers classes lack.
+    """Our own config.json keys for the size of patches, for Diffusers classes without them.
 
     `rows` is the side of a patch in published networks.
     """

@@ -141,7 +141,7 @@ def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool =
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
     """Diffusers' names for the linears of `embeddings`, by a project's names.
 
-    Each embedding has two linears; `embeddings` has Diffusers' name of it by the project's.
+    `embeddings` maps a project's name of an embedding, which has two linears, to Diffusers' name.
     """
     names: Names = {}
     for theirs, ours in embeddings.items():

@@ -114,8 +114,8 @@ class SharedModulation:
     """Index of the stack's first vector among those of all stacks; a vector is one scale, shift or
     gate."""
     each: int = 0
-    """Number of vectors by which each layer's begin after those of the layer before it (Chroma); 0:
-    all layers use the same vectors."""
+    """Number of vectors from the first of one layer to the first of the next (Chroma); 0: all
+    layers use the same vectors."""
 
 
 @dataclass(frozen=True)

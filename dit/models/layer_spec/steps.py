@@ -361,7 +361,7 @@ class LayerSpec:
 
     @property
     def groups(self) -> tuple[tuple[LayerPart, ...], ...]:
-        """The parts of each step, also where a step is a single part."""
+        """The parts of each step, as a tuple even for a single part."""
         return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
 
     @property
@@ -388,7 +388,7 @@ class LayerSpec:
 
     @property
     def modulations(self) -> dict[Modulation, list[Port]]:
-        """The ports of each modulation, which have a slot in it."""
+        """Each modulation, with the ports that have a slot in it."""
         found: dict[Modulation, list[Port]] = {}
         for port in self.ports:
             if port.slot is not None:

@@ -19,7 +19,7 @@ from dit.models.layers.queries_and_keys import rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """What attention from one row of tokens (queries) to another row (keys) needs beside tokens."""
+    """What attention from one row of tokens (queries) to another (keys) needs besides tokens."""
 
     exchange: RowExchange
     angles_TK: Angles

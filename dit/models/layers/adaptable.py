@@ -38,7 +38,8 @@ CHILD = "lora"
 """Module name of the trained adapter inside its linear; the names of the linear's own weights
 stay."""
 FROZEN = "frozen_lora"
-"""Prefix of the module names of frozen adapters; those of trained adapters begin with `CHILD`."""
+"""Module name of a frozen adapter; the names of further frozen ones begin with it, those of trained
+ones with `CHILD`."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -214,10 +215,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """A copy with the positions of a tensor that has `count` consecutive rows per token.
-
-        The tokens are those of `token_row`.
-        """
+        """A copy for an input that has `count` consecutive rows per token of `token_row`."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)

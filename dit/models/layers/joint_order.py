@@ -228,7 +228,7 @@ class JointOrder:
         shared_by: dist.ProcessGroup | None,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """The joint order of `rows`, of which a sample's tokens are taken in turn.
+        """The joint order of `rows`: a sample's tokens of the first row, then of the next.
 
         `shared_by` are tensor ranks that divide the tokens, or None. With `sequences` of all
         samples, attention is block-causal (`block_causal.py`); rows are then latents and text.
@@ -371,7 +371,7 @@ def _in_order(
     """Row indices in joint order, int64 [J] or [W], and numbers of real tokens by sample.
 
     `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
-    Padding comes last, before it samples without real tokens in `asked`.
+    Samples without real tokens in `asked` follow all others, and padding comes last.
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:

@@ -158,7 +158,8 @@ class TimestepConditioning:
     """Rows that all layers share, [N, X], to which low-rank and table modulations add; None in
     families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Such shared rows [M, X] by the name of a row of tokens, if it has noise levels of its own."""
+    """Shared rows [M, X], as `adaln_shift_NX`, by the name of a row of tokens that has noise levels
+    of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +316,7 @@ class PrecomputedAdaLN(AdaLNModule):
 
 
 class SharedModulations(MegatronModule):
-    """Modulations shared by a whole stack of layers: [N, D] to vectors side by side, [N, R D].
+    """Modulations of whole stacks of layers, from the embedding [N, D] as vectors [N, R D].
 
     Each modulation is one linear of the embedding's SiLU; the layers read their vectors by
     `PrecomputedAdaLN`, and its gradient is the sum over them. Source: FLUX.2, `Flux2Modulation` of

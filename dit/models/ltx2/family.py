@@ -355,7 +355,7 @@ def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
 
 
 def ltx2_layer(model: Ltx2Config) -> LayerSpec:
-    """One layer: self-attention of each stream, its caption, both streams, and the MLPs."""
+    """One layer: each stream attends to itself, its caption and the other; then the MLPs."""
     parts = zip(_own_parts(model, TOKENS), _own_parts(model, SOUND_TOKENS), strict=True)
     attends, texts, feeds = parts
     return LayerSpec((*attends, *texts, _parts_between(model), *feeds))

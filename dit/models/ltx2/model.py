@@ -65,7 +65,8 @@ class StreamLayout:
     """The streams by the name of their row of tokens."""
     per_sample: Mapping[str, PerSample]
     hears_T1: Tensor | None
-    """1 for tokens of a sample with sound, as in `Crossing.has_keys_T1`; None: see there."""
+    """1 for the latents' tokens of samples with sound, else 0, float32 [T, 1], for
+    `Crossing.has_keys_T1`; None: all samples have sound."""
 
 
 class LevelRows(nn.Module):

@@ -58,7 +58,7 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """Inputs of every layer beside the tokens; `others` are more rows to attend to, by name."""
+        """Inputs of every layer besides tokens; `others` are more rows to attend to, by name."""
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
         return LayerConditions(

@@ -198,7 +198,7 @@ def round_blocks(network: Any, device: torch.device) -> None:
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """Each layer matrix, which has no memory yet, with its storage as rows of bytes."""
+    """Each matrix of a layer, without memory yet, and its storage as rows of bytes."""
     for matrix, columns in _matrices(network):
         weight = matrix.weight
         matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
@@ -336,7 +336,7 @@ class Places:
 class BlockPrefetch:
     """Copies swapped blocks to the device before the pass needs them.
 
-    `blocks` has them by the index of their layer.
+    `blocks` has the blocks by the index of their layer.
     """
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):

@@ -34,7 +34,7 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerConditions:
-    """Inputs of every layer beside the tokens."""
+    """Inputs of every layer besides the tokens."""
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]

@@ -227,7 +227,7 @@ class StackedTransformer(MegatronModule):
     def run_stacks(
         self, blocks: Blocks, conditions: Any, routed: RoutedPass | None = None
     ) -> Blocks:
-        """`blocks` with the hidden states after the layers of this stage.
+        """The hidden states by name after the layers of this stage, from the stage's `blocks`.
 
         Inside a route of `routed`, they include those of tokens that skip it.
         """

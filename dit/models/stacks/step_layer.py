@@ -122,7 +122,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return super().parameters(recurse or whole)
 
     def forward(self, hidden: Any, conditions: Any) -> Any:
-        """The layer's rows after it; `hidden` is its row [T, D], or a tuple of its rows."""
+        """The rows after the layer; `hidden` is its row [T, D], or a tuple if it has several."""
         several = isinstance(hidden, tuple)
         whole = dict(zip(self.rows, hidden if several else (hidden,), strict=True))
         if self.view is None:

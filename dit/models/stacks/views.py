@@ -41,7 +41,7 @@ class RunningView:
         h_TD: Tensor,
         conditions: JointConditions,  # noqa: ARG002
     ) -> Tensor:
-        """The row that the layer computes, from its row `h_TD`."""
+        """The tokens on which the layer computes, from its row `h_TD`."""
         return h_TD
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
