@@ -94,7 +94,7 @@ def _table(model: ModelConfig) -> list[Pair]:
 
 
 def own_name(weight: Weight) -> str:
-    """The name of a weight in our network, with the number of its layer in place of `layers`."""
+    """The name of a weight in our network, with the number of its layer after `layers`."""
     name, layer = weight
     return name.replace("layers.", f"layers.{layer}.", 1)
 

@@ -71,9 +71,9 @@ class PartWork:
 class PassWork:
     """FLOPs of a forward pass of a network.
 
-    A matrix product counts 2 m n k. Padding that no token attends to, and recomputation, do not
-    count. Linears are proportional to tokens or samples, attention to pairs of tokens. Layers of a
-    token route count only the tokens that they see.
+    The product of an m x k and a k x n matrix counts 2 m n k. Padding that no token attends to, and
+    recomputation, do not count. Linears are proportional to tokens or samples, attention to pairs
+    of tokens. Layers of a token route count only the tokens that they see.
     """
 
     spec: NetworkSpec

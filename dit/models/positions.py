@@ -146,10 +146,10 @@ class TimeOffsetPositions:
 
 @dataclass(frozen=True, slots=True)
 class HalfStepPositions:
-    """Positions (frame, row / 2, column / 2, index): 0 for the target, -j for reference j.
+    """Positions (frame, row / 2, column / 2, index).
 
-    Text tokens have their index in the text (`TimeOffsetPositions.of_text`). Source:
-    `_prepare_image_ids` of Diffusers' modular pipelines.
+    The index is 0 for the target, -j for reference j, and for text tokens that in the text
+    (`TimeOffsetPositions.of_text`). Source: `_prepare_image_ids` of Diffusers' modular pipelines.
     """
 
     @property

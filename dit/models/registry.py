@@ -123,7 +123,7 @@ def default_family() -> Family:
 
 
 def family_named(name: str) -> Family:
-    """The family that `model.family` names.
+    """The family called `name`.
 
     Raises:
         Problems: there is no such family.

@@ -38,8 +38,8 @@ _BY_CHOICE = (
 )
 """Kernels that `auto` tries, the likely fastest first."""
 _DETERMINISTIC = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
-"""Kernels that `auto` tries with `train.deterministic`: those for which torch itself guarantees
-it."""
+"""Kernels that `auto` tries with `train.deterministic`: those that torch itself guarantees to be
+deterministic."""
 MOST_WIDTH = 256
 """Largest head width that the flash kernels accept."""
 

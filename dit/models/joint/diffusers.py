@@ -132,10 +132,7 @@ def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
 
 
 def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
-    """Rules of the pipelines of FLUX and Chroma: a token has `rows` x `rows` latent cells.
-
-    For `Pipeline.rules`.
-    """
+    """`Pipeline.rules` of FLUX and Chroma: a token has `rows` x `rows` latent cells."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (

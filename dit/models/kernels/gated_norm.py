@@ -279,7 +279,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Empty memory [P, N, D] for the gradients of level rows, with P as in the legend."""
+    """Empty memory [P, N, D] for gradients of level rows: of scale, shift and gate, if given."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)

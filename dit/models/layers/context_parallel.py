@@ -69,7 +69,10 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The permutations that `to_pack_W`, a CPU tensor of row indices, and its inverse make."""
+        """The order in which attention's token i is the row `to_pack_W[i]` of the ranks' rows.
+
+        `to_pack_W` is a CPU tensor.
+        """
         if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
             return cls(None, None)
         return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))

@@ -158,8 +158,8 @@ class TimestepConditioning:
     """Rows that all layers share, [N, X], to which low-rank and table modulations add; None in
     families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Shared rows [M, X], as `adaln_shift_NX`, by the name of a row of tokens that has noise levels
-    of its own."""
+    """Rows [M, X] like `adaln_shift_NX`, by the name of a row of tokens that has noise levels of
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
