@@ -39,9 +39,11 @@ _PRECISE, _AT_ONCE, _MOST = 0.0025, 1000, 8000
 LEAST_FILL = 0.9
 """Fraction of a pack that must be filled on average, or a warning is given."""
 FEW_SAMPLES = 32_000
-"""Number of samples seen in training (with repetition) below which a run from scratch is called
-short: of the quickstart's digits 9% are recognised after 16,000, 86% after 32,000
-(docs/small_data.md)."""
+"""Samples seen in training (with repetition) below which a run from scratch is called short.
+
+Of the digits that the quickstart generates, 9% are recognised after 16,000 samples and 86% after
+32,000 (docs/small_data.md).
+"""
 
 
 class Length(NamedTuple):

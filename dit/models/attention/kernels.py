@@ -88,7 +88,8 @@ def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
     """Runs of adjacent samples with equal lengths; every sample is in one of them.
 
-    A last sample too near to the next sample or to the end forms a run of its own.
+    Rows of a run are evenly spaced. Its last sample is left to the next run if it has less room
+    than the others.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)

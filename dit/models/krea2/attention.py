@@ -19,8 +19,8 @@ from dit.models.stacks.parts import SelfAttending
 class GatedAttention(SelfAttention):
     """Attention whose output is multiplied by the sigmoid of a linear of its input.
 
-    With `states`, each group of so many adjacent rows, the hidden states of one token, attends to
-    itself alone.
+    With `states`, a token has that many adjacent rows (its hidden states), which attend only to
+    each other.
     """
 
     head_norm, gates = CentredNorm, 1
