@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def update_gaps(r: float | Tensor, mean_square: Tensor, *, eps: float) -> Tensor:
-    """The largest |u - u'| of each element if all gradients so far differ by up to `r`.
+    """Upper bounds of |u - u'| of each element, if all gradients so far differ by up to `r`.
 
-    u = m / (s + eps), with m the mean of the gradients and s the root of `mean_square`, the mean of
-    their squares, both without bias; the learning rate is not in it. The weights of m add up to 1,
-    and s is a norm, so that each changes by at most r. From u - u' = (m - m') / (s + eps) + u' (s'
-    - s) / (s + eps), and |u'| <= 1.02 for up to five updates with the usual betas (Cauchy and
-    Schwarz), the gap is at most 2.02 r / (s + eps), and 2.04.
+    u = m / (s + eps) is Adam's update without the learning rate, where m is the mean of the
+    gradients and s the root of `mean_square`, the mean of their squares, both bias-corrected. The
+    weights of m add up to 1, and s is a norm, so each of m and s changes by at most r. From u - u'
+    = (m - m') / (s + eps) + u' (s' - s) / (s + eps), and |u'| <= 1.02 for up to five updates with
+    the usual betas (Cauchy and Schwarz), the gap is at most 2.02 r / (s + eps), and 2.04.
     """
     return (2.02 * r / (mean_square.sqrt() + eps)).clamp(max=2.04)

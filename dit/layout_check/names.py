@@ -1,4 +1,4 @@
-"""Names of parallel layouts and of networks, as settings of a run.
+"""Names of parallel layouts and of tiny networks, as settings of a run.
 
 1. NamedLayout    parallel layouts, such as `tp2+sp+cp2`
 2. kind_settings  tiny networks of each kind that the families have
@@ -76,7 +76,7 @@ WORDS = {
     "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
     "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
 }
-"""Words that a layout's name joins with `+`."""
+"""Words of which the name of a layout consists, joined by `+`, with their meaning."""
 
 _SIZES = {
     "tp": "tensor_model_parallel_size",
@@ -105,7 +105,7 @@ _OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "muon": {"optimizer": {"kind": OptimizerKind.MUON}},
     "whole": {"ddp": {"use_distributed_optimizer": False}},
 }
-"""Settings of each word without a number: group of keys -> key -> value."""
+"""Settings of each word without a number: group of keys, then key, then value."""
 _ADAPTERS = ("lora", "lastlora", "frozenlora")
 _FROZEN = (
     ParameterGroup(pattern="*.mlp.*", lr_factor=0.5),
@@ -116,9 +116,9 @@ _PATCH = 2
 _UNKEYED = ("route", "sparse", "levels", "cfg", "drift", "dpo", "opd", "dmd", "drop", "frozen")
 _UNKEYED += ("fp8base", *_ADAPTERS)
 _OTHER_NUMBERS = ("bf16", "muon", *_UNKEYED)
-"""Words that change the mathematics; their reference is one process with the same word."""
+"""Words that change the computed numbers: the reference is one process with the same words."""
 ONE = "one"
-"""Reference layout: one process, all options off."""
+"""Name of the reference layout: one process, all options off."""
 
 LAYOUTS = (
     *("full", "block", "selective"),
@@ -136,7 +136,7 @@ LAYOUTS = (
     *("tp2+sp+cp2+ag+full", "tp2+cp2+whole", "tp2+dp2+overlap", "tp2+sp+compiled"),
     *("tp2+sp+cp2+pp2", "tp2+sp+pp2+vpp2+dp2+overlap+full"),
 )
-"""Default layouts of the check, as far as there are enough processes."""
+"""Layouts that are checked by default, if there are enough processes."""
 MATRIX = (
     *("full", "tp2+sp", "tp4", "cp2", "cp2+ag", "cp4", "cp4+ag", "pp2", "pp2+vpp2", "dp2"),
     *("tp2+cp2+pp2", "tp2+sp+cp2+pp2"),
@@ -155,7 +155,7 @@ class NamedLayout:
 
     @property
     def adapters(self) -> str | None:
-        """The word of the name that is in `_ADAPTERS`; None without one."""
+        """The word of the name that is in `_ADAPTERS`; None if no adapters are trained."""
         return next((word for word in self.words if word in _ADAPTERS), None)
 
     @property
@@ -173,16 +173,16 @@ class NamedLayout:
 
     @property
     def reference(self) -> str:
-        """The name of the layout with the same result: one process, same mathematics and packs."""
+        """Name of the layout that must give the same numbers: one process, with the same packs."""
         same = [word for word in self.words if word in _OTHER_NUMBERS]
         packs = [] if self.packs is None else [f"packs{self.packs}"]
         return "+".join([ONE, *same, *packs])
 
     def of(self, config: RunConfig) -> RunConfig:
-        """The configuration of a run on this layout; options that the name lacks are off.
+        """The configuration `config` on this layout; options that the name lacks are off.
 
         Raises:
-            Problems: its sizes do not divide the network.
+            Problems: the layout's sizes do not divide the network.
         """
         model = self._model(config.model)
         passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
@@ -214,7 +214,7 @@ class NamedLayout:
         )
 
     def _distill(self) -> DistillConfig:
-        """Options of distillation; without adapters the teacher is random, whatever its path."""
+        """Options of distillation; without adapters the teacher has random weights."""
         word = next((word for word in self.words if word in [*DistillMethod]), None)
         if word is None:
             return DistillConfig()
@@ -242,7 +242,7 @@ class NamedLayout:
         return _sparse(model) if "sparse" in self.words else model
 
     def frozen_adapters(self, model: ModelConfig) -> Adapters | None:
-        """Frozen adapters of another rank than the trained ones, on fewer linears."""
+        """Frozen adapters for `frozenlora`, of another rank than the trained ones; else None."""
         if self.adapters != "frozenlora":
             return None
         from dit.lora.targets import chosen_adapters
@@ -250,12 +250,12 @@ class NamedLayout:
         return chosen_adapters(model, LoraConfig(rank=2, alpha=1.0))
 
     def _swapped(self, model: ModelConfig) -> int:
-        """Blocks to swap: at most 2, and at least one block of the smallest stage stays."""
+        """Number of blocks to swap: at most 2, and less than the blocks of any stage."""
         stages = model.pipeline_model_parallel_size * model.virtual_stages
         return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
-        """Options of adapters whose rank no number of tensor ranks divides."""
+        """Options of adapters, with a rank that no number of tensor ranks divides."""
         if self.adapters is None:
             return LoraConfig()
         from dit.models.linears import matrices_of_linears, their_modules
@@ -278,7 +278,7 @@ class NamedLayout:
 
 
 def _sparse(model: ModelConfig) -> ModelConfig:
-    """`model` with attention to a part of the cubes from the first step on.
+    """A copy of `model` whose attention sees a part of the cubes, from the first step on.
 
     Raises:
         Problems: the family has no sparse attention.
@@ -292,7 +292,7 @@ def _sparse(model: ModelConfig) -> ModelConfig:
 
 
 def parse_layout(name: str) -> NamedLayout:
-    """The layout called `name`.
+    """The layout with this `name`.
 
     Raises:
         ValueError: a word of the name is unknown.
@@ -320,14 +320,16 @@ def parse_layout(name: str) -> NamedLayout:
 
 
 ALL = "all"
-"""Word for every kind of network of every family."""
+"""Word that stands for every kind of network of every family."""
 
 
 def chosen_sizes(words: Sequence[str]) -> list[str]:
-    """Sizes with a tiny network, from names of families or sizes, or `ALL`, each once.
+    """Names of sizes that have a tiny network, each once.
+
+    `words` are names of families or sizes, or `ALL`.
 
     Raises:
-        ValueError: a word is neither.
+        ValueError: a word is none of these.
     """
     tiny = {family.name: [*family.tiny] for family in families()}
     every = [size for sizes in tiny.values() for size in sizes]
@@ -339,10 +341,11 @@ def chosen_sizes(words: Sequence[str]) -> list[str]:
 
 
 def kind_settings(size: str, mixture: Sequence[MockGeometry]) -> list[str]:
-    """The tiny network of a named size as KEY=VALUE, which has the size's other settings.
+    """Settings KEY=VALUE of the tiny network of a named `size`, and of its samples.
 
-    The samples of `mixture` are shortened for networks with a limited number of frames, and resized
-    to about as many tokens for networks whose sides are multiples of several tokens.
+    Other settings are those of the size. The samples of `mixture` are shortened for networks with a
+    limited number of frames, and resized to about as many tokens for networks whose sides are
+    multiples of several tokens.
     """
     family: Family = next(one for one in families() if size in one.tiny)
     settings: dict[str, Any] = {"family": family.name, "name": size, **family.tiny[size]}

@@ -1,4 +1,4 @@
-"""A few training steps, and their effect on every weight, in the same form on every layout."""
+"""A few training steps and their effect on every weight, in the same form on every layout."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Piece = tuple[
 
 @dataclass(kw_only=True, slots=True)
 class Probe:
-    """The record of a short training; only the first rank has tensors."""
+    """The record of a short training; only the first rank has tensors in it."""
 
     validation: dict[str, float] = field(default_factory=dict)  # before the first step, by name
     losses: list[float] = field(default_factory=list)
@@ -68,11 +68,11 @@ def probe(
     rounding: float,
     frozen: Adapters | None = None,
 ) -> Probe:
-    """Trains from random weights on the packs of `read`, which are sorted by step.
+    """Trains from random weights for `steps` steps, and records losses, gradients and weights.
 
-    `rounding` is the assumed difference between gradients, from which `Reach` bounds weights.
-    `frozen` are adapters besides the trained ones. Only the reading rank of each replica calls
-    `read`, and does so repeatedly.
+    `read` returns the packs of all steps, in order; only the reading rank of each replica calls it,
+    and does so repeatedly. `rounding` is the assumed relative difference between gradients, from
+    which `Reach` bounds weights. `frozen` are frozen adapters besides the trained ones.
 
     All ranks of the layout call it. Weights are random, because with the zeros of a fresh DiT most
     weights have no gradient, and errors would not be found.
@@ -123,7 +123,10 @@ def _record(
     before: Mapping[str, Mapping[_Place, str]],
     reaches: Mapping[str, Reach],
 ) -> None:
-    """Records the effect of the steps on each network's weights, under the network's name."""
+    """Records the weights, averages and bounds of each network after the last step.
+
+    Names in the record begin with the network's name.
+    """
     for name, one in networks.items():
         result.weights |= _gather(one, _main_params(one), name)
         if one.ema is not None:
@@ -135,7 +138,7 @@ def _record(
 
 
 def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
-    """One update of a network; records its gradients under `name`, if it is the `first`."""
+    """Makes one update of a network; if it is the `first`, records its gradients under `name`."""
     rank_loss = forward_backward(
         turn.model, turn.items, objective=turn.config.objective, references=turn.references
     )
@@ -150,7 +153,7 @@ def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
 
 
 def _critic(config: RunConfig, student: ModelAndOptimizer) -> ModelAndOptimizer | None:
-    """A critic with other random weights than `student`, or other adapters on the same weights."""
+    """A critic with other random weights than `student`, or other adapters; None without DMD."""
     if config.distill.method is not DistillMethod.DMD:
         return None
     adapted, own = student.adapters is not None, config.of_critic
@@ -168,7 +171,7 @@ def _critic(config: RunConfig, student: ModelAndOptimizer) -> ModelAndOptimizer 
 
 
 def _teacher(config: RunConfig, groups: ProcessGroupCollection) -> list[ModelChunk]:
-    """A teacher with other random weights, unless it is the base of adapters."""
+    """A teacher with other random weights; empty if the teacher is the base of adapters."""
     if config.distill.teacher is None:
         return []
     from dit.train.distill.teacher import build_teacher
@@ -194,7 +197,7 @@ _PROBED = "probed."
 
 
 def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = "") -> Tensors:
-    """Full tensors by name, on the first rank, from `values` in the order of the main parameters.
+    """Full tensors by name, on the first rank, from `values` in the order of main parameters.
 
     Names begin with `prefix`.
     """
@@ -222,13 +225,13 @@ def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = ""
 
 
 def _name(entry: ShardedTensor) -> str:
-    """The name in a checkpoint, with the number of the layer."""
+    """The weight's name in a checkpoint, with the number of its layer."""
     layer = "".join(f"layers.{index}." for index in entry.global_offset[: entry.prepend_axis_num])
     return entry.key.replace("layers.", layer, 1) if layer else entry.key
 
 
 def _torn(model: ModelAndOptimizer) -> list[str]:
-    """Names of the weights whose copies differ between ranks; complete on the first rank only."""
+    """Names of weights whose copies differ between ranks; complete on the first rank only."""
     every: list[dict] = [{}] * dist.get_world_size()
     dist.gather_object(_digests(model), every if dist.get_rank() == 0 else None)
     seen: dict[_Place, str] = {}
@@ -237,7 +240,7 @@ def _torn(model: ModelAndOptimizer) -> list[str]:
 
 
 def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]:
-    """Names of frozen weights that have changed since `before`, on the first rank."""
+    """Names of frozen weights that have changed since the digests `before`, on the first rank."""
     trained = {
         _name(entry)
         for module in model.modules
@@ -255,7 +258,7 @@ _Place = tuple[str, tuple[int, ...], int]  # name, offset, where rows of a weigh
 
 
 def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
-    """Digests of this rank's weights."""
+    """Digest of each weight that this rank has, or each part of one."""
     digests = {}
     with gathered_weights(model.chunks):
         for module in model.modules:

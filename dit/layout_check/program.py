@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 STEPS = 5
 _TURN = timedelta(days=1)
-"""Time limit for idle processes that wait for the next layout; the watchdog limits working ones."""
+"""Time for which idle processes wait for the next layout; the watchdog limits working ones."""
 
 
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
-    """The command line: exit code 0 if every layout agrees, 1 otherwise.
+    """Runs the command line `tokens`; the exit code is 0 if all layouts agree, else 1.
 
     `base` is the run to check. Without a launcher, it starts `script` again under one, with the
     same arguments.
@@ -140,7 +140,8 @@ def _check_sizes(
     """Refuses layouts that need more processes, or that do not divide a network.
 
     Raises:
-        ValueError: names the layout, or words of it that exclude each other.
+        ValueError: a layout needs more than `processes`.
+        Problems: a layout does not suit a network of `trainings`.
     """
     for layout in layouts:
         if layout.size > processes:
@@ -157,7 +158,7 @@ def _check_sizes(
 
 
 def _launch(processes: int, script: Path, tokens: list[str]) -> None:
-    """Replaces this process by a launcher that runs the script."""
+    """Replaces this process by a launcher that runs `script` in `processes` processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     # After --, or the launcher would read --nproc as a short form of its own options.
     command = [sys.executable, *launcher, "--", str(script), *tokens]
@@ -212,7 +213,7 @@ def _check(
 
 @contextmanager
 def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
-    """A context with the process group of this layout."""
+    """A context with the process group of `layout`, which is its `number`-th use of `store`."""
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 
@@ -258,7 +259,7 @@ def _limit_s(dist: DistConfig) -> float:
 def _packs(
     config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
 ) -> list[PackedBatch]:
-    """Packs for all steps of the layout that needs most, equal on all ranks of all layouts."""
+    """Packs for all steps, equal on all ranks of all layouts in `steps_of`."""
     from dit.data import build_train_loader
     from dit.sizing.flops import work_of_packs
 
@@ -274,9 +275,10 @@ def _packs(
 def reading(
     config: RunConfig, layout: NamedLayout, *, steps_of: Sequence[NamedLayout]
 ) -> tuple[RunConfig, int]:
-    """The configuration that reads the packs of a layout, and the number of packs needed.
+    """The configuration that reads the packs of `layout`, and the number of packs to read.
 
-    All layouts in `steps_of` share these packs. Pairs have packs of their own.
+    All layouts in `steps_of` share these packs, so the one with most packs decides. Layouts of
+    preference pairs have packs of their own.
     """
     reader = parse_layout(layout.reference).of(config) if layout.pairs else config
     return reader, STEPS * max(one.of(config).train.global_batch_size for one in steps_of)

@@ -27,11 +27,12 @@ BOUNDS = {
 }
 BF16_BOUNDS = {**BOUNDS, "validation": 5e-3, "loss": 5e-3, "grad_norm": 1e-2, "gradient": 1e-1}
 """bfloat16 has 8 bits: sums in another order differ in the third digit (measured: 7e-4, 2e-3,
-1e-2), and single elements much more, so that norms are compared. A doubled sum is 0.5 at least."""
+1e-2), and single elements much more, so that norms are compared. A sum that is wrongly doubled
+differs by at least 0.5."""
 
 
 def bounds_of(*, bf16: bool) -> Mapping[str, float]:
-    """The largest allowed difference of each kind, by the type of the layouts."""
+    """The largest allowed difference of each kind, in bfloat16 or in float32."""
     return BF16_BOUNDS if bf16 else BOUNDS
 
 
@@ -48,7 +49,7 @@ MEANING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The comparison of a layout, network and objective with one process."""
+    """Differences between a layout and one process, for one network and objective."""
 
     layout: str
     processes: int
@@ -68,14 +69,14 @@ class Comparison:
         return bounds_of(bf16=self.bf16)
 
     def worst(self, kind: str) -> tuple[float, str]:
-        """The largest difference of a kind, and the name of its tensor."""
+        """The largest difference of this `kind`, and the name of its tensor (empty for steps)."""
         if kind in self.steps:
             return self.steps[kind], ""
         return max(((d, name) for name, d in self.tensors[kind].items()), default=(0.0, ""))
 
     @property
     def nearest(self) -> str:
-        """The difference that is closest to its bound, with its tensor."""
+        """The difference that is largest in relation to its bound, with its tensor, as text."""
         part, kind = max((self.worst(kind)[0] / bound, kind) for kind, bound in self.bounds.items())
         return f"{part:.0%} of {kind} {self.worst(kind)[1]}"
 
@@ -102,13 +103,13 @@ class Comparison:
 
 
 def training_name(model: ModelConfig, objective: ObjectiveConfig) -> str:
-    """Name of network and objective; the recipe's own network adds no name."""
+    """Name of network and objective in reports; of the objective alone for the recipe's network."""
     name, learned = model.name, str(objective.name)
     return learned if name == CUSTOM_SIZE else f"{name} {learned}"
 
 
 def compare(b: Probe, a: Probe, *, layout: NamedLayout, config: RunConfig) -> Comparison:
-    """Compares layout `b` of a run with one process `a`."""
+    """Compares the record `b` of a run on `layout` with the record `a` of one process."""
     from dit.layout_check.rounding import gradient_sizes
 
     sizes = dict(zip(a.gradients, gradient_sizes([*a.gradients.values()]), strict=True))
@@ -144,7 +145,7 @@ def _differences(
     *,
     norms: bool,
 ) -> dict[str, float]:
-    """Largest |a - b| / scale of each tensor; infinite for NaN, or if one side lacks it.
+    """Largest |a - b| / scale of each tensor; infinite for NaN, or if one mapping lacks it.
 
     `scale` has a number for each element. `norms` takes ‖a - b‖ / ‖scale‖ instead.
     """
@@ -170,7 +171,7 @@ def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def print_report(comparisons: Sequence[Comparison]) -> None:
-    """Prints tables of steps, tensors and layouts, with the verdicts at the end."""
+    """Prints tables of steps, tensors and layouts, then the verdicts."""
     console = Console()
     # Of many networks, every number would be a book: --output has them.
     if len({c.network for c in comparisons}) == 1:
@@ -220,7 +221,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A row for each training that has a reference, grouped by network."""
+    """A table with a row for each layout and training but the references, by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

@@ -16,16 +16,16 @@ from dit.train.optimizer.muon import RMS, coefficients
 from dit.train.optimizer.states import state_of
 
 _SMALL = 1e-2
-"""Fraction of all gradients' root mean square below which a tensor's rounding is not measured. The
-gradient of queries with one key each is 2e-7 of all gradients, mere rounding."""
+"""Fraction of the root mean square of all gradients that is the least assumed size of a tensor's
+gradients. The gradient of queries with one key each is 2e-7 of it, mere rounding."""
 
 
 def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """The assumed size of the terms of each gradient element, which bounds its rounding.
+    """Sizes that are assumed for the terms of each gradient element, which bound its rounding.
 
-    Rounding of a sum is proportional to its terms, which are not known. They are assumed to be as
-    large as the other elements of the tensor, or as the element itself if that is larger. A whole
-    tensor may be mere rounding, like the norm of keys if there is one key.
+    The terms of the sum are not known. They are assumed to be as large as the other elements of the
+    tensor, plus the element itself. A whole tensor may be mere rounding, such as the gradient of
+    the norm of keys if there is one key, so its size has a lower limit.
     """
     squares = [gradient.double().square() for gradient in gradients]
     count = sum(square.numel() for square in squares)
@@ -37,11 +37,11 @@ def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Reach:
-    """The largest effect of rounding on each weight since the first update, for one process.
+    """Upper bounds of what rounding has done to each weight since the first update.
 
     Two layouts' gradients of an element differ by at most `rounding` times the largest of
     `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The
-    bounds of all updates are summed, each times its learning rate.
+    bounds of all updates are summed, each times its learning rate. It runs in one process.
 
     Muon updates a matrix as a whole. Its iterations begin with a matrix of norm 1, and each
     enlarges a small difference by at most its first coefficient.
@@ -56,7 +56,8 @@ class Reach:
         self._kind = config.kind
         self._enlarged = math.prod(first for first, _, _ in coefficients(config))
         self.bounds = [torch.zeros_like(p) for p in self._params]
-        """Largest |a - b| of each element, in the order of `main_param_shards`."""
+        """Upper bound of the difference between two layouts for each element of a weight, in the
+        order of `main_param_shards`."""
 
     @torch.no_grad()
     def add_update(self) -> None:

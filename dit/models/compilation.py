@@ -1,4 +1,4 @@
-"""torch.compile with kernels for this processor only, and its requirements."""
+"""torch.compile with kernels for this processor only, and what it needs on a machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def compile_here(function: Callable[..., Any], **options: Any) -> Callable[..., 
 
 @cache
 def _name_of_processor() -> str:
-    """`_PREFIX` plus a digest of the processor's model and usable instructions."""
+    """`_PREFIX` plus a digest of the processor's model and its usable instructions."""
     described = {torch.backends.cpu.get_cpu_capability()}  # also that of ATEN_CPU_CAPABILITY
     listed = Path("/proc/cpuinfo")
     if listed.is_file():
@@ -60,7 +60,7 @@ def check_compiler() -> None:
 
 
 def missing_for_compilation() -> str:
-    """A missing requirement of torch.compile, such as `Python.h`; empty if none is missing."""
+    """What torch.compile needs and this machine lacks, such as `Python.h`; empty if nothing."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

@@ -3,7 +3,7 @@
 A family is one folder in `dit/models/` with one line in the registry (`dit.models.registry`). Code
 outside that folder neither imports it nor names its classes nor compares `model.family` with a
 text: it asks the `Family` of a configuration. This module imports neither torch nor Megatron-Core;
-functions below import what needs them.
+functions import what needs them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 POOLED, REFERENCE = "pooled_text", "reference_latent"
-"""Name of pooled text in a shard, and prefix of the names of reference latents."""
+"""Name of pooled text in a shard, and prefix of the names of reference latents in a shard."""
 TINY_NETWORK: Mapping[str, Any] = {
     "num_layers": 4,
     "num_attention_heads": 4,
     "in_channels": 4,
     "precision": Precision.FP32,
 }
-"""Keys of `model` that `Family.tiny` sets for most networks."""
+"""Keys of `model` for a tiny network, with which most families begin `Family.tiny`."""
 
 
 class InputKind(StrEnum):
-    """The kinds of a sample's inputs besides the latent."""
+    """Kind of an input that a sample has besides its latent."""
 
     TEXT = "text"  # rows of a text or image encoder, [L, width]
     # Rows in the place of the main text where the caption is dropped, [M, width]: of an encoder
@@ -62,7 +62,7 @@ class InputKind(StrEnum):
 
 
 class NullInput(StrEnum):
-    """Replacement of an input when the caption is dropped (classifier-free guidance)."""
+    """What replaces an input when the caption is dropped (classifier-free guidance)."""
 
     ENCODED = "encoded"  # the encoder's of an empty caption
     EMPTY = "empty"  # no rows
@@ -77,33 +77,35 @@ class SampleInput:
     """The tensor's name in a shard."""
     kind: InputKind
     width: int
-    """Width of a row, or number of channels."""
+    """Width of a row or vector, or number of channels."""
     required: bool = True
-    """Whether a sample without it is refused; a sample may lack other inputs."""
+    """Whether a sample without this tensor is refused."""
     may_be_empty: bool = False
-    """Whether 0 rows are allowed."""
+    """Whether the tensor may have 0 rows."""
     rows: int | None = None
-    """Number of rows that each sample must have, as image encoders output; None: any number."""
+    """Number of rows that the tensor must have, as image encoders output; None: any number."""
     most_rows: int | None = None
-    """Largest number of rows of Diffusers' network; None: any number."""
+    """Largest number of rows that Diffusers' network accepts; None: any number."""
     vocabulary: int | None = None
-    """Rows are token ids below this (`dit.token_ids`); None: rows of an encoder's output."""
+    """Number of token ids, if rows are token ids (`dit.token_ids`); None: rows are an encoder's
+    output."""
     clean: bool = True
-    """Whether a reference latent has the clean level; FLUX Kontext's has the sample's."""
+    """Whether the tokens of a reference latent have the clean level; FLUX Kontext's have the level
+    of their sample."""
     null: NullInput = NullInput.ENCODED
-    """Value of texts and vectors for a dropped caption; inputs of other kinds stay."""
+    """What replaces a text or vector when the caption is dropped; inputs of other kinds stay."""
     rate: float | None = None
     """Latent frames a second, of a sound."""
     rounds: bool = False
     """Whether the number of frames of a sound is rounded to the nearest, instead of up."""
     pictures: int = 0
-    """Number of given pictures from which the codec computes it: 1, the first frame; 2, also the
-    last."""
+    """Number of given pictures from which a codec computes the input: 1, the first frame; 2, the
+    first and last; 0: none."""
     encoder: str | None = None
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs without one."""
     refused_encoders: Mapping[str, str] = field(default_factory=dict)
-    """Encoder of the same width but another meaning -> the setting with which a network of the
-    family reads its output."""
+    """Encoders whose output has the same width but another meaning, each with the setting with
+    which a network of the family reads it."""
 
     def sound_frames(self, seconds: float) -> int:
         """Number of latent frames that are generated for a sound of `seconds`; needs `rate`."""
@@ -115,7 +117,7 @@ class SampleInput:
 def text_input(
     model: ModelConfig, *, encoder: str, may_be_empty: bool = False, most_rows: int | None = None
 ) -> SampleInput:
-    """The input with the caption's embedding from the main text encoder."""
+    """The input `text`: the caption's rows from the main text encoder, `encoder`."""
     return SampleInput(
         name="text",
         kind=InputKind.TEXT,
@@ -132,17 +134,17 @@ class _ReadsPooledText(Protocol):
 
 
 def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
-    """The input with the pooled caption embedding of a second text encoder."""
+    """The input with the caption's pooled vector from a second text encoder, `encoder`."""
     width = model.pooled_size
     return SampleInput(name=POOLED, kind=InputKind.VECTOR, width=width, encoder=encoder)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HasReferences:
-    """The field of networks whose samples may have references; a base before `ModelConfig`."""
+    """Field of networks whose samples may have references; a base class, before `ModelConfig`."""
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
-    """Reference pictures that a sample may have, as tokens beside its own."""
+    """Largest number of reference pictures of a sample, whose tokens follow the sample's own."""
 
 
 class _TakesReferences(Protocol):
@@ -153,7 +155,7 @@ class _TakesReferences(Protocol):
 
 
 def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
-    """Inputs for the references of a sample, with the clean timestep or the sample's own."""
+    """Inputs for the references of a sample, whose tokens have the clean level or the sample's."""
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
         SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
@@ -162,78 +164,94 @@ def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInpu
 
 
 def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
-    """The input with the null text of a sample's pictures, if the encoder of `model` sees them."""
+    """The input with the text that replaces a caption whose encoder also sees pictures.
+
+    That text depends on the sample's pictures, so each sample has its own.
+    """
     null: Any = {"kind": InputKind.NULL_TEXT, "required": False, "may_be_empty": True}
     return (SampleInput(name="null_text", width=model.crossattn_emb_size, **null),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HasGuidance:
-    """The field of networks with an optional guidance embedding; a base before `ModelConfig`."""
+    """Field of networks with an optional guidance embedding; a base class, before `ModelConfig`."""
 
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
 
 
 GUIDANCE = 1.0
-"""Guidance scale of the guidance embedding in training: prediction without guidance."""
+"""Guidance scale that the guidance embedding gets in training: prediction without guidance."""
 
 
 def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
-    """`Family.guidance` of networks with a guidance embedding, with `scale` in training."""
+    """A function for `Family.guidance`: `scale` for networks with a guidance embedding."""
     return lambda model: scale if model.guidance_embed else None
 
 
 def grid_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions` by indices of frames (at any rate), rows and columns."""
+    """The rule for `Family.positions` by index of frame (at any rate), row and column."""
     return resolve_name("dit.models.positions:GridPositions")()
 
 
 def time_offset_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions` (time, row, column, place in the text); references have other times."""
+    """The rule for `Family.positions` (time, row, column, index in the text).
+
+    Each reference has a time of its own.
+    """
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
 
 
 def half_step_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions` (frame, row / 2, column / 2, place); references have negative places."""
+    """The rule for `Family.positions` (frame, row / 2, column / 2, index).
+
+    The index is that in the text, 0 for the target, and negative for references.
+    """
     return resolve_name("dit.models.positions:HalfStepPositions")()
 
 
 def far_picture_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions` (place, row, column); pictures come after all places of texts."""
+    """The rule for `Family.positions` (index, row, column), with pictures after all texts."""
     return resolve_name("dit.models.positions:FarPicturePositions")()
 
 
 def references_first_positions(_: ModelConfig) -> PositionRule:
-    """`Family.positions` (place, row, column, number of the picture); references come first."""
+    """The rule for `Family.positions` (index, row, column, picture), references first."""
     return resolve_name("dit.models.positions:ReferencesFirstPositions")()
 
 
 class ConditionPositions(Protocol):
-    """Positions of the tokens of a picture or clip that is given from a frame of a video on."""
+    """Positions of the tokens of a picture or clip that is given in a video, from some frame on."""
 
     def __call__(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Positions [tokens, axes] float32; `frame` is a pixel frame, `fps` NaN if unknown."""
+        """Positions [tokens, axes] float32, for a picture or clip of `grid` patches.
+
+        It begins at the pixel frame `frame`; `fps` is NaN if unknown.
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionRules:
-    """Rules for pictures and clips that are given at any frame of a video in generation."""
+    """Rules for pictures and clips that generation is given at any frame of a video."""
 
     positions: ConditionPositions
     temporal_stride: int
-    """Pixel frames of a latent frame."""
+    """Number of pixel frames per latent frame."""
     prefix_frames: int
-    """Latent frames of a clip, given at a later frame, that become additional tokens."""
+    """Number of latent frames of a given clip that become additional tokens, if it does not begin
+    the video."""
 
     def whole_frames(self, frames: int) -> int:
-        """Pixel frames of the longest clip with whole latent frames: stride * n + 1."""
+        """Number of pixel frames, stride * n + 1, of the longest clip with whole latent frames.
+
+        The clip has at most `frames` pixel frames.
+        """
         return (frames - 1) // self.temporal_stride * self.temporal_stride + 1
 
 
 class KeptNorm(StrEnum):
-    """The part of a prediction whose norm, after guidance, is reset to the conditional one's."""
+    """The numbers whose norm guidance keeps equal to that of the conditional prediction."""
 
     TOKEN = "token"  # all numbers of a token (Qwen-Image)
     TOKEN_AT_MOST = "token at most"  # the same where guidance makes it larger (LongCat-Image)
@@ -242,37 +260,37 @@ class KeptNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
-    """Facts about a family's networks that an objective needs."""
+    """What an objective needs to know about a family's networks."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that the family sets; explicit keys override them."""
     of_size: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of a size -> keys of `objective` that override `settings`, such as an expert's
+    """Keys of `objective` that override `settings` for a named size, such as an expert's
     `level_range`."""
     sign: int = 1
-    """1: the velocity is noise - data; -1: data - noise (Lumina 2)."""
+    """1: the network's velocity is noise - data; -1: data - noise (Lumina 2)."""
     tells_data_part: bool = False
     """Whether the network gets 1 - t as timestep instead of t (Lumina 2, OmniGen2).
-
-    `StackedTransformer` converts `sign` and this one, so that other code sees t and noise - data.
-    """
+    `StackedTransformer` converts by `sign` and this field, so that other code sees t and noise -
+    data."""
     clean_level: float | None = 0.0
     """Noise level t of clean tokens, such as a given first frame; None: there are no such
     tokens."""
     guides_by_references: bool = False
-    """Whether guidance also has a separate scale for references, away from samples without them."""
+    """Whether guidance has a second scale, for references: the prediction is also moved away from
+    that without references."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
-    """Configuration -> what guidance does to the norm of its prediction; None: nothing."""
+    """Maps a configuration to the norm that guidance keeps; None: it keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRules:
-    """Patterns of weight names, as in `fnmatch`, for initialisation and decay."""
+    """Patterns of weight names, as in `fnmatch`, for initialisation, weight decay and training."""
 
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
     no_decay: tuple[str, ...] = ()
-    """Embeddings and tables without weight decay, beside biases and norms."""
+    """Embeddings and tables that get no weight decay; biases and norms get none in any family."""
     fixed: tuple[str, ...] = ()
     """Tables that checkpoints hold and that are never trained: buffers, filled by their module."""
     sound: tuple[str, ...] = ()
@@ -281,7 +299,7 @@ class WeightRules:
     """Weights by which frames attend to the sound, which a sample without one does not pass."""
 
     def starts_at_zero(self, name: str) -> bool:
-        """Whether a matrix starts at zero, by its key in a checkpoint."""
+        """Whether the matrix with this name in checkpoints starts at zero."""
         return any(fnmatchcase(name, pattern) for pattern in self.zero)
 
     def stream(self, name: str) -> LoraStreams:
@@ -294,19 +312,20 @@ class WeightRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """The description of a model family: data, and small pure functions of its configuration."""
+    """The description of a model family: data, and small functions of a configuration."""
 
     name: str
     """Value of `model.family`."""
     config: type[ModelConfig]
-    """Class of the configuration: its fields, their rules and named sizes."""
+    """Class of the configuration `model`: its fields, their rules and named sizes."""
     network: Callable[[], Callable[..., Any]]
-    """Imports the network's class, which is called with (configuration, process groups, virtual
-    stage)."""
+    """Imports and returns the network's class, which is called with (configuration, process groups,
+    virtual stage)."""
     spec: Callable[[Any], NetworkSpec]
-    """Configuration -> the layers of its network."""
+    """Maps a configuration to the layers of its network."""
     parts: Mapping[str, str]
-    """A word in weight names -> part of the model whose gradient norm is logged."""
+    """For words in names of weights, the part of the model by which their gradient norm is
+    logged."""
     diffusers: Callable[[], DiffusersForm] | None = None
     """Imports the names and formats of Diffusers' counterpart; None: there is none, and nothing
     converts."""
@@ -314,39 +333,41 @@ class Family:
     """Imports the names of weights in files, where Diffusers has no counterpart to take them from;
     None: there are none, so that the network takes no adapters, no Muon and no groups."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
-    """Configuration -> the inputs of a sample beside its latent."""
+    """Maps a configuration to the inputs of a sample besides its latent."""
     positions: Callable[[Any], PositionRule]
-    """Configuration -> the rule for positions of tokens."""
+    """Maps a configuration to the rule for positions of tokens."""
     weights: WeightRules
     objective: ObjectiveConventions
     conditions: Callable[[Any], ConditionRules | None] = lambda _: None
-    """Configuration -> rules for pictures given at any frame in generation; None: not supported."""
+    """Maps a configuration to rules for pictures that generation gets at any frame; None:
+    unsupported."""
     guidance: Callable[[Any], float | None] = lambda _: None
-    """Configuration -> usual `objective.guidance`; None: no guidance embedding."""
+    """Maps a configuration to the usual `objective.guidance`; None: no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
-    """Configuration -> whether the network also gets the end of a step (mean flow, flow maps)."""
+    """Whether the network of a configuration also gets the timestep at which a step ends (mean
+    flow, flow maps)."""
     trains_step_end: bool = False
-    """Whether training passes the sample's own level as that end; else such networks generate, and
-    are not trained."""
+    """Whether training passes the sample's own timestep as the end of a step. If not, networks with
+    such an input can generate but not be trained."""
     vae: Callable[[Any], str]
-    """Configuration -> codec (`dit.codecs.vae`) of the published weights' latents."""
+    """Maps a configuration to the codec (`dit.codecs.vae`) of the published weights' latents."""
     distilled: Collection[str] = ()
-    """Names of sizes whose published weights need few steps, if no pipeline says so."""
+    """Names of sizes whose published weights need few steps, which no pipeline class says."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Name of a published network -> the feature that it needs and the family lacks."""
+    """For published networks that the family does not have, the feature that it lacks for them."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Name of a size -> keys of `model` for a float32 network that trains in seconds on a CPU: one
-    for each kind of network. It has at least four layers, and heads and widths that divide by
-    four, so that it runs on layouts of up to four ranks."""
+    """For each kind of network, under the name of a size, keys of `model` for a float32 network
+    that trains in seconds on a CPU. It has at least four layers, and heads and widths that divide
+    by four, so that it runs on layouts of up to four ranks."""
 
     def default(self) -> ModelConfig:
         """The family's default configuration."""
         return self.config()  # type: ignore[call-arg]
 
     def unguided_by_references(self, model: ModelConfig) -> str:
-        """Reason why a scale of `objective.guides_by_references` has no effect.
+        """Why a guidance scale for references has no effect on the network of `model`.
 
-        Empty if it has one.
+        Empty if it has an effect.
         """
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"
@@ -356,7 +377,7 @@ class Family:
 
     @property
     def sizes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The fields that each named size of the family sets."""
+        """The fields of `model` that each named size sets."""
         return self.config.sizes
 
     @property

@@ -1,4 +1,4 @@
-"""The matrices of a network's linears, each with the names of the linears it fuses."""
+"""The matrices of a network's linears, each with the names of the linears that it fuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WEIGHT = ".weight"
 _NO_LINEARS = (".router.weight", "conditioner.embed.weight", "row_kind.weight")
-"""Words in names of matrices that are no linears in Diffusers, so that they have no adapter."""
+"""Endings of names of matrices that are no linears in Diffusers, so that they have no adapter."""
 _CONDITIONER = "conditioner."
 _FUSED = "*.linear_in*.to_qkv*"
 _OURS = {
@@ -25,8 +25,8 @@ _OURS = {
     LoraTargets.MLP: ("*mlp.*", "*.linear_in*.proj_mlp", "*.linear_out*", _FUSED),
     LoraTargets.MODULATION: ("*modul*",),
 }
-"""Word of `lora.targets` -> name fragments of our linears, then of Diffusers'. In single-stream
-layers one matrix belongs to both words, on either side."""
+"""For each word of `lora.targets`, patterns that match our name of a linear followed by Diffusers'.
+In single-stream layers one matrix belongs to both attention and MLP."""
 
 
 def matrices_of_linears(model: ModelConfig) -> list[Pair]:
@@ -49,12 +49,12 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of the Diffusers modules that a linear fuses."""
+    """Names of the modules in Diffusers that our linear fuses."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether Diffusers' `module` of `pair` is in the part of a layer that `word` stands for."""
+    """Whether Diffusers' `module`, of `pair`, is in the part of a layer that `word` stands for."""
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
@@ -63,12 +63,12 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
 def _orthogonalised_shapes(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> tuple[tuple[int, int], ...]:
-    """(outputs, inputs) of all linears that Muon updates; `model` is on one rank."""
+    """(outputs, inputs) of each linear that Muon updates; the layout of `model` is one rank."""
     return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """(outputs, inputs) of each linear of a matrix, separately for linears that Diffusers fuses."""
+    """(outputs, inputs) of each linear in a matrix, also of linears that Diffusers fuses."""
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
@@ -76,7 +76,7 @@ def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
 def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
-    `optimizer.groups` may assign others to AdamW.
+    `optimizer.groups` may leave some of them to AdamW.
 
     Raises:
         Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
@@ -101,13 +101,13 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether a linear's input has a row per token; modulation has a row per sample instead."""
+    """Whether the linear's input has a row for each token, and not one for each sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether the entry `target` of `lora.targets` matches Diffusers' `module` of `pair`.
+    """Whether the entry `target` of `lora.targets` matches Diffusers' `module`, of `pair`.
 
     A target is a word, a whole name, the end of a name, or a pattern.
     """
@@ -117,9 +117,9 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 
 
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
-    """Whether a weight whose name begins with `part` is trained, or has an adapter.
+    """Whether a run trains weights whose name begins with `part`, or adapters beside them.
 
-    For an adapter file, `lora.targets` decide.
+    With adapters `lora.targets` decide.
 
     Raises:
         Problems: as `group_of_weights`.
@@ -136,14 +136,15 @@ def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonalisation:
-    """Muon's work in one update, over all ranks: matrices, numbers and FLOPs."""
+    """Muon's work in one update, summed over all ranks."""
 
     matrices: int
-    """Number of linears, each counted separately."""
+    """Number of linears; those that our network fuses count separately."""
     numbers: int
-    """Elements of all of them; the optimizer has one float32 state for each, not two."""
+    """Number of elements of these linears, each with one float32 state in the optimizer instead of
+    two."""
     numbers_here: int
-    """Elements on one tensor rank of a pipeline stage."""
+    """Number of these elements on one tensor rank of one pipeline stage."""
     flops: int
     """FLOPs of all Newton-Schulz iterations in one update."""
 
@@ -151,7 +152,7 @@ class Orthogonalisation:
 def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogonalisation:
     """Work of `optimizer.kind=muon` in one update; zeros for another optimizer.
 
-    An iteration on an m x n matrix, m <= n, has 4 m^2 n + 2 m^3 FLOPs.
+    An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs.
 
     Raises:
         Problems: as `orthogonalised`.
@@ -169,7 +170,10 @@ def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogo
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Number of ranks that divide Muon's matrices: those of one copy of the optimizer state."""
+    """Number of ranks that divide Muon's matrices among them.
+
+    They are the ranks that hold one copy of the optimizer's state together.
+    """
     model = config.model
     stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size
     return stages * tensor * config.optimizer_ranks(replicas)

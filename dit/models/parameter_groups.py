@@ -1,8 +1,8 @@
 """`optimizer.groups`: weights with their own learning rate or weight decay, or frozen.
 
-A weight is matched by its names in our network and in Diffusers', with the number of its layer:
-`blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and the names of
-others joined with it. The last group with a matching pattern applies.
+A pattern matches a weight by its names in our network and in Diffusers', with the number of its
+layer: `blocks.layers.3.self_attention.linear_qkv.weight`, or `blocks.3.attn1.to_q.weight` and the
+names of the others that are fused with it. The last group with a matching pattern applies.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dit.models.diffusers.names import Pair
 
 Weight = tuple[str, int | None]
-"""(name of a weight in a checkpoint, number of its layer)."""
+"""(name of a weight in a checkpoint, number of its layer; None outside of layers)."""
 
 
 def group_of_weights(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group of `optimizer.groups` that applies to each weight, if any.
+    """The group of `optimizer.groups` that applies to each weight; others are absent.
 
     Raises:
         Problems: a pattern matches nothing, or a part of a weight; or a group has no effect.
@@ -37,7 +37,11 @@ def group_of_weights(
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group of each weight that has one, from `groups` and the network `model`."""
+    """The group, of `groups`, that applies to each weight of the network; others are absent.
+
+    Raises:
+        Problems: as `group_of_weights`.
+    """
     found: dict[Weight, ParameterGroup] = {}
     if not groups:
         return found
@@ -53,7 +57,7 @@ def matched_weights(
 
 
 def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelConfig) -> None:
-    """Refuses a weight decay for weights that never decay."""
+    """Refuses a group's weight decay if it matches only weights that never decay."""
     without = family_of(model).weights.no_decay
     matrices = [pair.ours for pair in matching if len(pair.shape) > 1]
     decay = any(not any(fnmatchcase(name, one) for one in without) for name in matrices)
@@ -68,7 +72,7 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group all of whose weights belong to later groups."""
+    """Refuses a group if later groups apply to all weights that it matches."""
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(
@@ -90,16 +94,16 @@ def _table(model: ModelConfig) -> list[Pair]:
 
 
 def own_name(weight: Weight) -> str:
-    """The name of a weight in our network, with the number of its layer."""
+    """The name of a weight in our network, with the number of its layer after `layers`."""
     name, layer = weight
     return name.replace("layers.", f"layers.{layer}.", 1)
 
 
 def _matches(pattern: str, pair: Pair) -> bool:
-    """Whether a pattern matches a weight, by any of its names.
+    """Whether `pattern` matches the weight `pair`, by any of its names.
 
     Raises:
-        Problems: it matches some, but not all, of the weights that are joined in it.
+        Problems: it matches some, but not all, of the Diffusers weights that are fused in it.
     """
     if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True

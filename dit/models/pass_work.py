@@ -1,7 +1,7 @@
-"""FLOPs of a forward pass, by the lengths of the samples in a pack.
+"""FLOPs of a forward pass, from the lengths of the samples in a pack.
 
 `dit.sizing.flops` determines the coefficients once from a network. With them a worker of the loader
-weighs packs without the network.
+computes the cost of packs without the network.
 """
 
 # n latent tokens, m text tokens, a tokens of sound of a sample
@@ -17,7 +17,11 @@ from dit.models.layer_spec import NetworkSpec
 
 @dataclass(frozen=True, slots=True)
 class Multiplications:
-    """Multiplications of a forward pass over a sample with n latent, m text and a sound tokens."""
+    """Coefficients of a polynomial: multiplications of a forward pass over one sample.
+
+    Its variables are the sample's n latent, m text and a sound tokens; `nm` is the factor of n m,
+    for example, and `sample` the constant.
+    """
 
     sample: int = 0
     n: int = 0
@@ -39,7 +43,7 @@ class Multiplications:
     def of(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
         """Multiplications for samples with these numbers of latent `tokens` and `text` tokens.
 
-        `sound` has their tokens of sound; empty: no sample has any.
+        `sound` has their numbers of sound tokens; empty: no sample has any.
         """
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
@@ -51,7 +55,7 @@ class Multiplications:
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """Multiplications of a part of a network: its linears and its attention."""
+    """Multiplications of a part of a network: of its linears, and of its attention."""
 
     linears: Multiplications = Multiplications()
     attention: Multiplications = Multiplications()
@@ -67,22 +71,22 @@ class PartWork:
 class PassWork:
     """FLOPs of a forward pass of a network.
 
-    A matrix product counts 2 m n k. Padding that no token attends to, and recomputation, do not
-    count. Linears are proportional to tokens or samples, attention to pairs of tokens. Layers of a
-    token route count only the tokens that they see.
+    The product of an m x k and a k x n matrix counts 2 m n k. Padding that no token attends to, and
+    recomputation, do not count. Linears are proportional to tokens or samples, attention to pairs
+    of tokens. Layers of a token route count only the tokens that they see.
     """
 
     spec: NetworkSpec
     whole: PartWork
-    """Multiplications of everything that sees all tokens."""
+    """Multiplications of everything that all tokens pass."""
     routed: PartWork
-    """Multiplications of the layers of `route`."""
+    """Multiplications of the layers inside `route`, for the tokens that pass them."""
     conditioner: PartWork
-    """Multiplications of the conditioner, which sees captions before padding."""
+    """Multiplications of the network that captions pass before they are padded (Anima)."""
     route: TokenRoute | None
 
     def flops(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
-        """Operations for samples of `tokens` patches, `text` caption tokens and tokens of sound."""
+        """FLOPs for samples of `tokens` patches, `text` caption tokens and `sound` tokens."""
         parts = [one.linears for one in (self.whole, self.routed, self.conditioner)]
         attention = self.attention_flops(tokens, text, sound)
         return self._flops(parts, tokens, text, sound) + attention
@@ -90,7 +94,7 @@ class PassWork:
     def attention_flops(
         self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
     ) -> int:
-        """The part of `flops` that attention takes, for the same samples."""
+        """FLOPs of attention alone, which `flops` includes, for the same samples."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
         return self._flops(parts, tokens, text, sound)
 

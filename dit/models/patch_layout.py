@@ -1,4 +1,4 @@
-"""Conversion of samples to tokens, and the other contents of a pack, for a run's family."""
+"""Rules by which samples become tokens and other contents of a pack, for a run's family."""
 
 # C latent channels; F H W latent frames, rows, columns
 
@@ -20,34 +20,36 @@ from dit.models.registry import family_of, network_spec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchLayout:
-    """The rules by which a run's samples become tokens, and the other contents of a pack."""
+    """The rules by which a run's samples become tokens and the other contents of a pack."""
 
     patch_temporal: int
     patch_spatial: int
     sample_multiple: int
-    """Each sample is padded to a multiple of this many tokens."""
+    """Each sample is padded to a multiple of this number of tokens."""
     positions: PositionRule
     """The family's rule for the positions of a sample's tokens."""
     side_cells: int = 1
-    """Multiple, in latent cells, of a latent's sides."""
+    """A latent's rows and columns must be multiples of this number of latent cells."""
     inputs: tuple[SampleInput, ...]
-    """Inputs of a sample beside its latent."""
+    """Inputs of a sample besides its latent."""
     counts_text: bool = False
-    """Whether text counts towards the capacity of a pack, as with joint attention."""
+    """Whether text tokens count towards the capacity of a pack, as with joint attention."""
     attended: Callable[[Grid, int], int] = lambda _, tokens: tokens
-    """(grid of the target, number of tokens) -> tokens of a sample that attention sees."""
+    """Number of tokens of a sample that attention processes, given the grid of its target and its
+    own number of tokens."""
     text_multiple: int = 1
-    """Text tokens are padded to a multiple of this many."""
+    """The text of each sample takes a multiple of this number of tokens."""
     clean_level: float | None = 0.0
-    """Noise level of clean tokens, from the family."""
+    """Noise level of clean tokens, from the family; None: there are no such tokens."""
     guidance: float | None = None
     """Guidance scale for the guidance embedding; None: the network has none."""
     draws_given_frames: bool = False
     """Whether frames of a packed sample may be given later, by a draw of the objective."""
     clean_sound_level: float | None = None
-    """Noise level of sound that a draw of the objective may give; None: it gives none."""
+    """Noise level of given sound, if the objective's draws may give sound; else None."""
     level_share: TokenShare | None = None
-    """Tokens with the first of a sample's two noise levels in training; None: one level."""
+    """Which tokens of a sample have the first of its two noise levels in training; None: a sample
+    has one noise level."""
 
     _names: Mapping[InputKind, tuple[str, ...]] = field(init=False, repr=False, compare=False)
 
@@ -86,7 +88,7 @@ class PatchLayout:
 
     @classmethod
     def of_training(cls, config: RunConfig) -> PatchLayout:
-        """The layout with the objective's inputs in addition to the family's."""
+        """The layout for training, which adds the objective's inputs to those of the family."""
         layout = replace(cls.of(config), level_share=config.objective.level_share)
         if config.objective.preference is None:
             return layout
@@ -102,11 +104,11 @@ class PatchLayout:
 
     @property
     def copies(self) -> int:
-        """Number of samples in a pack that come from one sample of a shard."""
+        """Number of samples in a pack that one stored sample becomes: 2 if in pairs, else 1."""
         return 2 if self.in_pairs else 1
 
     def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
-        """(latent tokens, text tokens) of the samples into which a stored sample is divided."""
+        """(latent tokens, text tokens) of each training sample that one stored sample becomes."""
         return trained_as(tokens, text, self.level_share) * self.copies
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -115,7 +117,7 @@ class PatchLayout:
 
     @property
     def sound(self) -> SampleInput | None:
-        """The input with the latent of a sample's sound; None: the network reads none."""
+        """The input with the latent of a sample's sound; None: the network has no such input."""
         return next((one for one in self.inputs if one.kind is InputKind.SOUND), None)
 
     @property
@@ -126,22 +128,22 @@ class PatchLayout:
 
     @property
     def has_clean_tokens(self) -> bool:
-        """Whether samples may have tokens with the clean timestep."""
+        """Whether samples may have tokens with the clean level."""
         frames = any(one.kind is InputKind.FRAMES for one in self.inputs)
         return frames or self.clean_references
 
     @property
     def clean_references(self) -> bool:
-        """Whether tokens of references have the clean timestep instead of the sample's."""
+        """Whether tokens of references have the clean level instead of the sample's."""
         return any(one.clean for one in self.inputs if one.kind is InputKind.REFERENCE)
 
     @property
     def patch(self) -> Grid:
-        """Latent frames, rows and columns of one token."""
+        """Latent frames, rows and columns of the patch that is one token."""
         return self.patch_temporal, self.patch_spatial, self.patch_spatial
 
     def grid(self, latent_CFHW: Tensor) -> Grid:
-        """Patches along frames, rows and columns; exact only if patches divide the latent."""
+        """Number of patches along frames, rows and columns, rounded down."""
         frames, rows, columns = latent_CFHW.shape[1:]
         return (
             frames // self.patch_temporal,
@@ -155,15 +157,18 @@ class PatchLayout:
         return self.padded(grid, math.prod(grid))
 
     def padded(self, grid: Grid, tokens: int) -> int:
-        """Tokens of a sample that attention computes, padded to a multiple of `sample_multiple`."""
+        """Number of tokens of a sample that attention processes, padded to `sample_multiple`."""
         return self.filled(self.attended(grid, tokens))
 
     def filled(self, tokens: int) -> int:
-        """`tokens` of one stream of a sample, padded to a multiple of `sample_multiple`."""
+        """`tokens`, of one stream of a sample, rounded up to a multiple of `sample_multiple`."""
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Tokens that `rows` text tokens take in a pack, once for each noise level of a sample."""
+        """Number of tokens of a pack's capacity that `rows` text tokens of a sample take.
+
+        Text is counted once for each noise level of the sample; 0 if text does not count.
+        """
         if not self.counts_text:
             return 0
         levels = 1 if self.level_share is None else 2

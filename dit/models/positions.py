@@ -2,7 +2,8 @@
 
 A latent is converted to the tokens of one sample, and back; `dit.data.pack` writes the tokens of
 many samples into a pack. A position is one row with a number for each rotary axis. Loader,
-generation and parity tests call the same rule, so that a network always sees the same positions.
+generation and tests against Diffusers call the same rule, so that a network always gets the same
+positions.
 """
 
 # c latent channels, C numbers in a token, T tokens, A axes
@@ -37,7 +38,10 @@ def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tu
 
 
 def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) -> None:
-    """Writes the patches of `latent_CFHW` [c, F, H, W] into the tokens `out_TC`, as `patchify`."""
+    """Writes the patches of `latent_CFHW` into the tokens `out_TC`, in the order of `patchify`.
+
+    `grid` is the size of the latent in patches, `patch` the size of a patch in latent cells.
+    """
     (f, h, w), (pt, ph, pw) = grid, patch
     latent_CFHW = latent_CFHW.to(out_TC.dtype)
     if pw == 2:  # the two neighbours in a row move as one number, 8 times as fast
@@ -48,7 +52,7 @@ def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) 
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
-    """The latent [c, F, H, W] from the first frames * rows * columns tokens of `latent_TC`."""
+    """The latent [c, F, H, W] from its tokens, which lead `latent_TC`; inverse of `patchify`."""
     f, h, w = grid
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
@@ -77,9 +81,9 @@ class PositionRule(Protocol):
         ...
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:
-        """Positions [tokens, axes] float32 of one sample, in token order; `fps` is NaN if unknown.
+        """Positions [tokens, axes] float32 of one sample, in token order.
 
-        `grids` are those of the target and of its reference latents.
+        `grids` are those of the target and of its reference latents; `fps` is NaN if unknown.
         """
         ...
 
@@ -88,12 +92,13 @@ class PositionRule(Protocol):
 class GridPositions:
     """Positions (frame, row, column) by index; frames may be scaled to a common frame rate.
 
-    Frames of a reference latent are numbered after those of the target and of earlier references
-    (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
+    The frames of a reference latent are numbered after those of the target and of earlier
+    references (FLUX Kontext and Qwen-Image-Edit, whose latents have one frame).
     """
 
     base_fps: float | None = None
-    """A frame's position is frame * base_fps / fps; None: the frame's index (Wan, Hunyuan)."""
+    """If set, a frame's position is frame * base_fps / fps; None: the frame's index (Wan,
+    Hunyuan)."""
 
     @property
     def axes(self) -> int:
@@ -113,9 +118,10 @@ class GridPositions:
 
 @dataclass(frozen=True, slots=True)
 class TimeOffsetPositions:
-    """Positions (time, row, column, place in the text): time 0 for the target, more for references.
+    """Positions (time, row, column, index in the text); the index is 0 for pictures.
 
-    Reference number j, counted from 1, has time j * `step` (`Flux2Pipeline` of Diffusers).
+    The target has time 0, reference number j, counted from 1, time j * `step` (`Flux2Pipeline` of
+    Diffusers).
     """
 
     step: int = 10
@@ -140,10 +146,10 @@ class TimeOffsetPositions:
 
 @dataclass(frozen=True, slots=True)
 class HalfStepPositions:
-    """Positions (frame, row / 2, column / 2, place): place 0 for the target, -j for reference j.
+    """Positions (frame, row / 2, column / 2, index).
 
-    Tokens of the text have the places 0, 1, 2, ... (`TimeOffsetPositions.of_text`). Source:
-    `_prepare_image_ids` of Diffusers' modular pipelines.
+    The index is 0 for the target, -j for reference j, and for text tokens that in the text
+    (`TimeOffsetPositions.of_text`). Source: `_prepare_image_ids` of Diffusers' modular pipelines.
     """
 
     @property
@@ -161,7 +167,7 @@ class HalfStepPositions:
 
 @dataclass(frozen=True, slots=True)
 class FarPicturePositions:
-    """Positions (place, row, column); pictures count each axis from `first`, beyond any text.
+    """Positions (frame, row, column), each counted from `first`, beyond the index of any text.
 
     Source: `Ideogram4Pipeline` of Diffusers.
     """
@@ -177,18 +183,18 @@ class FarPicturePositions:
 
     @staticmethod
     def of_text(lengths: Sequence[int]) -> Tensor:
-        """Positions [L, 3] float32 of texts of `lengths` tokens: the index, on all three axes."""
+        """Positions [L, 3] float32 of texts with these `lengths`: the index, on all three axes."""
         places = [torch.arange(length) for length in lengths]
         return torch.cat(places).float()[:, None].repeat(1, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencesFirstPositions:
-    """Positions (place, row, column, number): pictures in sequence, the target last.
+    """Positions (index, row, column, picture): pictures in sequence, the target last.
 
-    A picture takes as many places as its longest side has tokens; its tokens have the first of
-    them. The number is 0 for the target, and counts references from 1; nothing rotates by it.
-    Source: the public code of OmniGen2.
+    All tokens of a picture have one index; that of the next picture is larger by the picture's
+    longest side in tokens. The number of the picture is 0 for the target, and counts references
+    from 1; nothing is rotated by it. Source: the public code of OmniGen2.
     """
 
     @property
@@ -208,17 +214,21 @@ class ReferencesFirstPositions:
 
 @dataclass(frozen=True, slots=True)
 class CroppedPositions:
-    """Positions (row, column) in a square table; a picture uses the middle of the table (SD3)."""
+    """Positions (row, column) in a square table, of which a picture uses the middle (SD3)."""
 
     size: int
-    """Rows and columns of the table."""
+    """Number of rows, and of columns, of the table."""
 
     @property
     def axes(self) -> int:
         return 2
 
     def __call__(self, grids: tuple[Grid, ...], *, fps: float) -> Tensor:  # noqa: ARG002
-        """Positions in the table; raises ValueError if a picture is larger than the table."""
+        """Positions [tokens, 2] in the table.
+
+        Raises:
+            ValueError: the picture is larger than the table.
+        """
         ((frames, *sides),) = grids
         if frames > 1 or max(sides) > self.size:
             raise ValueError(
@@ -237,7 +247,7 @@ class CroppedPositions:
 class CentredPositions:
     """Positions (number of the picture, row, column), with rows and columns from the centre.
 
-    The first of h rows is -ceil(h / 2). Each reference is a further picture. Source:
+    The first of h rows is -ceil(h / 2). The target is picture 0, and references follow. Source:
     `QwenEmbedRope` with `scale_rope` in Diffusers.
     """
 
@@ -259,16 +269,16 @@ class CentredPositions:
 
 @dataclass(frozen=True, slots=True)
 class PixelPositions:
-    """Positions (seconds, row, column) of a token's first pixels, as fractions of a largest size.
+    """Positions (time, row, column) of a token's first pixels, as fractions of a largest clip.
 
-    That size is 20 s of 2048 x 2048 pixels. Every latent counts from 0, so references coincide with
-    the target. Operations are those of Diffusers' LTX pipelines in their order, in float32, because
-    the network multiplies positions by up to 15,700.
+    That clip has 20 s of 2048 x 2048 pixels. Every latent counts from 0, so references coincide
+    with the target. Operations are those of Diffusers' LTX pipelines in their order, in float32,
+    because the network multiplies positions by up to 15,700.
     """
 
     causal: bool
-    """Whether the first latent frame is one pixel frame (`LTXConditionPipeline`), or all latent
-    frames last equally long (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
+    """Whether the first latent frame is one pixel frame (`LTXConditionPipeline`). If not, all
+    latent frames last equally long (`LTXPipeline`, `LTXImageToVideoPipeline`)."""
     patch: tuple[int, int] = (1, 1)
     """(frames, rows or columns) of latent cells in one token."""
 
@@ -280,13 +290,13 @@ class PixelPositions:
         return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
 
     def of_condition(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Positions of a picture or clip that begins at pixel `frame` of the video."""
+        """Positions of a picture or clip that is given from pixel frame `frame` of the video on."""
         return self.corners((grid,), fps=fps, frame=frame) / torch.tensor(_LARGEST)
 
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
-        """Positions in seconds and pixels: Diffusers' `video_coords`, transposed.
+        """Positions (seconds, pixel row, pixel column): Diffusers' `video_coords`, transposed.
 
-        `frame` is the pixel frame at which time begins.
+        `frame` is the pixel frame at which the first latent frame begins.
         """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
@@ -305,20 +315,20 @@ class PixelPositions:
 CELL = (8, 32)
 """(pixel frames, pixel rows or columns) of a latent cell of LTX-Video."""
 _LARGEST = (20.0, 2048.0, 2048.0)
-"""Largest size: seconds, pixel rows, pixel columns."""
+"""The largest clip: seconds, pixel rows, pixel columns."""
 _USUAL_RATE = 25.0
-"""Frames per second of a clip whose rate is unknown, as in the pipelines."""
+"""Frame rate of clips whose rate is unknown, as in LTX-Video's pipelines."""
 _USUAL_RATE_OF_2 = 24.0
-"""Frames per second of such a clip in the pipelines of LTX-2."""
+"""Frame rate of clips whose rate is unknown, as in LTX-2's pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellMiddles:
-    """Positions (seconds, row, column) of the middle of a token's pixels, as fractions.
+    """Positions (time, row, column) of the middle of a token's pixels, as fractions.
 
-    They are fractions of 20 s of 2048 x 2048 pixels. The first latent frame is one pixel frame.
-    Every latent counts from 0, so references coincide with the target. Operations are those of
-    Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
+    They are fractions of a clip of 20 s and 2048 x 2048 pixels. The first latent frame is one pixel
+    frame. Every latent counts from 0, so references coincide with the target. Operations are those
+    of Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
     """
 
     patch_spatial: int = 1
@@ -358,7 +368,7 @@ class CellMiddles:
 def padded_positions(
     grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
-    """Positions of a sample's tokens, padded to `padded`, and a mask of real tokens."""
+    """Positions of a sample's tokens, with zeros up to `padded` rows, and a mask of real tokens."""
     position_TA = positions(grids, fps=fps)
     padding = padded - len(position_TA)
     return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)

@@ -1,4 +1,4 @@
-"""The table of all model families, each of which is imported when first requested.
+"""The table of all model families; each family is imported when first asked for.
 
 `$DIT_FAMILIES` adds external families, as `name=module:attribute`, separated by commas. Processes
 inherit it, so that a test can train its own family in several processes. A configuration cannot
@@ -73,7 +73,7 @@ FAMILIES = {
     # The project's own DiT for text to video with sound; Diffusers has no such network
     "sound_dit": "dit.models.sound_dit.family:FAMILY",
 }
-"""Name -> `module:attribute` of its `Family`; the first is the default."""
+"""`module:attribute` of each `Family` by its name; the first is the default."""
 NETWORKS = {
     "CosmosTransformer3DModel": "dit",
     "WanTransformer3DModel": "wan",
@@ -97,12 +97,13 @@ NETWORKS = {
     "Ideogram4Transformer2DModel": "ideogram4",
     "QwenImage21Transformer2DModel": "qwen_image21",
 }
-"""Class name of a Diffusers network -> family; only that family is imported."""
+"""Name of the family of each network class of Diffusers; only the family that is needed is
+imported."""
 VARIABLE = "DIT_FAMILIES"
 
 
 def family_places() -> dict[str, str]:
-    """Name -> `module:attribute` of every family, including those of `$DIT_FAMILIES`.
+    """`module:attribute` of every family by its name, including those of `$DIT_FAMILIES`.
 
     Raises:
         Problems: an entry of the variable has not the form name=module:attribute.
@@ -122,7 +123,7 @@ def default_family() -> Family:
 
 
 def family_named(name: str) -> Family:
-    """The family that `model.family` names.
+    """The family called `name`.
 
     Raises:
         Problems: there is no such family.
@@ -151,21 +152,21 @@ def _loaded(name: str, place: str) -> Family:
 
 
 def family_of(model: ModelConfig) -> Family:
-    """The family of a network."""
+    """The family that `model.family` names."""
     return family_named(model.family)
 
 
 @lru_cache(maxsize=64)  # of a plan's layouts
 def network_spec(model: ModelConfig) -> NetworkSpec:
-    """The layers of a network, as its family describes them."""
+    """The layers of the network of `model`, as its family describes them."""
     return family_of(model).spec(model)
 
 
 def is_distilled(config: RunConfig) -> bool:
-    """Whether published weights with this network and these noise levels need few steps.
+    """Whether the network of `config`, by its shape and noise levels, is one for few steps.
 
-    A Diffusers folder does not name the size, so the network is compared with the distilled sizes.
-    It is no match if networks that are not distilled have the same levels.
+    A Diffusers folder does not name the size, so the network is compared with the named sizes: all
+    that match it in layers, width and noise levels must be distilled.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):
@@ -176,7 +177,7 @@ def is_distilled(config: RunConfig) -> bool:
 
 
 def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveConfig) -> bool:
-    """Whether a network has the layers, the width and the noise levels of a named size."""
+    """Whether a network has the layers, width and noise levels of the family's named `size`."""
     named = family.config(name=size, **family.sizes[size])
     told = family.objective.of_size.get(size, {})
     shape = ("all_layers", "hidden_size")
@@ -186,16 +187,16 @@ def _is_of(size: str, family: Family, model: ModelConfig, objective: ObjectiveCo
 
 
 def families(*, first: str | None = None) -> list[Family]:
-    """All families, with the family `first` before the others."""
+    """All families, with the family called `first` before the others."""
     names = sorted(family_places(), key=lambda name: name != first)
     return [family_named(name) for name in names]
 
 
 def family_of_size(size: str, *, first: str) -> Family | None:
-    """The family with the named `size`; tries the family `first` before importing others.
+    """The family with the named `size`, or None; tries the family `first` before others.
 
     Raises:
-        Problems: a family knows the size, and has no such network.
+        Problems: a family knows the size, but lacks what its network needs.
     """
     if size == CUSTOM_SIZE or size in family_named(first).sizes:
         return family_named(first)
@@ -206,22 +207,22 @@ def family_of_size(size: str, *, first: str) -> Family | None:
 
 
 def has_sound(model: ModelConfig) -> bool:
-    """Whether a network reads the sound of a sample, as a stream of its own."""
+    """Whether the network has a sample's sound as a stream of its own."""
     return any(one.kind is InputKind.SOUND for one in family_of(model).inputs(model))
 
 
 def diffusers_classes() -> dict[str, str]:
-    """Class of Diffusers' network -> name of its family, including those of `$DIT_FAMILIES`."""
+    """Name of the family of each network class of Diffusers, with those of `$DIT_FAMILIES`."""
     added = [family_named(name) for name in family_places() if name not in FAMILIES]
     forms = {one.name: one.diffusers() for one in added if one.diffusers is not None}
     return NETWORKS | {form.class_name: name for name, form in forms.items()}
 
 
 def diffusers_form(model: ModelConfig) -> DiffusersForm:
-    """Diffusers' counterpart of a network.
+    """Diffusers' counterpart of the network of `model`.
 
     Raises:
-        Problems: it has no such network.
+        Problems: Diffusers has no such network.
     """
     form = family_of(model).diffusers
     if form is None:
@@ -251,7 +252,7 @@ def pairs(model: ModelConfig) -> list[Pair]:
 
 
 def named_model(size: str) -> ModelConfig:
-    """The network of a named size.
+    """The configuration of the network with the named `size`.
 
     Raises:
         Problems: no family has this size.

@@ -1,6 +1,6 @@
-"""scheduler_config.json of Diffusers <-> `ObjectiveConfig`, for each known scheduler class.
+"""Conversion between scheduler_config.json of Diffusers and `ObjectiveConfig`.
 
-This is a translation of text: Diffusers is not imported.
+Each class handles the files of some scheduler classes. Diffusers is not imported.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteSche
 UNIPC_SCHEDULER, LCM_SCHEDULER = "UniPCMultistepScheduler", "FlowMatchLCMScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
 _NOT_OURS = ("stochastic_sampling", "invert_sigmas")
-"""Options of FlowMatchEulerDiscreteScheduler for steps that no sampler here has."""
+"""Keys of FlowMatchEulerDiscreteScheduler that ask for steps which none of our samplers has."""
 _SPACINGS = {f"use_{spacing}_sigmas": spacing for spacing in LevelSpacing}
 _LINE_OF_MU = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
 # Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
@@ -40,11 +40,12 @@ _UNIPC = {
     "final_sigmas_type": "zero",
 }
 _OF_TRAINING = {"prediction_type", "use_flow_sigmas", "num_train_timesteps", "use_dynamic_shifting"}
-"""Keys that determine what the network learned; the others concern only sampling."""
+"""Keys of UniPCMultistepScheduler that determine what the network learned; the others concern only
+sampling."""
 
 
 class SchedulerFile(BaseModel, ABC):
-    """Keys of a scheduler_config.json that concern training, with Diffusers' own defaults.
+    """Keys of a scheduler_config.json that `objective` depends on, with Diffusers' own defaults.
 
     Types are strict: 1.0 is no integer, 1 no boolean, NaN no number.
     """
@@ -52,40 +53,44 @@ class SchedulerFile(BaseModel, ABC):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
     class_names: ClassVar[tuple[str, ...]]
-    """Scheduler classes with these keys; an export writes the first."""
+    """Scheduler classes whose files this class reads; an export writes the first."""
     states: ClassVar[tuple[str, ...]]
-    """Keys of `objective` that a file determines, also by omitting its own key."""
+    """Options of ObjectiveConfig that a file determines, also where the file lacks the key."""
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
-        """This class, or a sibling class, if it reads files of the scheduler `class_name`."""
+        """The class that reads files of the Diffusers scheduler `class_name`, or None."""
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """Reason why the file does not determine how the network was trained, or None."""
+        """The reason why the file does not determine how the network was trained, or None."""
         return None
 
     def lacking(self) -> str | None:
-        """Feature of the scheduler that no sampler here has, in words, or None."""
+        """A feature of the scheduler that no sampler of ours has, as text, or None."""
         return None
 
     def of_sampling(self) -> str | None:
-        """A setting that concerns samplers but not training, in words, or None."""
+        """A setting of the file that concerns samplers but not training, as text, or None."""
         return None
 
     @abstractmethod
     def objective(self) -> ObjectiveConfig:
-        """The objective that the file describes; raises `Problems` if its numbers make no sense."""
+        """The objective that the file describes.
+
+        Raises:
+            Problems: its numbers make no sense.
+        """
 
     @classmethod
     def inexpressible(cls, _config: ObjectiveConfig, /) -> str | None:
-        """KEY=VALUE of an option that the scheduler cannot express, or None."""
+        """The first option that the scheduler cannot express, as KEY=VALUE, or None."""
         return None
 
     @classmethod
     @abstractmethod
     def content(cls, config: ObjectiveConfig) -> dict[str, Any]:
-        """scheduler_config.json of an objective, with the noise levels of our samplers."""
+        """The content of the scheduler_config.json that describes the objective `config`."""
 
 
 class EdmScheduler(SchedulerFile):
@@ -232,7 +237,7 @@ class FlowScheduler(SchedulerFile):
 
 
 class LcmScheduler(FlowScheduler):
-    """scheduler_config.json of `FlowMatchLCMScheduler`, for HiDream-I1 Dev and Fast."""
+    """scheduler_config.json of `FlowMatchLCMScheduler`, which HiDream-I1 Dev and Fast use."""
 
     class_names = (LCM_SCHEDULER,)
     states = (*FlowScheduler.states, "sampling_levels")
@@ -255,7 +260,7 @@ class LcmScheduler(FlowScheduler):
 
 
 class UnipcScheduler(SchedulerFile):
-    """scheduler_config.json of `UniPCMultistepScheduler`, for Wan's pipelines."""
+    """scheduler_config.json of `UniPCMultistepScheduler`, which Wan's pipelines use."""
 
     class_names = (UNIPC_SCHEDULER,)
     states = (*FlowScheduler.states, "sampling_levels")

@@ -57,7 +57,7 @@ def karras_levels(num_steps: int, *, sigma_min: float, sigma_max: float, rho: fl
 
 @dataclass(frozen=True, slots=True)
 class Edm:
-    """A `TrainingObjective` and a `SamplingPath`; the level is sigma, the noise's deviation."""
+    """The EDM objective, for training and sampling; its level is sigma, the noise's std."""
 
     config: EdmConfig
 
@@ -94,7 +94,7 @@ class Edm:
         return noise_N.log() / 4
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """Prediction, whose noise is the velocity (state - data) / sigma (Algorithm 1, line 4)."""
+        """The latent, and the velocity (state - data) / sigma of Algorithm 1, line 4."""
         part = mixing(noise_T1, sigma_data=self.config.sigma_data)
         input_TC = self.network_input(state_TC, noise_T1)
         return Prediction(

@@ -48,7 +48,7 @@ def even_levels(
     terminal: float | None = None,
     spacing: LevelSpacing | None = None,
 ) -> Tensor:
-    """Levels [S + 1, N] from 1 to 0: even steps from 1 to `last_N`, shifted by `factor_N`; then 0.
+    """Levels [S + 1, N] that fall from 1 in even steps to `last_N`, shifted by `factor_N`, then 0.
 
     With `terminal` the shifted levels are stretched to end there, as shift_terminal of
     FlowMatchEulerDiscreteScheduler does. A single level is 1 and is not stretched; Diffusers
@@ -64,10 +64,10 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """Levels from the first to the last of `t_SN`, equally many, both above 0, spaced by `spacing`.
+    """`t_SN` [S, N] with its first and last level, and levels between them spaced by `spacing`.
 
     This is `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
-    FlowMatchEulerDiscreteScheduler, with t in place of sigma.
+    FlowMatchEulerDiscreteScheduler, with t in place of sigma. All levels are above 0.
     """
     first_N, last_N = t_SN[0], t_SN[-1]
     ramp_S1 = torch.linspace(0, 1, len(t_SN), dtype=torch.float64)[:, None]
@@ -97,10 +97,10 @@ def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
 
 
 def linear_quadratic_levels(num_steps: int) -> Tensor:
-    """Levels [S + 1] from 1 to 0: half of the steps to 1 - `NEAR_NOISE`, then a parabola.
+    """Levels [S + 1] from 1 to 0: half of the steps lead to 1 - `NEAR_NOISE`, the rest to 0.
 
-    The parabola continues the line with the same slope, and ends at 0. Source:
-    `linear_quadratic_schedule` of Diffusers' LTXConditionPipeline.
+    The first half is a line; the second is a parabola that continues the line with the same slope.
+    Source: `linear_quadratic_schedule` of Diffusers' LTXConditionPipeline.
     """
     linear, step_S = num_steps // 2, torch.arange(num_steps + 1, dtype=torch.float64)
     if linear == 0:
@@ -112,14 +112,14 @@ def linear_quadratic_levels(num_steps: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FlowMatching:
-    """A `TrainingObjective` and a `SamplingPath`; the level is t, the fraction of noise."""
+    """Flow matching, for training and sampling; its level is t, the fraction of noise."""
 
     config: FlowConfig
     karras: EdmConfig = field(default_factory=EdmConfig)
-    """EDM's options, of which Karras's levels use sigma_min, sigma_max and rho."""
+    """Options of EDM, of which levels spaced as Karras's use sigma_min, sigma_max and rho."""
 
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
-        """Shift of each sample [N], float64 on the CPU."""
+        """Factor by which the levels of each sample are shifted, [N], float64 on the CPU."""
         c = self.config
         if c.time_shift_type is not None:
             return timestep_sampling.shift_factors_of_mu(
@@ -146,7 +146,7 @@ class FlowMatching:
         return t_N.clamp(*self.config.level_range).float()
 
     def _unshifted(self, quantile_N: Tensor) -> Tensor:
-        """Noise levels before the shift, at quantiles of the density."""
+        """Noise levels [N] of the density before the shift, at `quantile_N`."""
         c = self.config
         match c.density:
             case LevelDensity.UNIFORM:
@@ -159,7 +159,7 @@ class FlowMatching:
                 return timestep_sampling.mode(quantile_N, scale=c.mode_scale)
 
     def _quantile(self, t_N: Tensor) -> Tensor:
-        """Quantiles of noise levels in the unshifted density."""
+        """Quantiles [N] of the levels `t_N` in the density before the shift."""
         c = self.config
         match c.density:
             case LevelDensity.UNIFORM:
@@ -172,7 +172,7 @@ class FlowMatching:
                 return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
 
     def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
-        """Quantiles among the levels in `level_range` -> quantiles among all levels."""
+        """Quantiles [N] among all levels, from quantiles [N] among the levels in `level_range`."""
         assert self.config.level_range is not None
         ends = torch.tensor(self.config.level_range, dtype=torch.float64)
         # The shift by 1 / s undoes that by s.
@@ -203,7 +203,7 @@ class FlowMatching:
         )
 
     def weight(self, t_N: Tensor) -> Tensor:
-        """Weight of the loss at t, [N]."""
+        """Weight of the loss [N] at the levels `t_N`, by `objective.weighting`."""
         match self.config.weighting:
             case Weighting.NONE:
                 return torch.ones_like(t_N)
@@ -236,7 +236,7 @@ class FlowMatching:
         return (sigma_S / (1 + sigma_S))[:, None].expand(-1, len(num_tokens))
 
     def _quantile_levels(self, factor_N: Tensor, num_steps: int) -> Tensor:
-        """Levels [S + 1, N] at evenly spaced quantiles of the training density, falling, then 0.
+        """Levels [S + 1, N] at evenly spaced quantiles of the training density, falling to 0.
 
         Source: `_logit_normal_sigmas` of Diffusers' Ideogram4Pipeline.
         """
@@ -248,13 +248,13 @@ class FlowMatching:
         return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
     def sampling_shift(self, num_tokens: Sequence[int], num_steps: int) -> Tensor:
-        """Shift of the even steps of each sample [N], float64."""
+        """Factor [N], float64, by which the even levels of each sample's sampler are shifted."""
         if self.config.sampling_levels is SamplingLevels.EMPIRICAL:
             return timestep_sampling.empirical_shift_factors(num_tokens, num_steps=num_steps)
         return self.shift(num_tokens)
 
     def _last_even_step(self, factor_N: Tensor, num_steps: int) -> Tensor:
-        """The last of the evenly spaced steps [N], before the shift."""
+        """Level [N] of the last evenly spaced step before 0, before all levels are shifted."""
         c = self.config
         last = 1 / num_steps if c.ends_at_one_step else LAST_LEVEL
         last_N = torch.full_like(factor_N, last)

@@ -13,9 +13,9 @@ from dit.batch import LatentVariance, PackedBatch, Pairs, TokenStream
 
 
 def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
-    """The pack with latents sampled from the distributions of its means and log variances.
+    """A copy of the pack with latents sampled from the distributions that its shard stores.
 
-    A sample is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). `rngs` are one
+    A sample is mean + exp(log variance / 2) * noise (arXiv:1312.6114, Eq. 10). `rngs` is one
     generator, or one for each sample, on the device of the batch. A pack without variances is
     returned unchanged.
     """
@@ -29,10 +29,10 @@ def draw_latents(batch: PackedBatch, *rngs: torch.Generator) -> PackedBatch:
 
 
 def draw_noise(batch: TokenStream, *rngs: torch.Generator) -> Tensor:
-    """Standard normal noise [T, C], float32, zero on padding; both samples of a pair have the same.
+    """Standard normal noise [T, C], float32, zero on padding.
 
-    Numbers are drawn for the real tokens in pack order, so padding does not change them: by one
-    generator, or for each sample by its own.
+    Numbers are drawn for the real tokens in pack order, so padding does not change them. `rngs` is
+    one generator, or one for each sample. The two samples of a pair get the same noise.
     """
     copies = 2 if Pairs in batch.methods else 1
     rows = [batch.real_tokens // copies] if len(rngs) == 1 else batch.num_tokens
@@ -48,7 +48,7 @@ def draw_noise(batch: TokenStream, *rngs: torch.Generator) -> Tensor:
 
 
 def insert_padding(values_RC: Tensor, batch: TokenStream) -> Tensor:
-    """Values of the real tokens in pack order -> [T, C] with zeros on padding."""
+    """A tensor [T, C] with the rows of `values_RC` at the real tokens and zeros on padding."""
     if not len(values_RC):
         return values_RC.new_zeros(len(batch.is_real_T), values_RC.shape[1])
     # A cumulative count, because nonzero() would wait for the device. Before the first real token

@@ -1,4 +1,4 @@
-"""The two protocols of an objective: its training side and its sampling side.
+"""The two protocols of an objective: TrainingObjective and SamplingPath.
 
 A level is the noise level of a sample: sigma for EDM, t for flow matching.
 """
@@ -28,27 +28,30 @@ class TrainingObjective(Protocol):
         ...
 
     def problem_at(self, batch: TokenStream, noise_N: Tensor, noise_TC: Tensor) -> Problem:
-        """The regression problem at the levels `noise_N`, with standard normal noise `noise_TC`.
+        """The regression problem at levels `noise_N` [N], with standard normal noise `noise_TC`.
 
         It draws no random numbers.
         """
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
-        """Timesteps [N] that the network embeds for the noise levels: rows of `Problem.level_M`."""
+        """Timesteps [N] that the network embeds for the noise levels `noise_N`.
+
+        `Problem.level_M` has them as its rows.
+        """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The latent and noise that a raw network output implies for a noisy state."""
+    """The latent and velocity that a raw network output implies for a noisy state."""
 
     latent_TC: Tensor  # expected clean latent, whitened to std 1
     velocity_TC: Tensor  # dx / dlevel of the state x: the right-hand side of the sampling ODE
 
 
 class SamplingPath(Protocol):
-    """The path x(level) = signal(level) * latent + level * noise, followed from noise to latents.
+    """The path x(level) = signal(level) * latent + level * noise, from noise to latents.
 
     Arguments `_T1` hold the level of each token. Because `predict` is affine in the raw output,
     classifier-free guidance can combine raw outputs for every objective.
@@ -63,7 +66,7 @@ class SamplingPath(Protocol):
         ...
 
     def network_input(self, state_TC: Tensor, noise_T1: Tensor, /) -> Tensor:
-        """Input of the network for a state, scaled as in `TrainingObjective.problem_at`."""
+        """Input of the network for `state_TC`, scaled as in `TrainingObjective.problem_at`."""
         ...
 
     def network_level(self, noise_N: Tensor) -> Tensor:
@@ -71,26 +74,26 @@ class SamplingPath(Protocol):
         ...
 
     def predict(self, state_TC: Tensor, raw_TC: Tensor, noise_T1: Tensor) -> Prediction:
-        """Prediction from the raw network output `raw_TC` at a state; all levels are above 0.
+        """Prediction from the raw network output `raw_TC` at `state_TC`; levels are above 0.
 
-        Both parts must be affine in `raw_TC`.
+        Both tensors of the prediction must be affine in `raw_TC`.
         """
         ...
 
     def signal(self, noise_N: Tensor) -> Tensor:
-        """Factor of the latent in the state; the factor of the noise is the level itself."""
+        """Factor [N] of the latent in the state; the factor of the noise is the level itself."""
         ...
 
     def finish(self, state_TC: Tensor) -> Tensor:
-        """The latent, whitened, from the state at level 0."""
+        """The whitened latent [T, C] from the state `state_TC` at level 0."""
         ...
 
 
 def real_only(values_TC: Tensor, batch: TokenStream) -> Tensor:
-    """`values_TC` with zeros on padding, also where padding held NaN."""
+    """`values_TC` with zeros on padding, which replace NaN, too."""
     return values_TC.masked_fill(~batch.is_real_T[:, None], 0)
 
 
 def per_token(values_N: Tensor, batch: TokenStream) -> Tensor:
-    """The value of each token's sample, as a column [T, 1]."""
+    """The value in `values_N` of the sample that owns each token, as a column [T, 1]."""
     return values_N[batch.segment_T, None]

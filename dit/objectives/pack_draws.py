@@ -4,9 +4,9 @@
 2. frames          how many first frames of a target are given, from its shard or drawn
 3. dropout         captions and images that a sample is trained without
 
-A given frame has no noise and no loss. Only counts are drawn, on the CPU; the pack holds the
-latents of all frames, so only its masks change. If the frame is shown in extra channels
-(HunyuanVideo 1.5), a sample that does not use it has zeros in them.
+A given frame has no noise and no loss. Only the number of given frames is drawn, on the CPU; the
+pack holds the latents of all frames, so only its masks change. If the frame is shown in extra
+channels (HunyuanVideo 1.5), they are zeros for a sample that does not use the frame.
 """
 
 # T packed tokens, N samples, L text tokens, E text width
@@ -78,7 +78,7 @@ class Draw(IntEnum):
 def pack_rng(
     *, seed: int, step: int, pack_id: int, device: torch.device, draw: Draw = Draw.NOISE
 ) -> torch.Generator:
-    """A generator for one pack at one step, equal on every layout and rank.
+    """A random generator for the pack `pack_id` at `step`, equal on every layout and rank.
 
     Torch's CPU generator keeps only the low 32 bits of a seed, so two of 2**32 streams may
     coincide. On CUDA all 64 bits count.
@@ -87,14 +87,14 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """A 64-bit seed for one `draw` of a pack, as children of SeedSequence.spawn would have it."""
+    """The 64-bit seed of one `draw` of a pack, equal to that of children of SeedSequence.spawn."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawContext:
-    """Inputs of a draw besides the pack: its numbers, null inputs and settings."""
+    """What a draw needs besides the pack: seed, step, pack id, null inputs and settings."""
 
     seed: int
     step: int
@@ -104,7 +104,7 @@ class DrawContext:
     route: TokenRoute | None
 
     def rng(self, draw: Draw, device: torch.device = CPU) -> torch.Generator:
-        """A generator for one purpose; draws of one purpose do not affect another."""
+        """A generator for one `draw`, which the numbers of other draws do not affect."""
         return torch.Generator(device).manual_seed(self.stream(draw))
 
     def stream(self, draw: Draw) -> int:
@@ -159,9 +159,9 @@ TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
     _route,  # the tokens that the layers of a route see
     _adapters,  # the seed of their dropout
 )
-"""Random draws for a pack in training, in order, before its levels and noise.
+"""Random draws for a pack in training, in order, made before noise levels and noise.
 
-A method adds its function here and a member of `Draw`."""
+A new draw is a function in this list and a member of `Draw`."""
 
 
 def draw_given_frames(
@@ -194,10 +194,10 @@ def draw_given_frames(
 def draw_given_streams(
     batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
 ) -> PackedBatch:
-    """The pack with the sound, a beginning of it, or all frames of some samples given.
+    """A copy of the pack in which some samples with sound have given sound or given frames.
 
-    Only samples with sound are chosen. `rng` is a CPU generator; three numbers are drawn for each
-    sample, whatever the sample has.
+    The given part is the whole sound, a beginning of it, or all frames. `rng` is a CPU generator;
+    three numbers are drawn for each sample, even for one without sound.
     """
     sound = batch.others.get(SOUND)
     if sound is None or not (options.gives_sound or options.video_given):
@@ -220,7 +220,7 @@ def draw_given_streams(
 
 
 def is_given(batch: PackedBatch) -> list[bool]:
-    """Whether all frames, or the whole sound, of each sample are given."""
+    """One bool per sample: True if all its frames, or its whole sound, are given."""
     given = [False] * batch.num_samples
     if batch.others:
         for stream in batch.streams.values():
@@ -233,7 +233,7 @@ def is_given(batch: PackedBatch) -> list[bool]:
 
 
 def without_pictures(batch: PackedBatch, dropped: Sequence[bool]) -> PackedBatch:
-    """A copy of the pack whose `dropped` samples have no picture.
+    """A copy of the pack in which the samples marked in `dropped` have no picture.
 
     Their condition channels are zeros, and texts made from pictures have no rows.
     """
@@ -256,9 +256,9 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
-    """A copy of a pack or stream in which the first `counts` tokens of each target are given.
+    """A copy of the pack or stream in which the first `counts[n]` tokens of target n are given.
 
-    `batch` is whole. It does not wait for the device.
+    `batch` is not yet split between context ranks. The GPU is not synchronized.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     clean = batch.method(CleanTokens)
@@ -278,24 +278,27 @@ def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
 
 
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
-    """Whether each of `count` samples drops an input; `rng` is a CPU generator."""
+    """One bool for each of `count` samples: True, with `probability`, if it drops an input.
+
+    `rng` is a CPU generator.
+    """
     return (torch.rand(count, generator=rng, dtype=torch.float64) < probability).tolist()
 
 
 def samples_drawn(batch: PackedBatch) -> int:
-    """Number of samples with random draws of their own; both samples of a pair share them."""
+    """Number of samples with random draws of their own; the two samples of a pair share theirs."""
     return batch.num_samples // batch.copies
 
 
 def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
-    """A drawn value for each sample; both samples of a pair have the same."""
+    """One value of `drawn` for each sample of the pack; the two samples of a pair get the same."""
     return [one for one in drawn for _ in range(batch.copies)]
 
 
 def dropped_captions(
     batch: PackedBatch, *, seed: int, step: int, options: ObjectiveConfig
 ) -> list[bool]:
-    """Whether each sample of the pack trains without its caption at `step`."""
+    """One bool per sample of the pack: True if it trains without its caption at `step`."""
     rng = pack_rng(seed=seed, step=step, pack_id=batch.pack_id, device=CPU, draw=Draw.TEXT_DROPOUT)
     if options.given_text_dropout is None or not batch.others:
         return of_samples(batch, draw_dropout(samples_drawn(batch), options.text_dropout, rng))
@@ -305,10 +308,10 @@ def dropped_captions(
 
 
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
-    """A copy of the pack whose `dropped` samples have the inputs of an empty caption, `null`.
+    """A copy of the pack in which samples marked in `dropped` have the inputs of an empty caption.
 
-    The main text of a sample is replaced by its own null text, if it has one. Lengths are Python
-    integers, so this does not wait for the device.
+    `null` has these inputs by name. The main text of a sample is replaced by its own null text, if
+    it has one. Lengths are Python integers, so this does not wait for the device.
 
     Raises:
         ValueError: an input of `null` has another width than in the pack.
@@ -338,7 +341,7 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
 
 
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
-    """Rows [M, E] that replace the main text of each sample if dropped; 0 rows if it has none."""
+    """Rows [M, E] that replace the main text of each dropped sample; M = 0 if it has none."""
     own = batch.method(NullTexts)
     if own is None:
         return [batch.text_LE[:0]] * batch.num_samples
@@ -346,11 +349,11 @@ def own_null_texts(batch: PackedBatch) -> list[Tensor]:
 
 
 def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
-    """A copy of the pack whose `dropped` samples have zeros for all inputs made from pictures.
+    """A copy of the pack in which samples marked in `dropped` have zeros for inputs from pictures.
 
-    These are the condition channels, and the texts and vectors that `null` lacks because they do
-    not depend on the caption. Their numbers of rows stay, unless the network works without a
-    picture: then the sample has no rows of them. Given frames are left to `draw_given_frames`.
+    These inputs are the condition channels, and the texts and vectors that `null` lacks because
+    they do not depend on the caption. Their numbers of rows stay, unless the network works without
+    a picture: then the sample has no rows of them. Given frames are left to `draw_given_frames`.
     """
     if not any(dropped):
         return batch

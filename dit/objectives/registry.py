@@ -26,7 +26,8 @@ class ObjectiveParts:
 
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
-    """Sampling side; None: nothing can be generated, and a run that would sample is refused."""
+    """Makes the sampling side; None: nothing can be generated, and a run that would sample is
+    refused."""
     scheduler: Callable[[], type[SchedulerFile]] | None = None
     """Imports the Diffusers scheduler that stores the objective's options; needed only for
     conversion. None: only the weights can be exported."""
@@ -86,7 +87,7 @@ def sampling_path(config: ObjectiveConfig) -> SamplingPath:
     """The sampling side of the objective that `config.name` names.
 
     Raises:
-        Problems: the objective has none.
+        Problems: the objective has no sampling side.
     """
     make = REGISTRY[config.name].sampling
     if make is None:

@@ -32,17 +32,17 @@ def draw_quantiles(count: int, rng: torch.Generator) -> Tensor:
 
 
 def log_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
-    """Levels sigma with ln(sigma) ~ N(mean, std²): EDM (arXiv:2206.00364), Table 1."""
+    """Levels sigma [N] with ln(sigma) ~ N(mean, std²): EDM (arXiv:2206.00364), Table 1."""
     return (mean + std * torch.special.ndtri(quantile_N)).exp()
 
 
 def logit_normal(quantile_N: Tensor, *, mean: float, std: float) -> Tensor:
-    """Levels t with logit(t) ~ N(mean, std²): arXiv:2403.03206, Sec. 3.1."""
+    """Levels t [N] with logit(t) ~ N(mean, std²): arXiv:2403.03206, Sec. 3.1."""
     return (mean + std * torch.special.ndtri(quantile_N)).sigmoid()
 
 
 def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
-    """Levels of a density with heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling".
+    """Levels t [N] of a density with heavy tails: arXiv:2403.03206, Sec. 3.1, "Mode Sampling".
 
     The paper's map falls from t = 1 at u = 0 to t = 0 at u = 1, so the quantile q of t is the map's
     value at u = 1 - q. The map is monotone for scales within `dit.config.MODE_SCALES`.
@@ -52,12 +52,15 @@ def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
 
 
 def logit_normal_quantile(t: Tensor, *, mean: float, std: float) -> Tensor:
-    """The inverse of `logit_normal`: the share [N] of its levels below t [N]."""
+    """Quantiles [N] of the levels `t` [N] in the density of `logit_normal`: the share below t."""
     return torch.special.ndtr((t.logit() - mean) / std)
 
 
 def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
-    """The inverse of `mode`, which has no closed form, by bisection to the last bit; t is [N]."""
+    """Quantiles [N] of the levels `t` [N] in the density of `mode`, by bisection to the last bit.
+
+    The inverse of `mode` has no closed form.
+    """
     low, high = torch.zeros_like(t), torch.ones_like(t)
     # A turn halves the interval; float64 has 53 bits below 1.
     for _ in range(54):
@@ -68,7 +71,7 @@ def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
 
 
 def shifted(t: Tensor, factor: Tensor) -> Tensor:
-    """The level t shifted by s: s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23).
+    """The levels `t` shifted by s: s t / (1 + (s - 1) t) (arXiv:2403.03206, Sec. 5.3.2, Eq. 23).
 
     `factor` s is [N]; t is [N], one number for all samples, or [S, N] or [S, 1] for steps.
     """
@@ -106,10 +109,11 @@ def shift_factors_of_mu(
 
 
 def empirical_shift_factors(num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
-    """Shift of each sample [N], float64: exp(mu), where mu is linear in its tokens and the steps.
+    """Shift of each sample [N], float64: exp(mu) by its tokens and by `num_steps`.
 
-    Above 4,300 tokens the line for 200 steps serves any number of steps. It equals
-    `compute_empirical_mu` of Diffusers' Flux2Pipeline.
+    Mu is linear in the tokens and is interpolated between lines for 10 and 200 steps; above 4,300
+    tokens the line for 200 steps serves any number of steps. It equals `compute_empirical_mu` of
+    Diffusers' Flux2Pipeline.
     """
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)
     few_N, many_N = (slope * tokens_N + start for slope, start in (_OF_10_STEPS, _OF_200_STEPS))

@@ -26,16 +26,16 @@ from dit.pack_wire import to_device
 
 
 def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
-    """The pack with a random choice of the tokens that a route's layers see (`Route`).
+    """A copy of the pack with a random choice of the tokens that the layers of `route` see.
 
-    `rng` is a CPU generator.
+    The choice is the pack's method `Route`. `rng` is a CPU generator.
     """
     move_T = _draw(batch, route, rng) - torch.arange(batch.starts[-1])
     return batch.with_method(Route(move_T=to_device(move_T, batch.segment_T.device)))
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
-    """Order [T] of the tokens of a pack, on the CPU, in which kept tokens lead each run.
+    """A permutation [T] of the tokens of a pack, on the CPU: kept tokens lead each run.
 
     In each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others. In
     a run that padding completes, real tokens come first. A sample's draw depends on the number of
@@ -55,11 +55,11 @@ def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor
 
 
 def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> PackedBatch:
-    """The pack with each sample divided into two: the kept tokens of its runs, and the others.
+    """A copy of the pack with each sample divided into two: kept tokens of its runs, and others.
 
-    Tokens keep their positions, and both halves have all texts and vectors of the sample. As
+    Tokens keep their positions, and both parts have all texts and vectors of the sample. As
     separate samples they get a noise level each, and do not attend to each other. A sample so short
-    that one half would have no loss stays whole. `rng` is a CPU generator.
+    that one part would have no loss stays whole. `rng` is a CPU generator.
 
     Source: dual-timestep scheduling of Self-Flow, with separate attention (arXiv:2607.02508).
     """
@@ -82,9 +82,9 @@ def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> P
 def _of_parts(
     batch: PackedBatch, rows: Sequence[Tensor], sources: Sequence[int], counts: Sequence[list[int]]
 ) -> PackedBatch:
-    """The pack whose samples consist of `rows` of the samples `sources`.
+    """A pack whose new sample i has the tokens `rows[i]` of the sample `sources[i]` of `batch`.
 
-    `counts` are each one's numbers of clean tokens, of target tokens, and of real tokens.
+    `counts[i]` is its number of clean tokens, of target tokens, and of real tokens.
     """
     lengths, where = [len(part) for part in rows], batch.segment_T.device
     clean, targets, real = map(tuple, zip(*counts, strict=True))

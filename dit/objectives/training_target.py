@@ -1,9 +1,9 @@
 """The regression problem of a pack, in training and in validation.
 
 1. training_problem     the draws of `pack_draws`, then the problem at drawn levels
-2. validation_problem   a pack at one level, with the same noise at every validation
+2. validation_problem   a pack at one quantile of levels, with the same noise at every validation
 3. problem_of           the problem with each sample at a level; clean tokens have no noise
-4. problem_of_streams   the same of all streams of a pack, with given levels and noise of each
+4. problem_of_streams   the problem of all streams of a pack, with given levels and noise of each
 5. problem_of_velocity  the problem of flow matching with a given state and velocity
 """
 
@@ -89,7 +89,7 @@ def drawn_pack(
     options: ObjectiveConfig,
     route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, DrawContext]:
-    """The pack of a step after all of `TRAINING_DRAWS`, and the random source of later draws."""
+    """The pack of a step after all of `TRAINING_DRAWS`, and the generators for later draws."""
     told: Any = {"null": null, "options": options, "route": route}
     context = DrawContext(seed=seed, step=step, pack_id=batch.pack_id, **told)
     for draw in TRAINING_DRAWS:
@@ -106,10 +106,11 @@ def validation_pack(
     null: NullInputs | None = None,
     text_dropout: float = 0.0,
 ) -> PackedBatch:
-    """The pack with drawn given frames, and with `null` also with some captions dropped.
+    """A copy of a validation pack after its draws: latents, given frames and dropped captions.
 
-    Both draws are the same at every validation, as are drawn latents, which do not depend on other
-    samples in the pack.
+    All draws are the same at every validation. `latents` says whether latents are the means of
+    their distributions or drawn from them; a drawn latent does not depend on the other samples of
+    the pack. Captions are dropped at the rate `text_dropout`, and replaced by `null`.
     """
     if latents is ValidationLatents.MEAN:
         batch = batch.without(LatentVariance)
@@ -151,7 +152,7 @@ def fixed_level_problem(
 ) -> Problem:
     """The problem of a validation pack, with each sample at its own noise level k / `levels`.
 
-    The noise is that of `validation_problem`.
+    The pack's method `FixedLevels` has k. The noise is that of `validation_problem`.
     """
     fixed = batch.method(FixedLevels)
     assert fixed is not None and not batch.others, "fixed levels are of one stream"
@@ -173,9 +174,9 @@ def _problem_of_quantiles(
     quantiles: Mapping[str, Tensor],
     rngs: Mapping[str, torch.Generator],
 ) -> Problem:
-    """The problem of each stream at quantiles [N] of its levels, with noise by its generator.
+    """The problem of each stream at the `quantiles` [N] of its levels, with noise from its `rngs`.
 
-    A shift of levels by the number of tokens is that of the stream's own.
+    Where levels are shifted by a number of tokens, it is the number of the stream's own tokens.
     """
     levels, noise = dict[str, Tensor](), dict[str, Tensor]()
     for name, stream in batch.streams.items():
@@ -193,7 +194,7 @@ def draw_problem(
     levels_rng: torch.Generator,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem at one random level for each sample.
+    """The problem with each sample at its own random level.
 
     `levels_rng` is on the CPU, `noise_rng` on the device of the batch.
     """
@@ -209,7 +210,7 @@ def problem_of(
     *,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem with each sample at the level of its quantile, and noise for each real token."""
+    """The problem with each sample at the level of its quantile, with noise from `noise_rng`."""
     assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
@@ -221,7 +222,7 @@ def problem_of_streams(
     noise_N: Mapping[str, Tensor],
     noise_TC: Mapping[str, Tensor],
 ) -> Problem:
-    """The problem of all streams of `batch`, each with its own levels [N] and noise [T, C]."""
+    """The problem of all streams of `batch`; the mappings have levels and noise by stream."""
     made = {
         name: _problem_at(objective, stream, noise_N[name], noise_TC[name])
         for name, stream in batch.streams.items()
@@ -237,7 +238,7 @@ def problem_of_velocity(
     state_TC: Tensor,
     velocity_TC: Tensor,
 ) -> Problem:
-    """The flow-matching problem at a state [T, C] with target velocity [T, C].
+    """The flow-matching problem at the state `state_TC` with the target `velocity_TC`, both [T, C].
 
     The latent and noise of the problem are the end points of the line through the state.
     """
@@ -266,18 +267,18 @@ def _problem_at(
 
 
 def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
-    """Network input with the latents themselves at clean and reference tokens."""
+    """`input_TC` in which clean and reference tokens have their latents, without noise."""
     return torch.where(batch.is_target_T[:, None], input_TC, batch.latent_TC.to(input_TC))
 
 
 class _TellsLevels(Protocol):
-    """The method common to both protocols of an objective."""
+    """What both protocols of an objective have: the timestep of a noise level."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
 
 def with_clean_level(level_N: Tensor, batch: TokenStream, objective: _TellsLevels) -> Tensor:
-    """Timesteps [M] of all level rows: those of the samples, then of the clean level, if any."""
+    """Timesteps [M] of all level rows: `level_N`, then that of clean tokens, if any."""
     clean = batch.method(CleanTokens)
     if clean is None:
         return level_N
@@ -289,7 +290,7 @@ def clean_network_level(objective: _TellsLevels, level: float) -> float:
     """The timestep that the network embeds for clean tokens, whose noise level is `level`.
 
     Raises:
-        ValueError: the objective has none, such as ln 0 in EDM.
+        ValueError: the objective has no finite timestep for it, such as ln 0 in EDM.
     """
     told = float(objective.network_level(torch.tensor(level, dtype=torch.float64)))
     if not math.isfinite(told):

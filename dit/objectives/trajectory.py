@@ -20,7 +20,8 @@ from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import to_device
 
 LEAST_DISTANCE = 1e-6
-"""Smallest mean distance between latent and teacher's prediction by which a gradient is divided."""
+"""Smallest mean distance between the student's and the teacher's latent by which a gradient is
+divided."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,15 +41,15 @@ class NoisyPack:
         level_N: Tensor,
         noise_TC: Tensor,
     ) -> NoisyPack:
-        """Latents mixed with noise [T, C] at the levels `level_N`."""
+        """A pack whose states are `latent_TC` mixed with `noise_TC` at the levels `level_N`."""
         signal_T1, level_T1 = (per_token(one, batch) for one in (path.signal(level_N), level_N))
         state_TC = signal_T1 * latent_TC + level_T1 * noise_TC
         return cls(batch=batch, state_TC=state_TC, level_N=level_N)
 
     def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
-        """The network input at this state, as a problem without target.
+        """The network input at this state, as a problem whose target is not used.
 
-        `batch` is a pack with the same latents and other texts.
+        `batch` replaces the pack by one with the same latents and other texts.
         """
         batch = self.batch if batch is None else batch
         noise_T1 = per_token(self.level_N, batch)
@@ -65,48 +66,51 @@ class NoisyPack:
         )
 
     def moved(self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor) -> NoisyPack:
-        """The pack after a step of Euler's method to the levels `end_N`, from the raw output."""
+        """The pack after an Euler step to the levels `end_N`, given the raw output `raw_TC`."""
         noise_T1 = per_token(self.level_N, self.batch)
         velocity_TC = path.predict(self.state_TC, raw_TC.double(), noise_T1).velocity_TC
         step_T1 = per_token(end_N - self.level_N, self.batch)
         return replace(self, state_TC=self.state_TC + step_T1 * velocity_TC, level_N=end_N)
 
     def latent(self, path: SamplingPath, raw_TC: Tensor) -> Tensor:
-        """The clean latent [T, C], float64, that the raw output predicts."""
+        """The clean latent [T, C], float64, that the raw network output `raw_TC` predicts."""
         noise_T1 = per_token(self.level_N, self.batch)
         return path.predict(self.state_TC, raw_TC.double(), noise_T1).latent_TC
 
     def renoised(
         self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor, noise_TC: Tensor
     ) -> NoisyPack:
-        """The pack after a step of LCM: the predicted latents, with new noise."""
+        """The pack after a step of LCM to the levels `end_N`: predicted latents with new noise.
+
+        A sample that is at its level of `end_N` already keeps its state.
+        """
         there = NoisyPack.of(path, self.batch, self.latent(path, raw_TC), end_N, noise_TC)
         stays_T1 = per_token(end_N == self.level_N, self.batch)
         return replace(there, state_TC=torch.where(stays_T1, self.state_TC, there.state_TC))
 
 
 def mean_velocity(start: NoisyPack, end: NoisyPack) -> Tensor:
-    """The velocity [T, C] that leads from one state to the other in one step of Euler's method."""
+    """The velocity [T, C] that leads from `start` to `end` in one step of Euler's method."""
     step_T1 = per_token(end.level_N - start.level_N, start.batch)
     return (end.state_TC - start.state_TC) / step_T1
 
 
 def draw_steps(count: int, rng: torch.Generator, *, steps: int) -> Tensor:
-    """Uniform indices [count] of steps, 0 to `steps` - 1; `rng` is a CPU generator."""
+    """Random indices [count] of steps, uniform in 0 to `steps` - 1; `rng` is a CPU generator."""
     return (draw_quantiles(count, rng) * steps).long()
 
 
 def levels_of_steps(level_SN: Tensor, step_N: Tensor) -> Tensor:
-    """The level [N] at which step `step_N` of each sample begins."""
+    """The level [N], from the schedule `level_SN`, at which step `step_N` of each sample begins."""
     return level_SN.gather(0, step_N[None])[0]
 
 
 def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC: Tensor) -> Problem:
-    """The problem whose target is the latent of the raw output at `start`, moved by `move_TC`.
+    """The problem whose target is the latent predicted at `start`, moved by `move_TC`.
 
-    Its loss is half the squared distance of latents, so the gradient by the output's latent is
-    -`move_TC` divided by the loss's divisor. An output equals its target to the bit only if it
-    moves by 0.
+    `raw_TC` is the raw output that predicts it. The loss is half the squared distance of latents,
+    so its gradient by the predicted latent is -`move_TC` divided by the loss's divisor. An output
+    equals its target to the bit only if `move_TC` is 0.
     """
     level_N1 = start.level_N[:, None]
     ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
@@ -127,11 +131,11 @@ def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC:
 def distribution_gradient(
     batch: PackedBatch, latent_TC: Tensor, *, real_TC: Tensor, fake_TC: Tensor
 ) -> Tensor:
-    """DMD's gradient [T, C] by the latents of a student; 0 on clean tokens.
+    """DMD's gradient [T, C] by the latents `latent_TC` of a student; 0 on clean tokens.
 
     It is (fake - real) / mean |latent - real|, where critic and teacher predict the latents fake
-    and real from the noisy latent, and the mean is over the numbers of a sample: arXiv:2311.18828,
-    Eq. 7 and 8 in terms of latents, where the mean cancels factors of the level.
+    and real from the noisy latent, and the mean is over the tokens and channels of a sample:
+    arXiv:2311.18828, Eq. 7 and 8 in terms of latents, where the mean cancels factors of the level.
     """
     target_T1 = batch.is_target_T[:, None]
     away_T = (latent_TC - real_TC).abs().mean(-1).masked_fill(~batch.is_target_T, 0)

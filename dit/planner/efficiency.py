@@ -1,4 +1,4 @@
-"""The fractions of a device's peak that software reaches: assumptions that no run has measured.
+"""The fractions of a device's peak that software reaches, as assumed or published.
 
 `make gpu` measures the first three on its device and writes the expected value beside each step, so
 that the first run shows which assumption is wrong.
@@ -15,7 +15,7 @@ from dit.sizing.recomputation import USABLE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """The fractions of a peak that software reaches."""
+    """Fractions of a device's peak rates that software reaches, and the time between kernels."""
 
     matrices: float = 0.62
     """Fraction of dense bfloat16 FLOP/s in linear layers. The best of all shapes reaches 0.77 to
@@ -25,9 +25,9 @@ class Efficiency:
     """Fraction of dense bfloat16 FLOP/s: 650 TFLOP/s of FlashAttention-3 on an H100, head width
     128, 16k tokens (published: arXiv:2407.08608, Fig. 5)."""
     attention_backward: float = 0.40
-    """Fraction of dense bfloat16 FLOP/s: 500 TFLOP/s, four fifths of which count here. The backward
-    kernel recomputes the scores, so it does five products where twice the forward's two are
-    counted."""
+    """Fraction of dense bfloat16 FLOP/s: 500 TFLOP/s, four fifths of which count. The backward
+    kernel recomputes the scores, so it does five products, of which four (twice the forward's two)
+    are counted."""
     bandwidth: float = 0.80
     """Fraction of memory bandwidth for reads and writes of large tensors; assumed."""
     links: float = 0.70
@@ -36,10 +36,10 @@ class Efficiency:
     """Seconds between two kernels, if the host is ahead of the device: 0.9 us on a V100
     (https://developer.nvidia.com/blog/cuda-graphs)."""
     memory: float = USABLE
-    """Usable fraction of device memory; library buffers and fragmentation take the rest."""
+    """Usable fraction of device memory; libraries' buffers and fragmentation take the rest."""
 
     def of(self, device: Device) -> str:
-        """The assumed rates of a device, as a line of text."""
+        """The rates that are assumed for `device`, as a line of text."""
         return (
             f"{device.flops / 1e12:.0f} TFLOP/s of dense bfloat16, of which products reach"
             f" {self.matrices:.0%} (assumed) and attention {self.attention_forward:.0%} forward and"
@@ -56,7 +56,8 @@ PLAIN = Efficiency(attention_forward=0.37, attention_backward=0.25)
 """Efficiency with plain PyTorch: FlashAttention-2 reaches 370 and 310 TFLOP/s on an H100
 (published: arXiv:2407.08608, Fig. 5)."""
 HEAD_WIDTHS = (32, 64, 96, 128, 192, 256)
-"""Head widths with FlashAttention kernels; other widths are computed as the next larger one."""
+"""Head widths with FlashAttention kernels; other widths run in the kernel of the next larger
+one."""
 EFFICIENCIES = {"fused": FUSED, "plain": PLAIN}
 
 _NEWER = (
@@ -68,12 +69,12 @@ _NEWER = (
 
 
 def efficiency_with(backend: AttentionBackend) -> Efficiency:
-    """The efficiency of a run with the attention kernel `backend`."""
+    """The efficiency to assume for a run with the attention kernel `backend`."""
     return FUSED if backend in _NEWER else PLAIN
 
 
 def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
-    """The efficiency of a run, if only the packages that its configuration names are installed."""
+    """The efficiency to assume if only packages that the configuration names are installed."""
     backend = model.attention_backend
     if backend is AttentionBackend.AUTO:
         engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
@@ -84,7 +85,7 @@ def efficiency_of(model: ModelConfig, train: TrainConfig) -> Efficiency:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """The MFU of a published run on H100s, with one sample in each pack."""
+    """A published run on H100s, with one sample in each pack, and its TFLOP/s per device."""
 
     layers: int
     hidden_size: int
@@ -113,5 +114,5 @@ PUBLISHED = (
         context=1, recomputed=True, efficiency=PLAIN, tflops=228.85,
     ),
 )  # fmt: skip
-"""Not among them is DFM's 325.8 TFLOP/s for Wan 2.1 14B: what it counts is not said, and a step of
-19.0 or of 12.1 s would both be called that."""
+"""DFM's 325.8 TFLOP/s for Wan 2.1 14B is not in the list: it does not say what it counts, and steps
+of 19.0 and of 12.1 s would both have that rate."""

@@ -28,14 +28,14 @@ from dit.models.layer_spec import (
 )
 
 KERNELS = {False: 190, True: 90}
-"""Kernels that a layer launches in a step, eager or fused: the 144 or 43 operations counted in
-DiT-XL, three for each of its 13 products, and 8 of attention."""
+"""Number of kernels that a layer launches in a step, eager (False) or fused (True): the 144 or 43
+operations counted in DiT-XL, three for each of its 13 products, and 8 of attention."""
 _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums (0.4 to 0.6)
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Units of the forward and the backward pass."""
+    """Units of traffic in the forward and in the backward pass."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -49,16 +49,16 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerLoad:
-    """Properties besides a layer's sizes that determine the layer's memory traffic."""
+    """What determines a layer's memory traffic besides the layer's sizes."""
 
     fused: bool
     text: float
-    """Text tokens per latent token."""
+    """Number of text tokens per latent token."""
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
     by_heads: bool = True
-    """Whether context-parallel ranks exchange heads (a2a) instead of gathering keys and values."""
+    """Whether context ranks exchange heads (a2a); if not, they gather keys and values."""
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
@@ -141,14 +141,14 @@ def _feeds(layer: LayerSpec) -> list[Feed | AttendAndFeed]:
 
 @cache
 def _table() -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Units of traffic, by table row, kernels, pass and the quantity they are proportional to."""
+    """Units of traffic by table row, kind of kernels, pass, and quantity that scales them."""
     return json.loads((Path(__file__).parent / "layer_units.json").read_text())
 
 
 def _exchange(load: LayerLoad) -> Moved:
-    """Copies around the context-parallel exchange, for layers with one row of tokens.
+    """Copies around the context-parallel exchange, in units, for layers with one row of tokens.
 
-    By heads: queries, keys and values are arranged by rank (6 numbers), and the output (2). By
+    By heads: queries, keys and values are arranged by rank (6 units), and the output (2). By
     all-gather: keys and values are joined (4), and those of all ranks put in order (4 each). The
     backward pass does the same, except for the join, and first joins the gradients.
     """

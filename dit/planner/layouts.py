@@ -1,4 +1,4 @@
-"""Every layout of a number of devices: its memory and the time of a step, or why it fails."""
+"""Every layout of a number of devices, with its memory and time of a step, or why it fails."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ class ParallelLayout:
     context: int
     pipeline: int
     virtual: int
-    """Number of virtual pipeline stages per rank (groups of layers)."""
+    """Number of virtual pipeline stages (groups of layers) per rank."""
     data: int
     recompute: Recompute
     sharding: Sharding = Sharding.OPTIMIZER
     copies: int = 1
-    """Copies of FSDP-sharded weights; copies of sharded optimizer states follow the run's keys."""
+    """Number of copies of weights that FSDP shards. For sharded optimizer states, the run's keys
+    decide it."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
@@ -47,7 +48,7 @@ class ParallelLayout:
 
     @property
     def shared(self) -> str:
-        """What data-parallel ranks shard, with the numbers of ranks and of FSDP copies."""
+        """What data-parallel ranks shard, as text, with the numbers of ranks and of FSDP copies."""
         if self.sharding is Sharding.OPTIMIZER:
             return "optimizer"
         ranks = self.data * self.context // self.copies
@@ -64,21 +65,21 @@ class LayoutPlan:
     times: Times
     checkpoint: CheckpointBytes
     tflops: float
-    """Model TFLOP/s per device."""
+    """TFLOP/s per device, of operations that the model requires."""
     mfu: float
-    """Model FLOP utilisation: fraction of the device's peak."""
+    """Model FLOP utilisation: `tflops` as a fraction of the device's peak."""
     tokens_per_s: float
     """Tokens per second over all devices, padding excluded."""
 
     @property
     def bubble(self) -> float:
-        """Fraction of the step that pipeline stages spend waiting for others."""
+        """Fraction of the step in which pipeline stages wait for others."""
         return self.times.bubble / self.times.step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """A layout that does not work, with the reason."""
+    """A layout that does not work, and why."""
 
     layout: ParallelLayout
     why: str
@@ -93,10 +94,11 @@ def plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
-    """Layouts that fit, the fastest first, and those that do not; `track` counts layouts.
+    """(layouts that fit, the fastest first; layouts that do not) for `world_size` devices.
 
-    The best is the fastest. With adapters, layouts with weights in shares come after all others: to
-    gather the frozen base for each pack costs more than shares save.
+    `track` reports the number of layouts that are done. With adapters, layouts with weights in
+    shares come after all others: to gather the frozen base for each pack costs more than shares
+    save.
     """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
@@ -119,7 +121,7 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """A line with the `ddp.sharding` of the best of `good`, and what the alternative would take."""
+    """A line with the fastest plan of each `ddp.sharding`, which recommends the first one."""
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:
         best.setdefault(plan.layout.sharding, plan)
@@ -133,7 +135,7 @@ def recommended(good: list[LayoutPlan]) -> str:
 def break_even(
     config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> str:
-    """A line for each link with the shortest pack that hides the traffic of sharded weights."""
+    """A line with the length of packs that hides the traffic of sharded weights, for each link."""
     links = {"inside of a server": (device.link, device.together)}
     if world_size > device.together:
         links["between servers"] = (device.network, world_size)
@@ -167,7 +169,7 @@ def batch_plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> list[BatchPlan]:
-    """Plans for the run's batch and for `BATCHES` times as many packs, where a layout fits."""
+    """The best plan for the run's batch and its multiples in `BATCHES`, if a layout fits."""
     found = list[BatchPlan]()
     for times_ in tracked(BATCHES, "planning batches", track):
         packs = times_ * config.train.global_batch_size
@@ -199,7 +201,10 @@ def _layouts(world_size: int, together: int) -> Iterator[ParallelLayout]:
 
 
 def _copies(ranks: int, near: int) -> list[int]:
-    """Numbers of copies to try for sharded weights: one, or one for each server of `near` ranks."""
+    """Numbers of copies of sharded weights to try for `ranks` ranks.
+
+    They are one, and one for each server of `near` ranks.
+    """
     if ranks == 1:
         return []
     return [1, ranks // near] if near > 1 and ranks > near and ranks % near == 0 else [1]
@@ -210,10 +215,10 @@ def _powers(most: int) -> list[int]:
 
 
 def _on_layout(config: RunConfig, layout: ParallelLayout) -> RunConfig:
-    """The configuration of the run on this layout.
+    """The configuration of the run on `layout`.
 
     Raises:
-        Problems: a rule of the configuration forbids it.
+        Problems: a rule of the configuration forbids the layout.
     """
     full = layout.recompute is Recompute.FULL
     heads_divide = config.model.num_attention_heads % (layout.tensor * layout.context) == 0
@@ -246,7 +251,7 @@ def plan_of(
     device: Device,
     efficiency: Efficiency,
 ) -> LayoutPlan:
-    """The plan of a run on one layout.
+    """The plan of a run on `layout`, whether it fits or not.
 
     Raises:
         Problems: a rule of the configuration forbids the layout.

@@ -28,7 +28,7 @@ def print_tables(
     tokens: float,
     why: bool,
 ) -> None:
-    """Speed, kinds of cost, memory and traffic of the best layouts, then why others do not work.
+    """Prints speed, cost, memory and traffic of the best layouts, then why others do not work.
 
     A last table shows larger `batches`. `tokens` is the number of tokens of the whole training.
     With `why` each refused layout is listed with its reason; otherwise only their number is
@@ -78,12 +78,12 @@ def _batch(one: BatchPlan, first: BatchPlan, tokens: float) -> dict[str, str]:
 
 
 def wide_console() -> Console:
-    """A wide console: a narrower terminal breaks the lines of a table, but hides no number."""
+    """A console of 200 columns: a narrower terminal breaks a table's lines, but hides no number."""
     return Console(width=200)
 
 
 def as_json(good: list[LayoutPlan], bad: list[Refusal], batches: list[BatchPlan]) -> dict[str, Any]:
-    """All numbers of all layouts, the reasons of refused ones, and the best of each batch."""
+    """All plans, the reasons of refused layouts, and the best plan of each batch, for JSON."""
     return {
         "plans": [_numbers(plan) for plan in good],
         "refused": [asdict(refusal) for refusal in bad],
@@ -107,7 +107,7 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
 
 
 def milliseconds(times: Times) -> dict[str, str]:
-    """Milliseconds of a step, and of each kind of cost with its fraction of the step."""
+    """Milliseconds of a step, and of each kind of cost with its fraction of the step, as text."""
     cells = {
         kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
         for kind, seconds in times.by_kind.items()
@@ -163,7 +163,7 @@ def _name(plan: LayoutPlan) -> dict[str, str]:
 
 
 def table_of(title: str, rows: list[dict[str, str]]) -> Table:
-    """A table with a row for each of `rows`, which all have the same columns."""
+    """A table with a row for each mapping in `rows`, whose keys name the columns."""
     table = Table(title=title or None, title_justify="left")
     for name in rows[0]:
         table.add_column(name, justify="right", no_wrap=True)

@@ -44,7 +44,7 @@ class PackLoad:
     tokens: float
     """Tokens of the pack, padding excluded; those of sound among them."""
     text: float
-    """Text tokens that the layers attend to."""
+    """Number of text tokens that the layers process or attend to."""
     flops: float
     """FLOPs of a forward pass."""
     attention: float
@@ -69,9 +69,9 @@ class PackLoad:
 
 
 def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
-    """The load of a pack of the samples in `dataset.mock_samples`, by their weights.
+    """The load of a mean pack of the samples in `dataset.mock_samples`, by their weights.
 
-    Packs are as full as the loader packs them, or as `fill` says.
+    Packs are as full as the loader packs them, or have the fraction `fill` of the capacity.
     """
     model, data, parts, lengths = config.model, config.dataset, [], dict[int, float]()
     joint = network_spec(model).attends_jointly
@@ -100,14 +100,14 @@ def expected_load(config: RunConfig, *, fill: float | None = None) -> PackLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
-    """Seconds of one step on each device, without overlapped communication."""
+    """Seconds of one step on each device, without communication that computation hides."""
 
     matrices: float
     attention: float
     memory: float
     """Seconds of norms, modulation and activations, which memory bandwidth limits."""
     launches: float
-    """Seconds between one kernel and the next."""
+    """Seconds in which the device waits between kernels."""
     tensor: float
     context: float
     pipeline: float
@@ -119,7 +119,8 @@ class Times:
     bubble: float
     """Seconds in which pipeline stages wait for others."""
     update: float
-    """Seconds of gradient sums, Adam, and the EMA of the weights."""
+    """Seconds of adding up gradients, of the optimizer, and of the moving average of the
+    weights."""
 
     @property
     def step(self) -> float:
@@ -127,7 +128,7 @@ class Times:
 
     @property
     def by_kind(self) -> dict[str, float]:
-        """The seconds of a step by kind of cost; a profile's kernels fall under the first four."""
+        """Seconds of a step by kind of cost; a profile's kernels belong to the first four."""
         return {
             "matrix products": self.matrices,
             "attention": self.attention,
@@ -143,7 +144,7 @@ class Times:
 def times(
     config: RunConfig, load: PackLoad, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> Times:
-    """The times of a step in which every rank has the same load.
+    """The times of a step on `world_size` devices, if every pack has the load `load`.
 
     For frozen weights the backward pass computes only gradients of inputs.
 
@@ -197,18 +198,18 @@ def times(
 
 
 def _head_padding(model: ModelConfig) -> float:
-    """The head width that attention kernels compute, divided by the head width of the network."""
+    """Head width that attention kernels compute, divided by the network's head width."""
     width = model.hidden_size // model.num_attention_heads
     return next((one for one in HEAD_WIDTHS if one >= width), width) / width
 
 
 def _is_fused(model: ModelConfig) -> bool:
-    """Whether kernels are fused; torch.compile is assumed to move as much memory as our kernels."""
+    """Whether kernels are fused; torch.compile is assumed to save as much traffic as ours."""
     return model.fused_kernels or model.compile
 
 
 def _moved(config: RunConfig, load: PackLoad) -> float:
-    """Bytes that one pack moves to and from the memory of one device in all passes of a step."""
+    """Bytes that one device reads and writes in its memory for one pack, over all passes."""
     model, forward, learned = config.model, forward_passes(config), config.learning_passes
     here = LayerLoad(
         fused=_is_fused(model),
@@ -229,7 +230,7 @@ def _moved(config: RunConfig, load: PackLoad) -> float:
 
 
 def _restored(config: RunConfig) -> float:
-    """Bytes that are moved to restore 8-bit matrices for each product of a pack."""
+    """Bytes that one device reads and writes to restore 8-bit matrices, for one pack."""
     model = config.model
     if config.lora.base_dtype is None:
         return 0.0
@@ -245,7 +246,7 @@ def _in_shares(ddp: DdpConfig) -> bool:
 
 
 def _copied(config: RunConfig, packs: int) -> float:
-    """Bytes that gathering FSDP-sharded weights moves in device memory, for `packs` packs.
+    """Bytes that a device copies in its memory for one of `packs` packs, to gather weights (FSDP).
 
     Weights arrive in one piece and are copied to their places in each pass that gathers them.
     Gradients are read for each sum, and written in one piece in the type of the sum.
@@ -263,12 +264,12 @@ def _copied(config: RunConfig, packs: int) -> float:
 
 
 def not_modelled(lora: LoraConfig) -> list[str]:
-    """Parts of a run that the times leave out, in words."""
+    """Parts of a run that the times leave out, as text."""
     return ["products of adapters with their rank"] if lora.enabled else []
 
 
 def _swapped_bytes(model: ModelConfig, lora: LoraConfig) -> float:
-    """Bytes of frozen blocks that one pack copies from the host, in both passes.
+    """Bytes of swapped blocks that a device copies from the host for one pack, in both passes.
 
     Two blocks more than `blocks_to_swap` wait on the host. A forward pass ends with two of them on
     the device, with which the backward pass begins; the backward pass leaves two for the next
@@ -315,7 +316,7 @@ def _communication(
 
 
 def _update(config: RunConfig, packs: int, replicas: int) -> float:
-    """Bytes that weights, gradients and optimizer states move in a step.
+    """Bytes that weights, gradients and optimizer states move in device memory in a step.
 
     Each pack adds its gradients to their sums, which are zeroed before and read for the norm. The
     rank that updates a weight reads the gradient, the optimizer's states and the main weight,
@@ -343,10 +344,11 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
 
 
 def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float) -> Times:
-    """The times with data-parallel traffic hidden behind computation, and with the pipeline bubble.
+    """The times `busy` without hidden data-parallel traffic, and with the pipeline bubble.
 
     Blocks are copied from the host during computation, so each pass takes the longer of the two.
-    `forward` is the fraction of the computation in the forward pass.
+    `packs` is the number of packs of a replica, `forward` the fraction of a pack's computation that
+    is in one forward pass.
     """
     model = config.model
     one = (busy.matrices + busy.attention + busy.memory + busy.launches) / packs
@@ -362,7 +364,7 @@ def _with_overlap(config: RunConfig, busy: Times, packs: int, *, forward: float)
 
 
 def _backward_part(config: RunConfig, forward: float) -> float:
-    """The backward pass as a fraction of a pack's work, if a forward pass is `forward`.
+    """Fraction of a pack's work in its backward pass, if `forward` is that of a forward pass.
 
     Passes without gradients, such as a teacher's, count as forward passes.
     """
@@ -373,7 +375,7 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     """Seconds of data-parallel traffic that no computation hides.
 
     Sharded weights have traffic in each pass, which the pass's computation hides. Other traffic is
-    hidden by the last pack, which takes `one` second.
+    hidden by the last pack. `one` is the number of seconds of a pack.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

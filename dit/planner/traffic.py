@@ -33,11 +33,10 @@ _FLOAT32 = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Bytes that one rank sends in a step of `accumulated` packs."""
+    """Bytes that one rank sends in a step, by kind of parallelism."""
 
     tensor: float
-    """Bytes between tensor-parallel ranks; the step waits for the fraction `exposed_part` of
-    them."""
+    """Bytes between tensor ranks; the step waits for the fraction `exposed_part` of them."""
     context: float
     pipeline: float
     data: float
@@ -47,7 +46,10 @@ class Traffic:
 
 
 def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int) -> Traffic:
-    """The traffic of a step; `tokens` is the length of a pack before it is split."""
+    """Bytes that one rank sends in a step of `accumulated` packs for each of `replicas`.
+
+    `tokens` is the length of a pack before ranks divide it.
+    """
     model = config.model
     tensor, context = model.tensor_model_parallel_size, model.context_parallel_size
     size = 4 if model.precision is Precision.FP32 else 2
@@ -91,13 +93,13 @@ def exposed_part(config: RunConfig) -> float:
 
 
 def forward_passes(config: RunConfig) -> float:
-    """Forward passes over each pack of a step: before, in and again for the passes that learn."""
+    """Number of forward passes over each pack, with those without gradients and recomputation."""
     again = _recomputed_part(config.model)
     return passes_before(config) + config.learning_passes * (1 + again)
 
 
 def passes_before(config: RunConfig) -> float:
-    """Passes without gradients, in units of the pass with gradients.
+    """Number of passes without gradients over each pack, in units of the pass with gradients.
 
     The pass of `cfg_target` has all tokens in all layers, the others those of the token route.
     """
@@ -107,7 +109,7 @@ def passes_before(config: RunConfig) -> float:
 
 
 def _recomputed_part(model: ModelConfig) -> float:
-    """Fraction of the layers with full activation recomputation."""
+    """Fraction of the layers that are recomputed in full."""
     if model.recompute_granularity is not Recompute.FULL:
         return 0.0
     if model.recompute_method is RecomputeMethod.UNIFORM:
@@ -117,7 +119,10 @@ def _recomputed_part(model: ModelConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
-    """Bytes to sum gradients and to gather sharded weights or updated weights."""
+    """Bytes that one rank sends to sum gradients and to gather sharded or updated weights.
+
+    `size` is the number of bytes of a weight, `packs` that of a replica's packs in a step.
+    """
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
     matrices = _matrices(config, size=size, replicas=replicas)
@@ -164,7 +169,7 @@ class CheckpointBytes:
 
 
 def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
-    """The bytes of a checkpoint of `config`, by arithmetic."""
+    """The bytes of a checkpoint of `config`, by arithmetic alone."""
     weight = 2 if config.model.precision is Precision.BF16 else _FLOAT32
     averaged = config.ema.kind is not EmaKind.NONE
     sharded = config.ddp.use_distributed_optimizer

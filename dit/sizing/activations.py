@@ -1,4 +1,4 @@
-"""Bytes of activations saved for backward on one device, over all packs in flight."""
+"""Bytes of activations that one device saves for backward, over all packs in flight."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from dit.models.linears import part_learns
 from dit.models.registry import family_of, has_sound, network_spec
 
 _CUBE_PAIR_BYTES = 8
-"""Bytes saved for each pair of cubes and head: an int32 index in the list of the cubes that a cube
-attends to, and one in the list of the cubes that attend to a cube."""
+"""Bytes saved for each pair of cubes and head: an int32 index in the list of cubes that a cube
+attends to, and one in the list of cubes that attend to it."""
 
 
 def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
-    """Bytes of activations that the fullest device saves for backward."""
+    """Bytes of activations that the fullest device saves for backward, in all packs in flight.
+
+    `accumulation` is the number of packs of a replica in a step.
+    """
     model = config.model
     pipeline = model.pipeline_model_parallel_size
     in_flight = min(accumulation, pipeline) / pipeline  # packs on a stage, times its part of layers
@@ -37,8 +40,8 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
 def _kept_by_layer(config: RunConfig) -> float:
     """Mean bytes that a layer saves for backward for a pack of `dataset.mock_samples`.
 
-    Layers inside a token route save less. In layers of joint attention to latents and text, text
-    counts as tokens of the pack, and all tokens are counted as latents.
+    Layers inside a token route save less. In joint attention text tokens count towards the capacity
+    of a pack, so all tokens of the pack are counted as latents.
     """
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
@@ -74,10 +77,10 @@ def _sound_part(config: RunConfig) -> float:
 
 
 def _kept_of_texts(config: RunConfig) -> float:
-    """Bytes that layers over text alone save for backward on the first stage, for each text token.
+    """Bytes that layers over text alone save on the first stage, for each text token.
 
-    The conditioner (layers before the first one) has all captions on every context rank; layers
-    over text divide them.
+    The network for captions before padding has all captions on every context rank; other layers
+    over text divide them between ranks.
     """
     from dit.sizing.kept import kept_of_text
 
@@ -92,7 +95,7 @@ def _kept_of_texts(config: RunConfig) -> float:
 
 
 def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
-    """Text tokens of the packs that the first pipeline stage holds at once."""
+    """Number of text tokens in all packs that the first pipeline stage holds at once."""
     model = config.model
     lengths = [one.text_length for one in config.dataset.mock_samples]
     rows = config.dataset.task_encoder_seq_length * _rows_of_texts(config, lengths)
@@ -102,7 +105,7 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 
 
 def _cube_pairs(config: RunConfig) -> float:
-    """Bytes that a layer saves for all pairs of cubes of a pack of `dataset.mock_samples`."""
+    """Bytes that a layer saves for pairs of cubes, for a pack of `dataset.mock_samples`."""
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
     heads = sum(n * one.attention.heads for n, one in each if one) / spec.layers
@@ -121,13 +124,13 @@ def _cube_pairs(config: RunConfig) -> float:
 
 
 def numbers_of_pack(config: RunConfig) -> float:
-    """Tokens of a pack on one rank, times the model's width."""
+    """Number of elements of the hidden states of a pack on one context rank."""
     model = config.model
     return config.dataset.task_encoder_seq_length / model.context_parallel_size * model.hidden_size
 
 
 def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
-    """Text tokens for each token of a pack of `dataset.mock_samples` with texts of `lengths`."""
+    """Ratio of text tokens to latent tokens in a pack, if `dataset.mock_samples` have `lengths`."""
     mixture = config.dataset.mock_samples
     latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
@@ -138,7 +141,7 @@ def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
 
 
 def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
-    """Latent tokens of a sample that attention sees."""
+    """Number of latent tokens of a mock sample that attention processes."""
     return model.tokens_of(geometry.frames, geometry.height, geometry.width)
 
 
@@ -155,14 +158,15 @@ def sound_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
 
 
 def number_bytes(model: ModelConfig) -> int:
-    """Bytes of a number in the model's compute dtype."""
+    """Bytes of one number in the model's compute dtype."""
     return 4 if model.precision is Precision.FP32 else 2
 
 
 def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
     """Bytes that all layers save for a pack, given `recompute_granularity`.
 
-    `layer` are the bytes of a layer that saves everything, `row` those of a layer's input alone.
+    `layer` is the number of bytes that one layer saves without recomputation, `row` that of a
+    layer's input alone.
     """
     layers = network_spec(model).layers
     stages = model.pipeline_model_parallel_size * model.virtual_stages
@@ -181,7 +185,10 @@ def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
 
 
 def seen_tokens(model: ModelConfig) -> float:
-    """Mean fraction of the latent tokens that a layer sees in training (1 without token route)."""
+    """Fraction of latent tokens that a layer sees in training, averaged over layers.
+
+    It is 1 without a token route.
+    """
     if (route := model.token_route) is None:
         return 1.0
     routed = (route.last - route.first + 1) / network_spec(model).layers

@@ -44,7 +44,7 @@ _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
 def count_work(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
-    """Multiplications on one rank: outside the layers, in each layer, and in a conditioner.
+    """Multiplications on one rank: outside the layers, in each layer, in the caption network.
 
     The network is built with as many pipeline stages as layers, but only the first and the last
     stage of each stack: layers between them equal the first.
@@ -75,17 +75,17 @@ class _Attended:
 
 @dataclass(slots=True)
 class _Pass:
-    """The linears and attentions that a pass over a pack computes."""
+    """The linears and attentions that one pass over a pack computes."""
 
     rows: Counter[str] = field(default_factory=Counter)
-    """Rows of each linear's input, by the linear's name."""
+    """Number of rows of each linear's input, by the linear's name."""
     attentions: list[_Attended] = field(default_factory=list)
     place: str = _OUTSIDE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Line:
-    """A number that grows with tokens, text and sound: sample + n * tokens + m * text + ..."""
+    """A count for one sample as a linear function: sample + n * tokens + m * text + a * sound."""
 
     sample: int
     n: int
@@ -95,7 +95,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StageWork:
-    """The passes of a pipeline stage over the packs, and the lengths of their samples."""
+    """Passes of one pipeline stage over the packs, with the lengths of their samples."""
 
     network: StackedTransformer
     passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples, then with more sound, if any
@@ -115,7 +115,7 @@ class _StageWork:
         )
 
     def part(self, place: str) -> PartWork:
-        """The multiplications at one `place` of the stage."""
+        """Multiplications at `place`: outside the layers, in a layer, or in the caption network."""
         linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
         of_lines = (*self.passes[:3], *self.passes[4:])
         groups = zip(*(one.attentions for one in of_lines), strict=True)
@@ -129,7 +129,10 @@ class _StageWork:
         return place == (_CONDITIONER if first == _CONDITIONER else here)
 
     def _line(self, base: int, wide: int, long: int, *louder: int) -> _Line:
-        """The linear function with these values for the packs of `_PACKS`, and with more sound."""
+        """The linear function whose values for `_PACKS` are `base`, `wide` and `long`.
+
+        `louder` may hold its value for the pack with more sound.
+        """
         n = _slope(wide - base, self.tokens[1] - self.tokens[0])
         m = _slope(long - base, self.texts[2] - self.texts[0])
         a = sum(_slope(one - base, _SOUND) for one in louder)
@@ -149,7 +152,10 @@ class _StageWork:
         return one.times(self.network.get_parameter(f"{name}.weight").numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
-        """The multiplications of queries with keys, and of attention weights with values."""
+        """Multiplications of queries with keys and of attention weights with values, for a sample.
+
+        `group` is the same attention in the passes over packs of different sizes.
+        """
         q, k = self._line(*(a.queries for a in group)), self._line(*(a.keys for a in group))
         of_pairs = Multiplications(
             sample=q.sample * k.sample,
@@ -175,7 +181,7 @@ def _slope(rise: int, run: int) -> int:
 
 
 def _run(network: StackedTransformer, batch: PackedBatch) -> _Pass:
-    """A pass of a stage over a pack."""
+    """The linears and attentions of a pass of the stage `network` over `batch`."""
     found = _Pass()
 
     def count(name: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -202,7 +208,7 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
-    """A context in which attention over a pack of `samples` samples is recorded, not computed."""
+    """A context in which attention over a pack of `samples` equal samples is only recorded."""
     cubes = (stack.layer.among_cubes for stack in network_spec(model).stacks)
     sparse = next((one.pairs for one in cubes if one), None) or 1.0
 

@@ -1,7 +1,8 @@
 """Operations that are one kernel on CUDA, and that torch composes of several on other devices.
 
-Meta tensors take the path of a GPU through the network. In the context `CudaKernels` they also take
-a GPU's kernels, so the bytes that are read, written and saved for backward are those of a GPU.
+Meta tensors take the path of a GPU through the network. In the context `CudaKernels` these
+operations are one kernel for them, too, so the bytes that are read, written and saved for backward
+are those of a GPU.
 """
 
 # T tokens, S key tokens, H heads, K head width
@@ -33,7 +34,7 @@ class CudaKernels(TorchFunctionMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA on meta tensors; it needs contiguous tokens [..., K]."""
+    """aten's `_fused_rms_norm` of CUDA for meta tensors `x` [..., K], which it makes contiguous."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ class _FusedNorm(torch.autograd.Function):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Attention that saves its inputs, its output and a log-sum-exp for each query, but no scores.
+    """Attention that saves q, k, v, its output and a log-sum-exp for each query, but no scores.
 
     Queries are [..., T, K], keys and values [..., S, K].
     """
@@ -67,8 +68,8 @@ class FusedAttention(torch.autograd.Function):
 class RingAttention(torch.autograd.Function):
     """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P`.
 
-    Queries are [T, H, K], keys and values [S, H, K] of this rank. Of what ranks pass round it keeps
-    one buffer, with the keys and values that arrived last.
+    Queries are [T, H, K], keys and values [S, H, K] of this rank. It saves one buffer of what ranks
+    pass round, with the keys and values that arrived last.
     """
 
     @staticmethod
@@ -97,7 +98,7 @@ def _like_inputs(
 
 
 def _on_meta(name: str, function: Callable[..., Any]) -> Any:
-    """A custom operator on meta tensors; torch 2.11 has no `device_types="meta"`."""
+    """`function` as a custom operator for meta tensors; torch 2.11 has no `device_types="meta"`."""
     made = custom_op(name, function, mutates_args=())
     made.register_fake(function)
     return made

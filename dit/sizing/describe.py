@@ -1,6 +1,6 @@
 """The output of `--dry-run`: the configuration as YAML, with facts about the run as comments.
 
-So the output is itself a valid configuration file.
+The output is therefore itself a valid configuration file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dit.sizing.recomputation import choose_recomputation
 
 
 def describe(config: RunConfig, *, world_size: int) -> str:
-    """The resolved configuration, parameters, layout, memory of one device, and settings in effect.
+    """The resolved configuration, with parameters, layout, memory and other facts as comments.
 
     Raises:
         Problems: `world_size` processes cannot run this layout and global batch.
@@ -74,7 +74,7 @@ def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """(label, bytes) lines of the estimated memory of one device."""
+    """(label, text) lines about the estimated memory of one device."""
     need = memory(config, world_size=world_size)
     sharded = "sharded" if config.ddp.use_distributed_optimizer else "whole on every rank"
     sharded += ", as weights and gradients" * (config.ddp.sharding is Sharding.WEIGHTS)
@@ -91,7 +91,7 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """Lines about FSDP traffic: bytes that each pack sends, and packs large enough to hide them."""
+    """(label, text) lines about FSDP traffic, and the size of packs that hides it."""
     if config.ddp.sharding is not Sharding.WEIGHTS:
         return []
     shards = config.optimizer_ranks(config.data_parallel_size(world_size))
@@ -122,7 +122,7 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """Lines about the cost of Muon's iterations, relative to a step with full packs."""
+    """(label, text) lines about the cost of Muon's iterations in a step with full packs."""
     if config.optimizer.kind is not OptimizerKind.MUON:
         return []
     work = orthogonalisation(config.model, config.optimizer)
@@ -140,7 +140,7 @@ def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """Lines about the layers that `auto` recomputes on devices of common memory sizes."""
+    """(label, text) lines about the layers that `auto` recomputes, for common sizes of memory."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return []
     rows = [("recomputation", "auto: none on a CPU, and by the memory of a GPU:")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def forward_flops(
     model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
 ) -> int:
-    """Operations of one forward pass (`PassWork.flops`)."""
+    """FLOPs of one forward pass over samples of these lengths (`PassWork.flops`)."""
     return pass_work(model).flops(tokens, text, sound)
 
 
@@ -30,7 +30,7 @@ def attention_flops(
 
 
 def pack_forward_flops(model: ModelConfig, batch: PackedBatch) -> int:
-    """FLOPs of one forward pass over the samples of `batch`, by their true sizes.
+    """FLOPs of one forward pass over the samples of `batch`, without padding.
 
     If `batch` has no token route, all layers see all tokens.
     """
@@ -49,7 +49,7 @@ def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
 
 def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None:
-    """Multiplications by sample length, for a loader that balances packs; None if it does not."""
+    """The cost of packs by the lengths of samples; None if the loader does not balance packs."""
     if dataset.balance is Balance.NONE:
         return None
     # A route may begin or end at a resume, and a share of attention follows the step.
@@ -58,7 +58,7 @@ def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None
 
 @lru_cache(maxsize=64)  # it is asked for at every pack
 def pass_work(model: ModelConfig) -> PassWork:
-    """Multiplications of a forward pass of `model`, for any parallelism."""
+    """Operations of a forward pass of `model` over all ranks, by the lengths of samples."""
     outside, layers, conditioner = _counted(alone(model))
     route = model.token_route
     inside = [route is not None and route.first <= at <= route.last for at in range(len(layers))]

@@ -1,4 +1,4 @@
-"""The weights of a network before, in and after its layers, from the network itself."""
+"""The weights of a network before, in and after its layers, counted on the network itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Megatron-Core takes 4 s to import
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear:
-    """A linear of a network, on one tensor rank."""
+    """A linear of a network, as one tensor rank has it."""
 
     inputs: int
     outputs: int
@@ -30,13 +30,13 @@ class Linear:
 
     @property
     def all_outputs(self) -> int:
-        """Outputs of the linear over all tensor ranks."""
+        """Number of outputs of the linear over all tensor ranks."""
         return self.outputs * (self.tensor if self.axis == 0 else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A layer, or everything before or after the layers."""
+    """A layer, or all that comes before or after the layers."""
 
     parameters: int
     linears: tuple[Linear, ...]
@@ -48,17 +48,17 @@ class Part:
 
     @property
     def matrix_rows(self) -> int:
-        """Rows (output channels) of all matrices, over all tensor ranks."""
+        """Number of rows (output channels) of all matrices, over all tensor ranks."""
         return sum(one.all_outputs for one in self.linears)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """The parts of a network, on one tensor rank."""
+    """The parts of a network, as one tensor rank has them."""
 
     before: Part
     stacks: tuple[tuple[int, Part], ...]
-    """(number of layers, one of these layers) for each stack of equal layers."""
+    """For each stack of equal layers, (number of layers, one of them)."""
     after: Part
 
     def ends(self, *, pipeline: int = 1) -> int:
@@ -73,25 +73,25 @@ class Inventory:
         """Number of weights on the fullest of `pipeline` stages.
 
         Each stage has equally many layers; if layers differ in size, the stage with the largest
-        counts.
+        layers is meant.
         """
         runs = [(count, layer.parameters) for count, layer in self.stacks]
         held = -(-sum(count for count, _ in runs) // pipeline)
         return self.ends(pipeline=pipeline) + _fullest(runs, held)
 
     def layer_matrices(self) -> tuple[int, int]:
-        """(numbers, rows) of the matrices of a layer, averaged over the layers."""
+        """(elements, rows) of the matrices of a layer, averaged over the layers."""
         layers = sum(count for count, _ in self.stacks)
         numbers = sum(count * layer.matrix_numbers for count, layer in self.stacks)
         rows = sum(count * layer.matrix_rows for count, layer in self.stacks)
         return numbers // layers, rows // layers
 
     def adapter_numbers(self, rank: int, *, tensor: int = 1, pipeline: int = 1) -> int:
-        """Parameters of LoRA adapters of `rank` on one of `tensor` ranks and `pipeline` stages.
+        """Number of parameters of LoRA adapters of `rank`, on one of `tensor` * `pipeline` ranks.
 
-        Each tensor-parallel linear of the layers has an adapter: for each of its parts (such as
-        query, key, value) a matrix A and a matrix B, one of which is divided over tensor ranks.
-        This inventory itself must be that of one tensor rank.
+        Each linear of the layers that tensor ranks divide has an adapter: for each of its parts
+        (such as query, key, value) a matrix A and a matrix B, one of which is divided over tensor
+        ranks. The inventory must be that of `tensor` = 1.
         """
         total = 0
         for count, layer in self.stacks:
@@ -102,14 +102,17 @@ class Inventory:
 
 
 def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
-    """The largest sum over `held` consecutive layers; `runs` are (count, size) of equal layers."""
+    """Largest sum over `held` consecutive layers, starting at multiples of `held`.
+
+    `runs` are pairs (number of equal layers, size of one).
+    """
     each = [number for count, number in runs for _ in range(count)]
     return max(sum(each[at : at + held]) for at in range(0, len(each), held))
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def alone(model: ModelConfig) -> ModelConfig:
-    """The network of `model` on one rank, in bfloat16, without recomputation."""
+    """The configuration of `model` on one rank, in bfloat16, without recomputation."""
     one = {"name": CUSTOM_SIZE, "precision": Precision.BF16}
     return replace(model.on_one_rank(), **one, recompute_granularity=Recompute.NONE)
 
@@ -141,13 +144,13 @@ def inventory(model: ModelConfig, *, tensor: int = 1) -> Inventory:
 
 
 def _outside(network: StackedTransformer) -> list[str]:
-    """Names of the weights outside the layers."""
+    """Names of the weights of `network` outside the layers."""
     inside = tuple(f"{name}." for name in network.stacks)
     return [name for name, _ in network.named_parameters() if not name.startswith(inside)]
 
 
 def _part(module: nn.Module, names: Iterable[str], tensor: int) -> Part:
-    """The weights of `module` with these `names`, as a `Part`."""
+    """The weights of `module` that have these `names`, as a `Part`."""
     from dit.models.layers.adaptable import Adaptable
 
     names = [*names]

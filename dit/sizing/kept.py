@@ -41,7 +41,7 @@ _SAMPLES = 2  # one sample is in joint order already, and nothing is copied
 class Kept:
     """Bytes saved for backward by token of a rank, and by text token and sample of a pack.
 
-    Layers of joint attention divide the text over context ranks: count their text as latents.
+    In layers of joint attention context ranks divide the text, whose tokens count as latent tokens.
     """
 
     token: float = 0.0
@@ -68,7 +68,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """Bytes saved for backward: tensors in the model's compute dtype, and all others."""
+    """Bytes saved for backward: of bfloat16 tensors (`narrow`), and of all others."""
 
     narrow: Kept
     others: Kept
@@ -78,31 +78,32 @@ class _Bytes:
 
 
 def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
-    """(number of layers, saved bytes of one layer) of each stack of `model`, on one rank."""
+    """(number of layers, bytes that one of them saves) of each stack, on one rank of `model`."""
     counts = [stack.count for stack in network_spec(model).stacks if stack.count]
     return [*zip(counts, _on_rank(model), strict=True)]
 
 
 @lru_cache(maxsize=4096)  # a plan asks for each layout and each number of recomputed layers
 def kept_by_layer(model: ModelConfig) -> Kept:
-    """Mean bytes that a layer of `model` saves, on one rank of tensor and context parallelism."""
+    """Bytes that a layer of `model` saves on one tensor and context rank, averaged over layers."""
     each = kept_by_layers(model)
     total = sum((kept.times(count) for count, kept in each), Kept())
     return total.times(1 / sum(count for count, _ in each))
 
 
 def kept_of_text(model: ModelConfig, part: str) -> float:
-    """Bytes saved for each text token by `part`, a part of the network over text alone.
+    """Bytes saved for each text token by the module `part`, which runs over text alone.
 
-    One rank has the text of all captions.
+    The rank has all captions whole.
     """
     return _traced_on_text(alone(model), part).of(model.precision).text
 
 
 def _on_rank(model: ModelConfig) -> list[Kept]:
-    """Bytes saved for backward on one tensor rank, from traces with one and two ranks.
+    """Bytes that a layer of each stack saves on one tensor rank of `model`.
 
-    The difference shows which tensors are divided: those between two split matrices.
+    They follow from traces with one and with two ranks, whose difference shows which tensors are
+    divided: those between two divided matrices.
     """
     ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
     more = _exchanged(model, whole)
@@ -119,7 +120,7 @@ def _on_rank(model: ModelConfig) -> list[Kept]:
 
 
 def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
-    """Bytes that attention saves on a context rank in addition to `alone`, on one tensor rank.
+    """Bytes that attention saves on a context rank in addition to `alone`, for each stack.
 
     With parallelism over heads and in a ring they do not depend on the number of ranks; with
     gathered keys and values they grow linearly with it.
@@ -143,7 +144,7 @@ def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Form:
-    """Everything that a trace depends on, the key under which a process caches it."""
+    """All that a trace depends on: the key under which a process caches it."""
 
     family: str
     spec: NetworkSpec
@@ -155,7 +156,7 @@ class _Form:
 
 
 def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list[Kept]:
-    """Bytes that a layer of each stack saves, on one of `tensor` and `context` ranks."""
+    """Bytes that a layer of each stack saves, on one of `tensor` * `context` ranks."""
     spec, comm = network_spec(model), model.cp_comm_type if context > 1 else ContextComm.A2A
     stacks = (replace(one, count=min(one.count, 2)) for one in spec.stacks)
     fused = model.fused_kernels and not model.compile
@@ -174,7 +175,7 @@ def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list
 
 @lru_cache(maxsize=256)
 def _traced(form: _Form) -> tuple[_Bytes, ...]:
-    """Bytes that one layer of each stack saves for backward.
+    """Bytes that one layer of each stack saves for backward, in a network of this form.
 
     The network is divided into one pipeline stage for each layer, and the first stage of each stack
     is built and traced.
@@ -200,10 +201,13 @@ class _Packs:
 
     all: tuple[PackedBatch, ...]
     texts: Sequence[int]
-    """Text tokens of a sample of each pack as layers see them; some networks pad the text."""
+    """Text tokens of a sample as layers see them, for each pack; some networks pad the text."""
 
     def line_of(self, kept: Sequence[Counter[bool]]) -> _Bytes:
-        """Bytes for each token, text token and sample, from the bytes saved for each pack."""
+        """Bytes for each token, text token and sample, from the bytes `kept` for each pack.
+
+        A counter in `kept` has True for bfloat16 tensors, False for others.
+        """
         return _Bytes(*(self._line([one[narrow] for one in kept]) for narrow in (True, False)))
 
     def _line(self, kept: Sequence[int]) -> Kept:
@@ -221,7 +225,7 @@ class _Packs:
 
 @lru_cache(maxsize=64)
 def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
-    """Packs of which one context rank has its `share`."""
+    """Packs of which a context rank has the shard `share`, for traces of `model`."""
     spec = network_spec(model)
     layers = [stack.layer for stack in spec.stacks if stack.count]
     more: Any = {
@@ -244,7 +248,7 @@ def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
 
 
 def _side(model: ModelConfig) -> int:
-    """Tokens along a side of the pictures in packs; the network also accepts twice this side."""
+    """Tokens along a side of the pictures in packs, such that the network accepts twice as many."""
     if model.largest_latent is None:
         return _SIDE
     return min(_SIDE, *(side // model.patch_spatial // 2 for side in model.largest_latent[1:]))
@@ -271,16 +275,17 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 
 def _sees_references(layer: LayerSpec) -> bool:
-    """Whether `layer` runs over reference latents alone, and samples may have such references."""
+    """Whether `layer` runs over reference latents alone, in networks whose samples have them."""
     return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
 def _kept_by_next(
     network: StackedTransformer, layer: nn.Module, batch: PackedBatch
 ) -> Counter[bool]:
-    """Bytes that a layer keeps that follows `layer`, the only one of a stage, and is like it.
+    """Bytes that a second layer saves, if it follows `layer` and is the same module.
 
-    Key True counts tensors in bfloat16, key False all others.
+    `layer` is the only one of the stage `network`. The counter has True for tensors in bfloat16,
+    False for others.
     """
     before, then = _Saved(), _Saved()
 
@@ -308,7 +313,7 @@ class _Saved(saved_tensors_hooks):
         return x
 
     def bytes(self, *, beside: _Saved, weights: Iterable[Tensor]) -> Counter[bool]:
-        """Bytes of bfloat16 (True) and other tensors (False), without weights and `beside`."""
+        """Bytes of bfloat16 (True) and other tensors (False), without those of the arguments."""
         others = {_place(weight) for weight in weights} | beside.storages.keys()
         found = Counter[bool]()
         for key, (storage, narrow) in self.storages.items():
@@ -325,7 +330,7 @@ def _place(x: Tensor) -> int:
 def _cubes_in_one_kernel() -> Iterator[None]:
     """A context in which attention among cubes avoids FlexAttention, which `meta` cannot compile.
 
-    The lists of the cubes that attend to each cube are not counted in it: see `activation_bytes`.
+    The index lists of cubes are not counted in it: see `activation_bytes`.
     """
     from dit.models.attention import cube_kernel  # it takes FlexAttention in
 

@@ -23,41 +23,45 @@ from dit.sizing.activations import activation_bytes, number_bytes, numbers_of_pa
 from dit.sizing.inventory import Inventory, Part, alone, inventory
 
 _BACKWARD = 7
-"""Peak of temporary tensors of a layer's backward pass, in numbers for each token and unit of
-width, beside saved activations: counted at the peak, 3 for most layers, 5 for single-stream
-layers, 7 for Wan without the fused kernels."""
+"""Peak size of temporary tensors in a layer's backward pass besides saved activations, in numbers
+per token and unit of width. Counted at the peak: 3 for most layers, 5 for single-stream layers, 7
+for Wan without the fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
-"""Bytes of the scale of one row of an 8-bit matrix, including its alignment."""
+"""Bytes that the scale of one row of an 8-bit matrix takes, alignment included, by what is
+sharded."""
 _UNREAD_RANK = 32
-"""Rank that is assumed for an adapter file that is not on this machine."""
+"""Rank that estimates assume for an adapter file that is not on this machine."""
 MOST_BYTES = 2**44
-"""Limit of 16 TiB: more than any device has, even if the estimate is wrong by a large factor."""
+"""Limit for estimates, 16 TiB: more than any device has, even if the estimate is far too large."""
 
 
 def inventory_of(model: ModelConfig) -> Inventory:
-    """The weights and linears of `model`'s network, on one tensor rank."""
+    """Weights and linears of the network of `model`, as one tensor rank has them."""
     return inventory(alone(model), tensor=model.tensor_model_parallel_size)
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Parameters of the whole model, over all tensor and pipeline ranks."""
+    """Number of parameters of the whole network, over all tensor and pipeline ranks."""
     return inventory(alone(model)).parameters()
 
 
 def parameters_here(model: ModelConfig) -> int:
-    """Parameters on the fullest rank."""
+    """Number of parameters on the rank that has most of them."""
     return inventory_of(model).parameters(pipeline=model.pipeline_model_parallel_size)
 
 
 def trained_count(config: RunConfig) -> int:
-    """Number of trained parameters over all ranks; of adapters with the default targets."""
+    """Number of trained parameters over all ranks.
+
+    Adapters are counted as with the default `lora.targets`.
+    """
     if config.lora.enabled:
         return inventory(alone(config.model)).adapter_numbers(adapter_rank(config))
     return parameter_count(config.model) - frozen_count(config)
 
 
 def frozen_count(config: RunConfig) -> int:
-    """Parameters that `optimizer.groups` freezes.
+    """Number of parameters that `optimizer.groups` freezes.
 
     Raises:
         Problems: as `group_of_weights`.
@@ -70,7 +74,7 @@ def frozen_count(config: RunConfig) -> int:
 
 
 def trained_here(config: RunConfig) -> int:
-    """Number of trained parameters on the fullest rank: of the network, or of adapters.
+    """Number of trained parameters of network or adapters, on the rank with most parameters.
 
     Frozen groups are assumed to be spread over ranks as all parameters are.
     """
@@ -81,7 +85,10 @@ def trained_here(config: RunConfig) -> int:
 
 
 def _adapters_here(model: ModelConfig, rank: int) -> int:
-    """Adapter parameters of `rank`, with the default targets, on the rank with most parameters."""
+    """Number of parameters of adapters of `rank` on the rank that has most of them.
+
+    Adapters are counted as with the default `lora.targets`.
+    """
     layout = {
         "tensor": model.tensor_model_parallel_size,
         "pipeline": model.pipeline_model_parallel_size,
@@ -90,7 +97,7 @@ def _adapters_here(model: ModelConfig, rank: int) -> int:
 
 
 def adapter_rank(config: RunConfig) -> int:
-    """Rank of the adapters in `lora.init_from`, if set, else `lora.rank`."""
+    """Rank of the adapters in `lora.init_from`, if it is set, else `lora.rank`."""
     lora = config.lora
     if lora.init_from is not None:
         return _rank_of_file(config.model, lora.init_from)
@@ -98,7 +105,7 @@ def adapter_rank(config: RunConfig) -> int:
 
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
-    """The adapter rank at which the default targets have as many parameters as `file`."""
+    """The rank at which adapters with the default targets have as many parameters as `file`."""
     numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
@@ -107,9 +114,10 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 
 @lru_cache(maxsize=8)  # a plan asks for each of its layouts
 def _numbers_of_file(place: str) -> int | None:
-    """Numbers in all matrices of a LoRA file, or of a folder's first file, read from its header.
+    """Number of elements of all matrices in a LoRA file, or in the first file of a folder.
 
-    None if the file is absent, so that an estimate can be made on another machine.
+    They are read from the file's header. None if there is no such file, so that an estimate can be
+    made on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -124,20 +132,20 @@ def _numbers_of_file(place: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes on the fullest device."""
+    """Bytes of memory on the fullest device by kind, as estimated."""
 
     weights: int
     gradients: int
     optimizer: int
     ema: int
     activations: int
-    """Activations that a forward pass saves for backward."""
+    """Activations that forward passes save for backward."""
     backward: int
     """Temporary tensors of the backward pass of one layer."""
     norms: int
-    """Copy of the weights at steps that are logged, from which `update_ratio` is computed."""
+    """Copy of the weights, from which `update_ratio` is computed at steps that are logged."""
     gathered: int = 0
-    """With FSDP: layers whose weights are gathered, and their gradients before reduction."""
+    """With FSDP: the weights of gathered layers, and gradients before their reduction."""
 
     @property
     def total(self) -> int:
@@ -145,7 +153,7 @@ class Memory:
 
 
 def memory(config: RunConfig, *, world_size: int) -> Memory:
-    """A rough estimate for one device, without buffers of libraries and fragmentation.
+    """A rough estimate of one device's memory, without fragmentation and buffers of libraries.
 
     Raises:
         Problems: the layout does not divide the processes, or replicas do not divide the global
@@ -182,13 +190,13 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
 
 
 def _averages(config: RunConfig) -> int:
-    """Number of networks with an exponential moving average of their weights."""
+    """Number of networks whose weights have an exponential moving average."""
     of_critic = config.has_critic and config.of_critic.ema.kind is not EmaKind.NONE
     return (config.ema.kind is not EmaKind.NONE) + of_critic
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of weights and adapters on the fullest rank, in the dtype of forward and backward."""
+    """Bytes of weights and adapters on the fullest rank, in the dtype in which passes compute."""
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -208,13 +216,13 @@ def weight_bytes(config: RunConfig) -> int:
 
 
 def teacher_bytes(config: RunConfig) -> int:
-    """Bytes of a teacher's weights on the fullest rank; 0 if it is the base of the adapters."""
+    """Bytes of a teacher's weights on the fullest rank; 0 without one, or if it is the base."""
     c, model = config.distill, config.model
     return parameters_here(model) * number_bytes(model) if c.method is not None and c.teacher else 0
 
 
 def critic_bytes(config: RunConfig) -> int:
-    """Bytes of a critic's weights on the fullest rank.
+    """Bytes of a critic's weights on the fullest rank; 0 without a critic.
 
     A critic of adapters shares the student's base, but with `ddp.sharding=weights` (FSDP) it has a
     copy of the base.
@@ -226,11 +234,12 @@ def critic_bytes(config: RunConfig) -> int:
 
 
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
-    """Peak bytes of gathered weights and gradients in a backward pass, with `ddp.sharding=weights`.
+    """Peak bytes of gathered weights and gradients in a backward pass, with FSDP.
 
-    Weights outside the layers stay gathered. Of the layers, all are gathered, or one and those that
+    Weights outside the layers stay gathered. All layers are gathered, or one layer and those that
     are prefetched. Gradients of two layers wait for reduction, both in the compute dtype and in the
-    dtype of the reduction.
+    dtype of the reduction. `trained` is the number of trained parameters of this rank, `shards`
+    that of the ranks that share a weight.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers
@@ -246,7 +255,7 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
 
 
 def _layer_bytes(config: RunConfig, layer: Part) -> int:
-    """Bytes of a layer's weights after FSDP's all-gather."""
+    """Bytes of the weights of `layer` after FSDP has gathered them."""
     size = number_bytes(config.model)
     whole = layer.parameters * size
     if config.lora.base_dtype is None:
@@ -259,7 +268,7 @@ def _layer_bytes(config: RunConfig, layer: Part) -> int:
 
 
 def summed_size(config: RunConfig) -> int:
-    """Bytes of one number of a gradient during the reduction over ranks."""
+    """Bytes of one number of a gradient when it is summed over ranks."""
     wide = config.model.precision is Precision.FP32
     return 4 if wide or config.ddp.grad_reduce_in_fp32 else 2
 
@@ -268,7 +277,7 @@ def check_memory(config: RunConfig, *, world_size: int) -> None:
     """Refuses a run that no device could hold, before any process starts.
 
     Raises:
-        Problems: names the sizes that need the memory, or the number of processes or packs that
+        Problems: the estimated memory exceeds `MOST_BYTES`, or the number of processes or packs
             does not divide.
     """
     model, data = config.model, config.dataset

@@ -1,6 +1,6 @@
 """A network on torch's meta device, whose tensors have no values, and packs for it.
 
-Stand-ins replace the process groups: they have only sizes, and nothing is communicated.
+Substitutes for the process groups have only sizes, and nothing is communicated.
 """
 
 # T tokens of a rank, W of all ranks, X any width
@@ -58,7 +58,7 @@ class StandInGroup:
 
 
 def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> StackedTransformer:
-    """A pipeline stage of a network without values, on the first tensor rank of `model`."""
+    """The pipeline stage number `stage` of a network without values, on its first tensor rank."""
     run_megatron_on_cpu()
     model = replace(model, pipeline_model_parallel_size=stages)  # layers are numbered by it
     one = StandInGroup()
@@ -79,7 +79,7 @@ def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> Sta
 
 @contextmanager
 def groups_as_given() -> Iterator[None]:
-    """A context in which Megatron-Core's linears use the group that they receive, and send nothing.
+    """A context in which Megatron-Core's linears use the group that they get, and send nothing.
 
     Without a process group Megatron-Core would assume one rank. Collectives return tensors of the
     size that the real ones would return.
@@ -112,7 +112,10 @@ def _gathered(x: Tensor, group: Any, *_: Any, dim: int) -> Tensor:
 
 @contextmanager
 def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """A context in which each (object, attribute name) of `attributes` has the third value."""
+    """A context in which attributes have other values.
+
+    `attributes` are triples (object, name of its attribute, value in the context).
+    """
     own = [(module, name, getattr(module, name)) for module, name, _ in attributes]
     for module, name, value in attributes:
         setattr(module, name, value)
@@ -124,7 +127,7 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def meta_pass(network: StackedTransformer, batch: PackedBatch) -> None:
-    """A pass of a stage over a pack of the meta device."""
+    """A forward pass of the stage `network` over `batch`, which is on the meta device."""
     if not network.pre_process:
         dtype = network.config.params_dtype
         shape: Any = {"size": network.hidden_shape(batch), "device": META, "dtype": dtype}
@@ -145,12 +148,11 @@ def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     references: bool = False,
     share: SequenceShard | None = None,
 ) -> PackedBatch:
-    """A meta pack of equal samples: `frames` of `side` x `side` tokens, `text` tokens each.
+    """A meta pack of equal samples of `frames` x `side` x `side` tokens with `text` tokens each.
 
-    In networks with sound each has `sound` tokens of it.
-
-    They have what a sample must have, and `references` if that is asked; `text` is no choice where
-    it is fixed. A context rank has the `share` of it.
+    With networks of sound each sample has `sound` sound tokens. Samples have the inputs that the
+    network requires, and its references if `references`; where the network fixes the number of text
+    rows, `text` is not used. The pack is the shard `share` of a context rank, if it is given.
     """
     family = family_of(model)
     inputs = family.inputs(model)
@@ -195,7 +197,7 @@ def _others(
     references: bool,
     sound: int,
 ) -> dict[str, Tensor]:
-    """Inputs that a sample needs beside text and latent; `size` is (frames, rows, columns)."""
+    """Inputs that samples need besides text and latent; `size` is (frames, rows, columns)."""
     others: dict[str, Tensor] = {}
     for one in inputs:
         if one.kind is InputKind.CHANNELS or (one.kind is InputKind.REFERENCE and references):
@@ -217,6 +219,6 @@ def _shared(stream: Stream, share: SequenceShard) -> Stream:
 
 
 def _fed(stream: TokenStream) -> TokenStream:
-    """A stream beside the main one, with what a network is fed of it, on the meta device."""
+    """A copy of the second stream `stream` with its noisy input, on the meta device."""
     level_M = torch.empty(stream.num_levels, device=META)
     return stream.with_method(NoisyTokens(input_TC=stream.latent_TC.float(), level_M=level_M))

@@ -1,4 +1,4 @@
-"""FSDP traffic of data ranks for every pack (`ddp.sharding=weights`)."""
+"""Bytes that data-parallel ranks send for each pack with fully sharded weights (FSDP)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PackTraffic:
 
 
 def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
-    """The FSDP traffic of a pack, with all weights, frozen ones too, divided into `shards`."""
+    """Bytes that a device sends for each pack if `shards` ranks share every weight (FSDP)."""
     others = (shards - 1) / shards
     weights = others * weight_bytes(config)
     gradients = others * trained_here(config) * summed_size(config)
@@ -41,10 +41,11 @@ def pack_traffic(config: RunConfig, *, shards: int) -> PackTraffic:
 
 
 def break_even_tokens(config: RunConfig, *, shards: int, flops: float, bytes_per_s: float) -> float:
-    """Tokens of a pack whose matrix products take as long as its FSDP traffic.
+    """Number of tokens of a pack whose matrix products take as long as its FSDP traffic.
 
     Matrix products count two FLOPs for each weight and token in the forward pass, two for gradients
-    of inputs, and two for gradients of trained weights, at `flops` a second, without recomputation.
+    of inputs, and two for gradients of trained weights, without recomputation. A device computes
+    `flops` a second and sends `bytes_per_s`.
     """
     model = config.model
     trained = trained_count(config) / parameter_count(model)

@@ -1,11 +1,11 @@
-"""The number of packs in a pass over the data, before the first step.
+"""The number of packs in a pass over the data, forecast before the first step.
 
 1. forecast_packs    lengths of samples, from the heads of some, and how full packs become
    length_shares     the lengths alone
 2. passes_line       how often the run will see each sample
    fill_line         packs that stay partly empty, and settings that fill them
    route_lines       what a token route saves, and where it is known to harm
-3. steps_of_epochs   `train.epochs` -> `train.train_iters`
+3. steps_of_epochs   `train.train_iters` from `train.epochs`
 4. data_lines        the lines of a dry run about the data
 """
 
@@ -37,14 +37,20 @@ from dit.sizing.flops import forward_flops, work_of_packs
 # Heads are read until the mean length is known so well, or so many: 0.1 ms each on a local disk.
 _PRECISE, _AT_ONCE, _MOST = 0.0025, 1000, 8000
 LEAST_FILL = 0.9
-"""Packs that are expected to be less full than this fraction get a warning."""
+"""Fraction of a pack that must be filled on average, or a warning is given."""
 FEW_SAMPLES = 32_000
-"""Times that each sample is seen: of the quickstart's digits 9% are recognised after 16,000, 86%
-after 32,000 (docs/small_data.md)."""
+"""Samples seen in training (with repetition) below which a run from scratch is called short.
+
+Of the digits that the quickstart generates, 9% are recognised after 16,000 samples and 86% after
+32,000 (docs/small_data.md).
+"""
 
 
 class Length(NamedTuple):
-    """Tokens that a sample, or both samples of a preference pair, take in a pack."""
+    """Tokens that a stored sample takes in a pack, with and without padding.
+
+    A preference pair counts as one sample.
+    """
 
     padded: int
     real: int
@@ -52,21 +58,21 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Token lengths of the training samples of a dataset."""
+    """Lengths in tokens of the training samples of a dataset."""
 
     counts: Counter[Length]
     """Number of examined samples of each length."""
     usable: float
-    """Fraction of the samples that the model and the pack capacity admit."""
+    """Fraction of the samples that fit the model and the pack capacity."""
 
     @property
     def mean(self) -> float:
-        """Mean tokens of a sample, padding included."""
+        """Mean number of tokens of a sample, padding included."""
         return sum(n.padded * count for n, count in self.counts.items()) / self.counts.total()
 
     @property
     def real_part(self) -> float:
-        """The fraction of tokens that are not padding."""
+        """Fraction of the tokens that are not padding."""
         real = sum(n.real * count for n, count in self.counts.items())
         return real / self.counts.total() / self.mean
 
@@ -80,12 +86,12 @@ class Lengths:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackForecast:
-    """The packs of one pass through the training samples of a dataset."""
+    """Forecast of the packs of one pass through the training samples of a dataset."""
 
     samples: int
     packs: float
     fill: float
-    """Tokens without padding, divided by the capacity, over all packs."""
+    """Fraction of the capacity that tokens without padding fill, over all packs."""
     lengths: Lengths
 
     @property
@@ -94,7 +100,9 @@ class PackForecast:
 
 
 def forecast_packs(config: RunConfig) -> PackForecast | None:
-    """The forecast of a run's packs; None for mock data, blends, or remote shards without sizes.
+    """The forecast of a run's packs, or None if the lengths of samples are unknown.
+
+    They are unknown for mock data, blends, and remote shards whose card lists no sizes.
 
     Raises:
         DataError: none of the examined samples can be used.
@@ -130,7 +138,7 @@ def _forecast(lengths: Lengths, config: RunConfig, *, samples: int) -> PackForec
 
 
 def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
-    """Lengths of the training samples of `leaf`; None if neither shards nor card state them.
+    """Lengths of the training samples of `leaf`; None if neither shards nor card have them.
 
     The card lists only the most frequent sizes, without texts and references.
     """
@@ -143,7 +151,7 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
 
 
 def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
-    """Lengths of samples read from `leaf` in random order; None if they cannot be read."""
+    """Lengths of samples that are read from `leaf` in random order, until their mean is known."""
     total = count_samples(leaf)
     order = np.random.default_rng(0).choice(total, min(total, _MOST), replace=False)
     found, refused, looked = list[Length](), list[SampleRefused](), 0
@@ -172,7 +180,7 @@ def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
 def _read_sizes(
     leaf: DatasetSplit, indices: np.ndarray, expected: Expected
 ) -> Iterator[Length | SampleRefused]:
-    """Length of each sample in `indices`, or the reason why it is refused."""
+    """Length of each sample of `leaf` with one of these `indices`, or why it is refused."""
     shards = [shard for shard in shards_of(leaf) if shard.count]
     ends = np.cumsum([shard.count for shard in shards])
     parts = np.split(indices, np.searchsorted(indices, ends[:-1]))
@@ -210,7 +218,7 @@ def _sizes_in_shard(
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
-    """Lengths from the sizes listed in a card, without texts and references."""
+    """Lengths from the sizes that `card` lists, which has no texts and references."""
     layout, latent = expected.layout, card["latent"]
     counts, lost = Counter[Length](), 0
     for one in card["sizes"]:
@@ -230,7 +238,7 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 
 
 def length_shares(config: RunConfig) -> dict[int, float]:
-    """Tokens of a sample -> fraction of such samples; all datasets have equal weight.
+    """Fraction of samples by their number of tokens; all datasets have equal weight.
 
     The two samples of a preference pair count separately. Text counts if it takes room in packs.
     Empty for mock data, and for remote shards whose cards list no sizes.
@@ -247,7 +255,7 @@ def length_shares(config: RunConfig) -> dict[int, float]:
 def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
     """Sentence on how often each sample is seen; empty if unknown.
 
-    Names the path of a dataset that mock data replace.
+    It names the path of a dataset that mock data replace.
     """
     if config.dataset.mock and config.dataset.path:
         return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
@@ -284,7 +292,7 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
-    """Lines about the token route of `config`: FLOPs that it saves, and where it may do harm."""
+    """Lines about the run's token route: FLOPs that it saves, and where it may do harm."""
     model, mixture = config.model, config.dataset.mock_samples
     route = model.token_route
     if route is None:
@@ -316,7 +324,7 @@ def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
 
 
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:
-    """(key of `dataset`, value) pairs that may fill packs better."""
+    """Pairs (key of `dataset`, value) with which packs may become fuller."""
     if lengths.real_part < LEAST_FILL:  # padding is in the way
         halves = [data.sample_multiple >> n for n in range(1, 12)]
         fits = (n for n in halves if n and lengths.padded_to(n).real_part >= LEAST_FILL)
@@ -331,7 +339,7 @@ def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str
 
 
 def steps_of_epochs(config: RunConfig) -> RunConfig:
-    """The configuration with `train_iters` computed from `train.epochs`, if that is set.
+    """A copy of `config` with `train_iters` computed from `train.epochs`, if that is set.
 
     Raises:
         Problems: the number of samples in a pack is unknown, or the other keys do not fit that
@@ -366,9 +374,9 @@ def absent_data(config: RunConfig) -> str:
 
 
 def data_lines(config: RunConfig) -> str:
-    """The lines of a dry run about data and a token route, as comments; empty without either.
+    """Lines of a dry run, as comments, about data and token route; empty without either.
 
-    A missing folder is no fault, because another machine may train.
+    A missing folder is no error, because another machine may train.
 
     Raises:
         DataError: as `check_data`.

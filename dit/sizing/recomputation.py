@@ -2,7 +2,7 @@
 
 With `model.recompute_granularity=auto` a device recomputes as few whole layers as its memory
 requires (`block`). Recomputing only attention saves nothing with a fused kernel, which keeps
-queries, keys and values, and its output for the next linear.
+queries, keys and values, and the output, which the next linear keeps anyway.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ USABLE = 0.90
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recomputation:
-    """The recomputation that `auto` chooses, and why."""
+    """The recomputation that `auto` chooses, and the reason."""
 
     config: RunConfig
     """The run's configuration with the chosen recomputation keys."""
     reason: str
-    """One line for the log."""
+    """The choice and its reason, as one line for the log."""
 
 
 def choose_recomputation(
     config: RunConfig, *, world_size: int, device_memory: float | None
 ) -> Recomputation:
-    """The recomputation for a device of `device_memory` bytes; None is a CPU, which needs none."""
+    """The recomputation for a device of `device_memory` bytes; None stands for a CPU."""
     choices = list(_choices(config))
     if device_memory is None:
         return Recomputation(config=choices[0], reason="auto: none on a CPU")
@@ -48,7 +48,7 @@ def choose_recomputation(
 
 
 def _choices(config: RunConfig) -> Iterator[RunConfig]:
-    """Configurations with more and more layers recomputed, from the fastest to the smallest.
+    """Configurations that recompute more and more layers, from the fastest to the smallest.
 
     The last layer of a stage is never recomputed: backward begins with it, when no memory has been
     freed yet.

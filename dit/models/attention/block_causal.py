@@ -1,9 +1,9 @@
-"""Block-causal attention: text is causal; a picture sees all of itself and everything before it.
+"""Block-causal attention: text is causal; a picture attends to itself and everything before it.
 
 A sample is a sequence of texts and pictures:
 
-    a text token      sees the keys at its own place and before it
-    a picture's token sees the keys before the end of its picture
+    a text token      attends to the keys at its own index and before it
+    a picture's token attends to the keys before the end of its picture
 
 Softmax does not depend on the order of keys, so the rows of a sample may have any order. Each query
 is in one call, so no results are merged. Queries of pictures use the kernel of the run; if a
@@ -38,7 +38,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SequencePlaces:
-    """Positions of tokens in the sequence of one sample, int64 on the host, [tokens] each."""
+    """Positions of tokens in the sequence of one sample, int64 [tokens] each, on the CPU."""
 
     place: Tensor
     end: Tensor  # they see the keys at places below this
@@ -46,7 +46,7 @@ class SequencePlaces:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, text: bool) -> SequencePlaces:
-        """Positions of a sample's text tokens or latent tokens, in the order of their rows."""
+        """Positions of a sample's text tokens (`text`) or latent tokens, in the order of rows."""
         starts = [*accumulate((one.count for one in segments), initial=0)]
         numbers = [n for n, one in enumerate(segments) if one.is_text is text]
         parts = [torch.zeros(3, 0, dtype=torch.int64)]
@@ -58,7 +58,7 @@ class SequencePlaces:
         return cls(*torch.cat(parts, dim=1))
 
     def part(self, first: int, count: int) -> SequencePlaces:
-        """The positions of `count` tokens, from token `first` on."""
+        """The positions of `count` tokens, from token number `first` on."""
         here = slice(first, first + count)
         return SequencePlaces(self.place[here], self.end[here], self.picture[here])
 
@@ -70,12 +70,11 @@ class SequencePlaces:
 
 
 Located = Mapping[int, tuple[int, SequencePlaces]]
-"""For each sample: the row of its first token in the pack, and its tokens' positions in its
-sequence."""
+"""By sample, (row of its first token in the pack, positions of its tokens in its sequence)."""
 
 
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:
-    """The attention calls for a pack with `total` rows, from the samples' `queries` and `keys`.
+    """The calls of attention for a pack with `total` rows, from samples' `queries` and `keys`.
 
     `keys` must hold all keys of each sample that has queries.
     """
@@ -130,9 +129,10 @@ def attend_block_causal(
     attend: Attend,
     attend_masked: AttendMasked,
 ) -> Tensor:
-    """Block-causal attention [T, H, K]: `attend` computes pictures, `attend_masked` text.
+    """Block-causal attention [T, H, K], by the calls in `spans.block_causal`.
 
-    Outputs of padding are zeros.
+    `attend` computes queries of pictures, `attend_masked` those of text. Outputs of padding are
+    zeros.
     """
     calls = spans.block_causal
     assert calls is not None
@@ -150,6 +150,6 @@ def attend_block_causal(
 
 
 def masked_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, sees_TS: Tensor) -> Tensor:
-    """Attention [T, H, K] by torch's SDPA, with the boolean mask `sees_TS` of queries and keys."""
+    """Attention [T, H, K] by torch's SDPA; `sees_TS` is True where a query sees a key."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_SHK, v_SHK))
     return scaled_dot_product_attention(q, k, v, attn_mask=sees_TS)[0].transpose(0, 1)

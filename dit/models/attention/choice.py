@@ -3,7 +3,7 @@
 1. attention_calls   a pack's calls on one rank, by the specification of the network's layers
 2. fault             why a kernel that fits does not work on this machine, after a small call
 3. milliseconds      time of all calls of a pass, forward and backward
-   first_working     the kernel of a process that chooses for itself: the likely fastest
+   first_working     the likely fastest kernel that works, for a process that times none
 """
 
 # T query tokens, H heads, K head width, X any width
@@ -29,12 +29,13 @@ from dit.models.registry import network_spec
 from dit.parsing import cause
 
 BUDGET_S = 1.0
-"""Seconds for timing all kernels, without each kernel's first call, which compiles or plans it."""
+"""Seconds for timing all kernels; the first call of each, which compiles or plans it, is not
+counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCall:
-    """Attention for a pack on one rank, and the number of layers that compute it."""
+    """Attention for a pack on one rank, and in how many layers it is computed."""
 
     spans: Spans
     heads: int
@@ -42,10 +43,10 @@ class AttentionCall:
     layers: int
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Random queries [T, H, K], keys and values, and a gradient of the output, all in bfloat16.
+        """Random queries, keys and values, and a gradient of the output, in bfloat16.
 
-        Values are a slice of a wider matrix, as in layers, because some kernels copy such slices
-        first.
+        Queries and gradient are [T, H, K], keys and values have a row for each key. Values are a
+        slice of a wider matrix, as in layers, because some kernels copy such slices first.
         """
         spans, width = self.spans, self.width
         keys = spans.key_starts[-1] + spans.key_lengths[-1]
@@ -61,7 +62,10 @@ class AttentionCall:
 def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
-    """Attention calls for a pack of `samples` (tokens, text tokens), without those of a ring."""
+    """The kinds of attention calls for a pack of `samples`, those of a ring left out.
+
+    A sample is (latent tokens, text tokens).
+    """
     network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
     latents = network.filled([tokens for tokens, _ in samples])
@@ -95,7 +99,10 @@ def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
 
 
 def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
-    """Spans of concatenated samples (queries, keys); this rank has 1 / `parts` of the queries."""
+    """Spans of concatenated samples (number of queries, number of keys).
+
+    This rank has 1 / `parts` of the queries of each.
+    """
     queries, keys, at, key_at = [], [], 0, 0
     for number, key_number in rows:
         mine = -(-number // parts)
@@ -117,7 +124,7 @@ def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
 
 @cache
 def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
-    """Error of a kernel with heads of this width on this device; empty if the kernel works.
+    """The error of a kernel for heads of this width on this device; empty if it works.
 
     A package that was built for another torch raises errors of several types, at its import or its
     first call.
@@ -134,7 +141,7 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
 def milliseconds(
     backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
 ) -> float:
-    """Milliseconds of the attention of all layers, forward and backward, for one pack."""
+    """Milliseconds of all `calls` in all of their layers, forward and backward, by `backend`."""
     total = 0.0
     for call in calls:
         passes = _passes(ATTEND[backend], call)
@@ -146,7 +153,7 @@ def milliseconds(
 
 
 def _seconds(passes: Callable[[], None], times: int, device: torch.device) -> float:
-    """Mean seconds of `times` passes, back to back."""
+    """Mean seconds of a call of `passes`, over `times` calls one after the other."""
     _wait(device)
     began = time.perf_counter()
     for _ in range(times):
@@ -161,7 +168,7 @@ def _wait(device: torch.device) -> None:
 
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
-    """Attention function of `backend`; for `auto`, the likely fastest kernel that works here."""
+    """Attention function of `backend`; for `auto`, that of the likely fastest working kernel."""
     if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
             q_THK.device,
@@ -176,7 +183,7 @@ def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
 def first_working(
     device: torch.device, dtype: torch.dtype, width: int, *, deterministic: bool
 ) -> AttentionBackend:
-    """The likely fastest kernel that works on `device`, found by trying the kernels in order.
+    """The likely fastest kernel that works on `device`, found by trying kernels in order.
 
     Warns about kernels that should work by `fit.py` but fail.
     """

@@ -1,10 +1,11 @@
 """Video Sparse Attention (VSA, arXiv:2505.13389): attention among the cubes of a sample.
 
-coarse: the means of cubes attend to each other, times a gate of each token
-fine:   tokens attend to the tokens of the cubes with the highest coarse scores
+coarse: the means of cubes attend to each other, times a gate of each token fine: tokens attend to
+the tokens of the cubes with the highest coarse scores
 
-The choice has no gradient; the coarse part has one. Means and softmax are over real tokens, and
-samples never see each other. Tests compare every implementation with dense attention with a mask.
+No gradient flows through the choice of cubes; the coarse part has one. Means and softmax are over
+real tokens, and samples never see each other. Tests compare every implementation with dense
+attention with a mask.
 """
 
 # T packed tokens, C cubes of a pack, B places of a cube, H heads, K head width
@@ -78,7 +79,7 @@ def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
 
 
 def attend_by_mask(qkv: tuple[Tensor, Tensor, Tensor], chosen_HCJ: Tensor, spans: Spans) -> Tensor:
-    """Attention of each cube to its chosen cubes, by dense attention with a mask, on any device."""
+    """Attention [T, H, K] of cubes to their chosen cubes, by dense attention with a mask."""
     cubes = spans.cubes
     assert cubes is not None
     pieces, row = [], 0

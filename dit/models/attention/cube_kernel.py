@@ -1,7 +1,8 @@
-"""The fine part of attention among cubes, by torch's FlexAttention: each block of keys is a cube.
+"""The fine part of attention among cubes, by torch's FlexAttention: each block is a cube.
 
-FlexAttention uses blocks only when compiled: plain calls silently see all keys that the mask of
-tokens allows. On CPUs the compiled forward pass is correct, and there is no backward pass.
+FlexAttention uses blocks only when compiled: without compilation it attends to all keys that the
+mask of tokens allows, and says nothing. On CPUs the compiled forward pass is correct, and there is
+no backward pass.
 """
 
 # C cubes of a pack, B places of a cube, S = C * B, H heads, K head width
@@ -58,7 +59,7 @@ def attend_in_blocks(
 
 
 def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
-    """FlexAttention's block mask: each cube attends to its cubes in `chosen_HCJ`."""
+    """FlexAttention's block mask in which each cube attends to its cubes in `chosen_HCJ`."""
     heads, count, most = chosen_HCJ.shape
     seen_HCC = chosen_HCJ.new_zeros(heads, count, count, dtype=torch.int32)
     seen_HCC[:, :, :most] = chosen_HCJ
@@ -84,9 +85,9 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """For each cube, the number of cubes that attend to it [H, C], and their indices [H, C, C].
+    """Number [H, C] and indices [H, C, C] of the cubes that attend to each cube.
 
-    Each row of indices is sorted; entries beyond the count are undefined.
+    Each row of indices is sorted; entries beyond the number are undefined.
     """
     heads, count, most = chosen_HCJ.shape
     by_num_HC = chosen_HCJ.new_empty(heads, count, dtype=torch.int32)

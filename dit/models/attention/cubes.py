@@ -21,25 +21,25 @@ from dit.config.sparsity import CUBE, CUBE_TOKENS, attended_cubes
 from dit.pack_wire import to_device
 
 _PAIRS_AT_ONCE = 2**25
-"""Most pairs of cubes whose scores are computed at once: 128 MiB of float32, 8 heads of 2,048
-cubes."""
+"""Largest number of pairs of cubes whose scores are computed at once: 128 MiB of float32, 8 heads
+of 2,048 cubes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """Rows to gather from a tensor: `index` of each; positions `empty` become zeros."""
+    """A gather of rows from a tensor, in which some rows of the result are zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros
 
     @classmethod
     def of(cls, index: Tensor, device: torch.device) -> TakenRows:
-        """Gather plan of `index` (on the host), in which negative numbers stand for zeros."""
+        """The gather of `index`, a CPU tensor in which negative numbers stand for zeros."""
         empty = (index < 0).nonzero().flatten()
         return cls(index=to_device(index.clamp(min=0), device), empty=to_device(empty, device))
 
     def taken(self, x_TXX: Tensor) -> Tensor:
-        """The gathered rows of `x_TXX`, with zeros at empty positions."""
+        """The gathered rows of `x_TXX`, with zeros at the rows `empty`."""
         rows = x_TXX.index_select(0, self.index)
         # Not by a mask, which would read and write all rows again.
         return rows.index_fill_(0, self.empty, 0) if len(self.empty) else rows
@@ -71,7 +71,8 @@ class Cubes:
     ) -> Cubes:
         """Cubes of samples with these `grids` (frames, rows, columns) that begin at `starts`.
 
-        `total` is the number of rows of the pack; rows outside all samples are padding.
+        `share` is the fraction of cubes to which each attends in full. `total` is the number of
+        rows of the pack; rows outside all samples are padding.
         """
         places = [_places(grid, start) for grid, start in zip(grids, starts, strict=False)]
         counts = tuple(len(one) for one in places)
@@ -96,12 +97,12 @@ class Cubes:
 
     @property
     def heads_at_once(self) -> int:
-        """Number of heads whose scores for all pairs of cubes are in memory at a time."""
+        """Number of heads whose scores for all pairs of cubes are computed at once."""
         return max(1, _PAIRS_AT_ONCE // sum(self.counts) ** 2)
 
     @property
     def all_chosen(self) -> bool:
-        """Whether each cube chooses all cubes, so that attention within samples is dense."""
+        """Whether each cube attends to all cubes in full, so that attention is dense."""
         return self.chosen == self.counts
 
     def placed(self, x_THK: Tensor) -> Tensor:
@@ -109,11 +110,11 @@ class Cubes:
         return _taken(x_THK, self.of_places, self.of_tokens).unflatten(0, (-1, CUBE_TOKENS))
 
     def of_order(self, x_CBHK: Tensor) -> Tensor:
-        """The inverse of `placed`: [C, B, H, K] -> tokens [T, H, K], with zeros for padding."""
+        """Tokens [T, H, K] from [C, B, H, K], with zeros for padding: the inverse of `placed`."""
         return _taken(x_CBHK.flatten(0, 1), self.of_tokens, self.of_places)
 
     def with_means(self, x_THK: Tensor) -> tuple[Tensor, Tensor]:
-        """`x_THK` rearranged by cube as by `placed`, and the mean of each cube's tokens.
+        """(`x_THK` rearranged by cube as by `placed`, mean of each cube's tokens).
 
         Means are [C, H, K] in float32.
         """
@@ -122,7 +123,7 @@ class Cubes:
 
 
 def _places(grid: tuple[int, int, int], start: int) -> Tensor:
-    """Index of the token at each position [cubes, B] of a sample's cubes; -1 if empty."""
+    """Index of the token at each position [cubes, B] of a sample's cubes; -1 if there is none."""
     whole = [-(-side // CUBE) * CUBE for side in grid]
     token_FHW = torch.full(whole, -1)
     frames, rows, columns = grid
@@ -138,9 +139,9 @@ def _taken(x: Tensor, there: TakenRows, back: TakenRows) -> Tensor:
 
 
 class _Take(torch.autograd.Function):
-    """Autograd function that gathers rows [rows, H, K], each at most once.
+    """Autograd function that gathers rows of [rows, H, K], each at most once.
 
-    So the backward pass is a gather as well.
+    Therefore the backward pass is a gather, too.
     """
 
     @staticmethod
@@ -154,7 +155,7 @@ class _Take(torch.autograd.Function):
 
 
 class _PlacedWithMeans(torch.autograd.Function):
-    """The autograd function of `Cubes.with_means`: backward adds both gradients of a token."""
+    """Autograd function of `Cubes.with_means`; its backward pass adds both gradients of a token."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:

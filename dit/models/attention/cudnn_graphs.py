@@ -6,7 +6,7 @@
 3. cudnn_attention  runs both
 
 A graph takes sequences of any length, laid end to end: the start of each in each tensor ("ragged
-offsets", in numbers, not bytes) and its length are tensors of the call. So the graph contains only
+offsets", in elements, not bytes) and its length are tensors of the call. So the graph contains only
 the largest number of sequences and the largest length, both rounded. Names as in:
 https://docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html
 """
@@ -29,18 +29,18 @@ from dit.models.kernels.row_gradient import offer_of, taken
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
 """Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up."""
 _SHORTEST = 64
-"""Smallest bound on the longest sequence: cuDNN builds no graph for sequences of one token
+"""Lower limit of a graph's longest sequence: cuDNN builds no graph for sequences of one token
 alone."""
 _MOST_SPACE = 4
-"""Most workspace of the backward pass, in multiples of the size of q's gradient in float32."""
+"""Largest allowed workspace of the backward pass, in multiples of the bytes of q's gradient in
+float32."""
 Strides = tuple[int, int]
-"""Strides of a tensor, in numbers: from a token to the next one, and from a head to the next
-one."""
+"""Strides of a tensor in elements: from a token to the next, and from a head to the next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphKey:
-    """Everything that a cuDNN graph depends on: device, dtype, sizes and strides of its tensors."""
+    """All that a cuDNN graph depends on: device, dtype, sizes and strides of its tensors."""
 
     capability: tuple[int, int]  # of the GPU
     dtype: torch.dtype
@@ -58,12 +58,12 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """Strides of a contiguous [T, H, K]: outputs, their gradient, gradients of q and k."""
+        """Strides of a contiguous [T, H, K]: output, its gradient, gradients of q and k."""
         return self.heads * self.width, self.width
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple of `multiple`; a smaller size to a power of two."""
+    """`size` rounded up to a multiple of `multiple`, or, if it is smaller, to a power of two."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()
@@ -81,10 +81,10 @@ def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
 
 
 class _Tensors:
-    """The tensors of a graph, by name; offsets and lengths are created once and shared.
+    """The tensors of a graph by name; those of offsets and lengths are created once.
 
-    Names are those of `_buffers`: "q", ..., `("offsets", "q", X)` for a tensor with X numbers per
-    token, and `("lengths", "q")`; "q" and "k" stand for the rows of queries and of keys.
+    Names are those of `_run`'s buffers: "q", ..., `("offsets", "q", X)` for a tensor with X numbers
+    per token, and `("lengths", "q")`; "q" and "k" stand for the rows of queries and of keys.
     """
 
     def __init__(self, key: GraphKey, handle: Any):
@@ -102,7 +102,10 @@ class _Tensors:
         self.made: dict[Any, Any] = {}
 
     def given(self, name: str, strides: Strides, *, rows: str = "q", width: int = 0) -> Any:
-        """Declares an input [T, H, K], or [S, H, K] for `rows` "k"; float32 if `width` is set."""
+        """Declares and returns the input `name`, [T, H, K], or [S, H, K] for `rows` "k".
+
+        With `width` it is float32, and K is `width`.
+        """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         self.made[name] = self.graph.tensor(
             dim=dim,
@@ -116,7 +119,10 @@ class _Tensors:
     def result(
         self, name: str, tensor: Any, strides: Strides, *, rows: str = "q", width: int = 0
     ) -> None:
-        """Declares an output [T, H, K], or [S, H, K] for `rows` "k"; float32 if `width` is set."""
+        """Declares `tensor` as the output `name`, [T, H, K], or [S, H, K] for `rows` "k".
+
+        With `width` it is float32, and K is `width`.
+        """
         dim, stride = self._layout(strides, rows, width or self.key.width)
         tensor.set_output(True).set_dim(dim).set_stride(stride)
         tensor.set_data_type(self.dtype if not width else self.types.FLOAT)
@@ -135,7 +141,7 @@ class _Tensors:
         }
 
     def _layout(self, strides: Strides, rows: str, width: int) -> tuple[list[int], list[int]]:
-        """Shape [N, H, longest, width] and strides for cuDNN; offsets replace the first stride."""
+        """(shape [N, H, longest, width], strides) for cuDNN; offsets replace the first stride."""
         key = self.key
         longest = key.longest if rows == "q" else key.longest_key
         token, head = strides
@@ -157,7 +163,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the forward graph, which cuDNN has not built yet."""
+    """The tensors of the forward graph for `key`, which cuDNN has not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -171,7 +177,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the backward graph, which cuDNN has not built yet."""
+    """The tensors of the backward graph for `key`, which cuDNN has not built yet."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -192,7 +198,7 @@ def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 @cache
 def _built(key: GraphKey, device: torch.device, *, backward: bool) -> tuple[_Tensors, int]:
-    """A graph that is ready to run, and the bytes of its workspace."""
+    """(tensors of a graph that is ready to run, bytes of its workspace)."""
     import cudnn  # type: ignore[import-not-found]
 
     handle = _handle(device)
@@ -221,7 +227,7 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 
 
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
-    """Runs the forward or backward graph on the current stream, with its tensors `buffers`."""
+    """Runs the forward or backward graph for `key` on the current stream, on `buffers`."""
     import cudnn  # type: ignore[import-not-found]
 
     device = buffers["q"].device
@@ -240,7 +246,7 @@ def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, back
 
 
 def _numbers(name: tuple[Any, ...], key: GraphKey, offsets: Offsets) -> Tensor:
-    """Offsets [N + 1] or lengths [N] of all sequences, computed once for each pack."""
+    """The offsets [N + 1] or lengths [N] that `name` stands for, computed once for each pack."""
 
     def make() -> Tensor:
         kind, rows, *numbers = name
@@ -277,7 +283,7 @@ def _key(
 
 
 def _readable(x_THK: Tensor) -> Tensor:
-    """`x_THK`, or a copy if cuDNN cannot read it: rows must be aligned and must not overlap."""
+    """`x_THK`, or a copy if cuDNN cannot read it: rows must be aligned and not overlap."""
     token, head, number = x_THK.stride()
     whole = number == 1 and min(token, head) >= x_THK.shape[-1]
     aligned = token % 8 == head % 8 == 0 and x_THK.data_ptr() % 16 == 0
@@ -312,7 +318,7 @@ class _Attention(torch.autograd.Function):
 
 
 def cudnn_attention(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention [T, H, K] of queries [T, H, K] to keys and values [S, H, K], sequence by sequence.
+    """Attention [T, H, K] to keys and values [S, H, K], sequence by sequence.
 
     Raises:
         RuntimeError: the library of cuDNN is missing, or it has no kernel for these sizes.

@@ -26,8 +26,8 @@ from dit.config import AttentionBackend, ModelConfig, Precision, RunConfig
 
 FLASH_4, CUDNN_FRONTEND = "flash-attn-4", "nvidia-cudnn-frontend"
 _SINCE = {FLASH_4: ("4.0.0b36", "attention"), CUDNN_FRONTEND: ("1.28", "cudnn")}
-"""Package -> (oldest release with the calls that we use, extra of pyproject.toml that installs
-it)."""
+"""(oldest release with the calls that we use, extra of pyproject.toml that installs it), by
+package."""
 _BY_CHOICE = (
     AttentionBackend.FLASH_4,
     AttentionBackend.FLASH_3,
@@ -38,14 +38,15 @@ _BY_CHOICE = (
 )
 """Kernels that `auto` tries, the likely fastest first."""
 _DETERMINISTIC = (AttentionBackend.FLASH_2, AttentionBackend.SDPA)
-"""Kernels that `auto` tries with `train.deterministic`: those that torch itself guarantees."""
+"""Kernels that `auto` tries with `train.deterministic`: those that torch itself guarantees to be
+deterministic."""
 MOST_WIDTH = 256
 """Largest head width that the flash kernels accept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """Properties that decide which kernels can compute attention."""
+    """What decides which kernels can compute an attention."""
 
     capability: tuple[int, int] | None  # of the GPU; None is a CPU
     head_width: int
@@ -67,7 +68,7 @@ def _head_width(model: ModelConfig) -> int:
 
 
 def fitting(case: AttentionCase) -> list[AttentionBackend]:
-    """The kernels for `case` that `auto` tries, the likely fastest first; never empty."""
+    """The kernels that can compute `case`, in the order in which `auto` tries them; never empty."""
     candidates = _DETERMINISTIC if case.deterministic else _BY_CHOICE
     return [one for one in candidates if not refusal(one, case)]
 
@@ -157,7 +158,7 @@ def _width(case: AttentionCase, most: int) -> str:
 
 @cache
 def _missing(package: str) -> str:
-    """Reason why `package` cannot be used: missing, or too old; empty if it can.
+    """Why `package` cannot be used: it is missing, or too old; empty if it can.
 
     Older releases, such as flash-attn 2.8, have other calls.
     """

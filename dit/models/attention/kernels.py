@@ -1,10 +1,10 @@
 """The calls of each attention kernel, by its name in `model.attention_backend`.
 
-`attend_packed` serves kernels that take a whole pack in one call and know no padding;
+`attend_packed` is for kernels that take a whole pack in one call and cannot skip padding;
 `attend_by_runs` is torch's SDPA, with one call for adjacent samples of equal lengths.
 
-Their packages are imported at the first call. `tests/unit/models/test_kernel_calls.py` compares the
-calls with the packages' parameters.
+The kernels' packages are imported at the first call. `tests/unit/models/test_kernel_calls.py`
+compares the calls with the packages' parameters.
 """
 
 # T query tokens, S key tokens, H heads, K head width, X = H * K
@@ -54,7 +54,7 @@ def attend_by_runs(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) ->
 
 @dataclass(frozen=True, slots=True)
 class _Even:
-    """Positions of samples with equal lengths at equal distances: a strided view holds them all."""
+    """Rows of `count` samples of equal lengths at equal distances, as a strided view."""
 
     first: int
     count: int
@@ -66,14 +66,14 @@ class _Even:
         return self.first + self.count * self.step
 
     def of(self, x_THK: Tensor) -> Tensor:
-        """A view [count, H, length, K] of `x_THK`."""
+        """The samples' rows of `x_THK`, as a view [count, H, length, K]."""
         rows = x_THK[self.first : self.stop].unflatten(0, (self.count, self.step))
         return rows[:, : self.length].transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Adjacent samples with equal lengths."""
+    """Adjacent samples with equal numbers of queries and of keys."""
 
     queries: _Even
     keys: _Even
@@ -86,9 +86,10 @@ def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
 
 
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
-    """Runs of adjacent samples with equal lengths, which contain every sample once.
+    """Runs of adjacent samples with equal lengths; every sample is in one of them.
 
-    A last sample too near to the next sample or to the end forms a run of its own.
+    Rows of a run are evenly spaced. Its last sample is left to the next run if it has less room
+    than the others.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -144,7 +145,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The arguments of a kernel for one pack, computed once for all layers."""
+    """Arguments of a kernel for one pack, computed once for all layers."""
 
     offsets: Offsets
     keys: slice  # no query asks those before, and for those behind none is left
@@ -174,7 +175,7 @@ def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
 
 
 def first_key(spans: Spans) -> int:
-    """The first row of keys that belongs to any sequence.
+    """Index of the first row of keys that belongs to any sequence.
 
     A context rank also has text keys of earlier samples, whose queries are on earlier ranks.
     """
@@ -208,7 +209,10 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
 
 
 def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
-    """(queries, keys) of the sequences into which the padding between two samples is cut."""
+    """(queries, keys) of the sequences into which padding between two samples is cut.
+
+    `longest` are the largest numbers of a sample's queries and keys.
+    """
     assert queries or not keys, "keys that no query asks belong behind all others"
     if not queries:
         return []
@@ -219,11 +223,11 @@ def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[in
 
 
 COUNT_MULTIPLE = 16
-"""Multiple to which the number of sequences is filled up. From cuDNN 9.24 on, Transformer Engine
+"""Multiple to which the number of sequences is rounded up. From cuDNN 9.24 on, Transformer Engine
 builds a graph for each number of sequences (use_cu_seqlens_directly in its
 fused_attn_f16_arbitrary_seqlen.cu)."""
 _LENGTH_MULTIPLE = 512
-"""Multiple to which the longest length is rounded: older cuDNN and sm_120 build a graph for
+"""Multiple to which the longest length is rounded up: older cuDNN and sm_120 build a graph for
 each."""
 
 
@@ -261,7 +265,7 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 4, without torch, which would unpack two of five results."""
+    """Attention by FlashAttention 4's own function; torch expects two results and gets five."""
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(
@@ -295,7 +299,7 @@ def engine_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets)
 
 
 def few_lengths(longest: int) -> int:
-    """`longest` rounded up, so that many packs have the same bound on their longest sequence."""
+    """`longest` rounded up, so that many packs have the same limit of their longest sequence."""
     return -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
@@ -307,7 +311,7 @@ def _engine_module(heads: int, width: int) -> Any:
 def dot_product(heads: int, width: int, **ring: Any) -> Any:
     """Transformer Engine's attention module for packed samples.
 
-    `ring` are its options for context parallelism.
+    `ring` are the module's options for context parallelism.
     """
     from transformer_engine.pytorch import DotProductAttention  # type: ignore[import-not-found]
 
@@ -318,7 +322,7 @@ def dot_product(heads: int, width: int, **ring: Any) -> Any:
 
 
 def cudnn_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by cuDNN's frontend, or by FlashAttention 2 if cuDNN would need too much memory."""
+    """Attention by cuDNN's frontend, or FlashAttention 2 if cuDNN needs too much memory."""
     from dit.models.attention.cudnn_graphs import cudnn_attention, takes_much_space
 
     tokens, _, width = q_THK.shape

@@ -1,8 +1,8 @@
 """Spans of a pack: the tokens that each token attends to.
 
-One signature, `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: token i of a sample attends to all
-real keys of the same sample and to nothing else. Outputs of padding are finite, but undefined.
-Tests compare each implementation with `attend_one_by_one`.
+All kernels are called as `attend(q_THK, k_SHK, v_SHK, spans) -> [T, H, K]`: a token attends to all
+real keys of its sample and to nothing else. Outputs of padding are finite, but undefined. Tests
+compare each implementation with `attend_one_by_one`.
 """
 
 # T query tokens, S key tokens, H heads, K head width
@@ -32,11 +32,11 @@ class Spans:
     total: int  # rows of the query tensor, padding included
     device: torch.device
     without_keys: tuple[tuple[int, int], ...] = ()
-    """(first row, number of rows) of real queries that have no keys: their outputs are zeros."""
+    """(first row, number of rows) of real queries whose samples have no keys: outputs are zeros."""
     cubes: Cubes | None = None
     """Cubes of video sparse attention; None for dense attention."""
     block_causal: BlockCausal | None = None
-    """Calls of block-causal attention; None if each query sees all keys of its sample."""
+    """Calls of block-causal attention; None if each query attends to all keys of its sample."""
     _made: dict[str, object] = field(default_factory=dict)  # index tensors, made at first use
 
     @classmethod
@@ -66,7 +66,7 @@ class Spans:
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
-        """The value of `make()`, computed by the first layer and reused by later layers."""
+        """The value of `make()`, computed for the first layer and reused by later layers."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -74,7 +74,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention of some tokens of a sample with a mask, because each sees different keys."""
+    """Attention of some tokens of a sample with a mask, because each attends to different keys."""
 
     rows: Tensor  # int64, of the queries
     keys: Tensor  # int64, rows of all keys that one of them sees
@@ -94,7 +94,7 @@ class BlockCausal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offsets:
-    """Offsets of concatenated sequences: each token is a query or a key of exactly one.
+    """Offsets of concatenated sequences, to one of which each query and each key belongs.
 
     Sequences at the end may be empty.
     """
@@ -106,7 +106,7 @@ class Offsets:
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The value of `make()`, computed by the first layer and reused by later layers."""
+        """The value of `make()`, computed for the first layer and reused by later layers."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -116,13 +116,13 @@ Attend = Callable[[Tensor, Tensor, Tensor, Spans], Tensor]
 
 
 def attend_in_groups(q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, size: int) -> Tensor:
-    """Attention [T, H, K] within groups of `size` adjacent rows."""
+    """Attention [T, H, K] within each group of `size` adjacent rows."""
     q, k, v = (x.unflatten(0, (-1, size)).transpose(1, 2) for x in (q_THK, k_THK, v_THK))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1)
 
 
 def attend_one_by_one(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-    """Attention by its definition: a softmax over the keys of each sample, in a loop."""
+    """Attention [T, H, K] by its definition: a softmax over the keys of each sample, in a loop."""
     out_THK = torch.zeros_like(q_THK)
     for start, length, key_start, key_length in zip(
         spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True

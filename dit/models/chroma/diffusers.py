@@ -94,7 +94,6 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: ChromaConfig
 ) -> Tensor:
-    """The output of Diffusers' network for one sample, whose text has no padding to mask."""
     return run_on_sample(network, sample, level, model)
 
 

@@ -39,7 +39,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "approximator_layers": 2,
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,12 @@ class ChromaConfig(DoubleSingleConfig):
     """A named size (chroma) or `custom`."""
     family: str = "chroma"
     approximator_channels: int = bounded(64, most=2**20, least=None)
-    """Cosines and sines of level and row, from which a network computes all modulations."""
+    """Number of cosines and sines of timestep and vector index, from which the network of
+    modulations computes each vector."""
     approximator_hidden_size: int = bounded(5120, most=2**20)
-    """Width of the network that computes the modulations."""
+    """Hidden size of the network that computes all modulations."""
     approximator_layers: int = bounded(5, most=MOST_APPROXIMATOR_LAYERS)
-    """Layers of the network that computes the modulations."""
+    """Number of layers of the network that computes all modulations."""
 
     def own_sizes(self) -> list[Rule]:
         channels = self.approximator_channels
@@ -76,7 +77,7 @@ class ChromaConfig(DoubleSingleConfig):
 
     @property
     def modulation_rows(self) -> int:
-        """Number of scales, shifts and gates of all layers and the head."""
+        """Number of scales, shifts and gates of all layers and the head together."""
         return 3 * self.num_single_layers + 12 * self.num_layers + 2
 
 
@@ -85,7 +86,11 @@ def _inputs(model: ChromaConfig) -> tuple[SampleInput, ...]:
 
 
 def chroma_stacks(model: ChromaConfig) -> tuple[StackSpec, ...]:
-    """The layers; modulation rows are ordered single-stream layers, latents, text."""
+    """The layers of both stacks.
+
+    Modulation vectors are ordered: single-stream layers, latents of double-stream layers, their
+    text.
+    """
     latents = 3 * model.num_single_layers
     return double_then_single(
         model,

@@ -24,10 +24,10 @@ _SCALE = 1000  # of the numbers of rows, before their sinusoid
 
 
 class ChromaNetwork(DoubleSingleTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Chroma: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `ChromaTransformer2DModel`. The first pipeline stage makes
-    the modulations of all layers, which are sent with the hidden states: R = 344 rows of the
+    the modulations of all layers, which are sent with the hidden states: R = 344 vectors of the
     published network for each sample, besides 4,600 rows of tokens or more.
     """
 
@@ -54,7 +54,7 @@ class ChromaNetwork(DoubleSingleTransformer):
 
 
 class ApproximatorBlock(nn.Module):
-    """A residual block: norm, linear, SiLU, linear, added to its input."""
+    """A residual block: its input plus norm, linear, SiLU, linear of it."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()
@@ -69,10 +69,10 @@ class ApproximatorBlock(nn.Module):
 
 
 class Approximator(nn.Module):
-    """Timesteps [M] -> the modulation vectors of all layers, concatenated [M, R D].
+    """Maps timesteps [M] to the modulation vectors of all layers, side by side [M, R D].
 
-    Each row is computed from the timestep, a guidance scale that is always 0, and the row's index.
-    The arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.
+    Each vector is computed from the timestep, a guidance scale that is always 0, and the vector's
+    index. The arithmetic is that of Diffusers' `ChromaApproximator` and its embeddings.
     """
 
     def __init__(self, model: ChromaConfig, config: TransformerConfig):

@@ -25,22 +25,22 @@ class Arrangement(Protocol):
     """Interface of an arrangement: exact inverse functions between our tensor and Diffusers'."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
-        """Our tensor, assembled from Diffusers' tensors `parts`."""
+        """Our tensor, computed from Diffusers' tensors `parts`."""
         ...
 
     def split(self, whole: Tensor, model: ModelConfig, count: int) -> list[Tensor]:
-        """The `count` Diffusers tensors that our tensor `whole` is assembled from."""
+        """The `count` Diffusers tensors from which our tensor `whole` is computed."""
         ...
 
     def their_shapes(
         self, shape: tuple[int, ...], model: ModelConfig, count: int
     ) -> list[tuple[int, ...]]:
-        """Shapes of Diffusers' `count` tensors for our tensor of this shape."""
+        """Shapes of the `count` Diffusers tensors, if our tensor has this `shape`."""
         ...
 
     @property
     def of_inputs(self) -> bool:
-        """Whether the arrangement permutes the columns of a matrix instead of the rows."""
+        """Whether the arrangement permutes columns (inputs) of a matrix instead of rows."""
         ...
 
     @property
@@ -49,17 +49,17 @@ class Arrangement(Protocol):
         ...
 
     def groups(self, model: ModelConfig) -> int:
-        """Number of groups of rows in our tensor, such as heads, which all contain every part."""
+        """Number of groups of rows in our tensor, such as heads, each with rows of every part."""
         ...
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
-        """Row counts of the linears that Diffusers fuses in one matrix of `rows` rows."""
+        """Numbers of rows of the linears that Diffusers fuses in one matrix with `rows` rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Identity: our tensor and Diffusers' are equal."""
+    """The identity: our tensor and Diffusers' are equal."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return parts[0]
@@ -95,11 +95,11 @@ SAME = Same()
 
 @dataclass(frozen=True, slots=True)
 class ByHead(Same):
-    """Queries, keys and values joined head by head: matrices or their biases.
+    """Queries, keys and values of one head after the other: matrices or their biases.
 
     In each head every part has K rows, except the last, which has the remaining rows (the
     feed-forward's in a single-stream layer). Diffusers' parts are [H * K, I], or biases [H * K];
-    ours is their concatenation head by head.
+    ours is one tensor with all rows, ordered by head.
 
     Parts in `rotated` have rotary pairs (2i, 2i + 1) in Diffusers and (i, i + K/2) in ours.
     Permuting queries and keys alike does not change their products.
@@ -135,7 +135,7 @@ class ByHead(Same):
         return model.num_attention_heads
 
     def widths(self, each_head: int, model: ModelConfig, count: int) -> list[int]:
-        """Number of rows of each of `count` parts in one head."""
+        """Number of rows of each of `count` parts in one head that has `each_head` rows."""
         width = model.hidden_size // model.num_attention_heads
         return [*(width,) * (count - 1), each_head - (count - 1) * width]
 
@@ -157,10 +157,10 @@ class ByOwnHead(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class ByKeyHead(ByHead):
-    """Queries, keys and values joined by heads of keys, each with its heads of queries.
+    """Queries, keys and values in groups, each of a key head with its query heads.
 
-    Diffusers' are [H * K, I], [G * K, I] and [G * K, I] with G heads of keys; ours has the rows of
-    all. A fourth part is a gate of the output, with as many rows as queries.
+    Diffusers' are [H * K, I], [G * K, I] and [G * K, I] with G key heads; ours has the rows of all.
+    A fourth part is a gate of the output, with as many rows as queries.
     """
 
     heads: str = "num_attention_heads"  # what the configuration calls H, G and H * K
@@ -180,7 +180,7 @@ class ByKeyHead(ByHead):
 class GatesAndValues(ByHead):
     """First linear of a SwiGLU, [2 * F, I]: two linears in Diffusers, alternating rows in ours.
 
-    Alternating rows let any number of tensor-parallel ranks divide the matrix.
+    With alternating rows any number of tensor ranks can divide the matrix.
     """
 
     hidden: str = "ffn_hidden_size"  # what the configuration calls F
@@ -194,7 +194,10 @@ class GatesAndValues(ByHead):
 
 @dataclass(frozen=True, slots=True)
 class GatesThenValues(Same):
-    """A linear [2 * F, I], or its bias [2 * F], in which Diffusers has all gates first."""
+    """First linear of a SwiGLU [2 * F, I], or its bias: Diffusers' has all gates, then all values.
+
+    Ours has alternating rows, as `GatesAndValues`.
+    """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:  # noqa: ARG002
         return by_turns(parts[0])
@@ -213,22 +216,21 @@ def _cat(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def by_turns(x: Tensor) -> Tensor:
-    """The rows of both halves of [2 * F, ...], alternating."""
+    """`x` [2 * F, ...] with the rows of both halves alternating."""
     return x.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def in_halves(x: Tensor) -> Tensor:
-    """The inverse of `by_turns`."""
+    """`x` [2 * F, ...] with its even rows first, then its odd rows: the inverse of `by_turns`."""
     return x.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedHeads(Same):
-    """Queries, keys, values, gates and hidden values of a single-stream layer in one tensor.
+    """First linear of a single-stream layer, [3 * D + 2 * F, I]: q, k, v, gates, hidden values.
 
-    Diffusers has all queries first, then all keys, and so on, [3 * D + 2 * F, I]; ours is ordered
-    head by head (`ByHead`), with gates and values of a head alternating. Queries and keys have
-    rotary pairs.
+    Diffusers has all queries first, then all keys, and so on; ours is ordered head by head
+    (`ByHead`), with gates and values of a head alternating. Queries and keys have rotary pairs.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -249,10 +251,10 @@ _BY_HEAD = ByHead(rotated=(0, 1))
 
 @dataclass(frozen=True, slots=True)
 class HeadColumns(Same):
-    """Output linear of a single-stream layer, [D, D + F], which reads attention and feed-forward.
+    """Output linear of a single-stream layer, [D, D + F], over attention and feed-forward.
 
-    Its columns are attention's, then the feed-forward's in Diffusers; in ours both alternate head
-    by head. The bias [D] is unchanged.
+    In Diffusers its columns are those of attention, then those of the feed-forward; in ours each
+    head has its columns of both. The bias [D] is unchanged.
     """
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
@@ -272,7 +274,7 @@ class HeadColumns(Same):
 
 @dataclass(frozen=True, slots=True)
 class RotaryPairs(Same):
-    """One tensor with rotary pairs: the norm of queries or keys, [K] per head or [H * K] across."""
+    """Norm of queries or keys with rotary pairs: [K] for each head, or [H * K] across heads."""
 
     def join(self, parts: list[Tensor], model: ModelConfig) -> Tensor:
         return to_halves(parts[0], model)
@@ -288,17 +290,17 @@ def to_halves(x: Tensor, model: ModelConfig) -> Tensor:
 
 
 def to_pairs(x: Tensor, model: ModelConfig) -> Tensor:
-    """The inverse of `to_halves`, for [H * K, ...]."""
+    """`x` with the rows of each head in Diffusers' order: the inverse of `to_halves`."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, 2, width // 2)).transpose(1, 2).flatten(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Features(Same):
-    """Order of the features of a token: `theirs` in Diffusers, (c, t, h, w) in ours.
+    """Linear whose inputs or outputs are a token's features: `theirs` is Diffusers' order of them.
 
-    `axis` 0 permutes the output features (weight [C, I] and bias [C]), `axis` 1 the input features
-    ([O, C]).
+    Our order is (c, t, h, w). `axis` 0 permutes output features (weight [C, I] and bias [C]),
+    `axis` 1 input features ([O, C]).
     """
 
     theirs: str
@@ -330,7 +332,7 @@ THWC = "thwc"
 
 @dataclass(frozen=True, slots=True)
 class Convolution(Same):
-    """A convolution over patches, [D, c, t, h, w] in Diffusers, a matrix [D, C] in ours."""
+    """Convolution over patches, [D, c, t, h, w] in Diffusers and a matrix [D, C] in ours."""
 
     axes: int = 3  # 2 for pictures, without frames
 
@@ -375,10 +377,10 @@ class LeadingOne(Same):
 
 @dataclass(frozen=True, slots=True)
 class SwappedHalves(Same):
-    """(scale, shift) in Diffusers, (shift, scale) in ours: the last norm of FLUX and others.
+    """Linear of the last norm, with outputs (scale, shift) in Diffusers and (shift, scale) in ours.
 
-    A weight [2 * D, I], or its bias [2 * D]. On `axis` 1 inputs: (sine, cosine) there and
-    (cosine, sine) here, [O, 2 * W].
+    `axis` 0 is for its weight [2 * D, I] and bias [2 * D]. `axis` 1 is for a linear [O, 2 * W] with
+    inputs (sine, cosine) in Diffusers and (cosine, sine) in ours.
     """
 
     axis: int = 0
@@ -396,7 +398,7 @@ class SwappedHalves(Same):
 
 @dataclass(frozen=True, slots=True)
 class ScaleFirst(Same):
-    """(scale, shift, gate) there and (shift, scale, gate) here, of both parts of a layer.
+    """Modulation (scale, shift, gate) in Diffusers, (shift, scale, gate) in ours, twice in a layer.
 
     A weight [6 * D, I], its bias [6 * D], or a table [6, D] of each layer.
     """

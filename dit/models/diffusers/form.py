@@ -38,18 +38,18 @@ class StrictKeys(BaseModel):
 
 
 class OpenKeys(StrictKeys):
-    """Keys of a file of Diffusers; keys that its class does not have are in `model_extra`."""
+    """Keys of a file of Diffusers, typed as in JSON; unknown keys are in `model_extra`."""
 
     model_config = ConfigDict(extra="allow")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Key of Diffusers' config.json, and the field of our `model` with the same meaning.
+    """A key of Diffusers' config.json, and the field of our `model` with the same meaning.
 
-    `read` computes the field from all keys, `write` the key from our network; both are needed only
-    where key and field have different values. With several fields, `read` returns as many values. A
-    key with neither field nor `write` is exported with Diffusers' default.
+    `read` computes the field from all keys, `write` the key from our configuration; both are needed
+    only where key and field have different values. With several fields, `read` returns as many
+    values. A key with neither field nor `write` is exported with Diffusers' default.
     """
 
     name: str
@@ -61,12 +61,13 @@ class Key:
     read: Callable[[Any], Any] | None = None
     write: Callable[[Any], Any] | None = None
     write_trained: Callable[[Any, int | None], Any] | None = None
-    """(configuration, tokens of the longest pack in training) -> value; replaces `write`."""
+    """Computes the key's value from (configuration, tokens of the longest pack in training), in
+    place of `write`."""
     written: Callable[[Any], bool] = lambda _: True
-    """Whether an export of this configuration contains the key."""
+    """Whether the export of a configuration contains the key."""
 
     def settings(self, t: Any) -> dict[str, Any]:
-        """Fields of our `model` that the key determines; `t` has all keys of config.json."""
+        """Fields of our `model` that the key determines; `t` has all keys of a config.json."""
         if self.field is None:
             return {}
         value = getattr(t, self.name) if self.read is None else self.read(t)
@@ -84,7 +85,7 @@ class Key:
 
 
 def same(name: str, default: Any, **options: Any) -> Key:
-    """A key with the name of our field."""
+    """The key `name` of config.json, whose field in our `model` has the same name and value."""
     return Key(name, name, default, **options)
 
 
@@ -94,7 +95,10 @@ def never(_: Any) -> bool:
 
 
 def heads_of(width: int) -> Key:
-    """The key for the width of a head, where `num_attention_heads` has the number of heads."""
+    """The key for a head's width, in classes whose `num_attention_heads` is the number of heads.
+
+    `width` is Diffusers' default.
+    """
     return Key(
         "attention_head_dim",
         "hidden_size",
@@ -111,41 +115,44 @@ VIDEO_PATCH = Key(
     read=lambda t: t.patch_size[:2],
     write=lambda m: (m.patch_temporal, m.patch_spatial, m.patch_spatial),
 )
-"""Patch size (frames, rows, columns); rows = columns is a rule of the family."""
+"""The key for the size of a patch, (frames, rows, columns); a family's rule is that rows =
+columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnKey:
-    """Field of ours without a key in Diffusers' config.json; exports add a private key for it."""
+    """A field of ours that Diffusers' config.json has no key for; exports add a private key."""
 
     field: str
     type: Any
     published: Callable[[Any], Any] | None
-    """All keys of a config.json not written by us -> value of the field. None: the file does not
-    determine it; the pipeline's class or the user sets it."""
+    """Computes the field from all keys of a config.json that we did not write. None: the file does
+    not determine it; the pipeline's class or the user sets it."""
     read: Callable[[Any], Any] = lambda value: value
     default: Any = ...
-    """Value for our exports that lack the private key; `...`: all exports have it."""
+    """Value of the field for exports of ours that lack the private key; `...`: all exports have
+    it."""
     may_be_told: bool = False
-    """Whether a user may override the value that published weights have."""
+    """Whether a user may set the field of published weights, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigKeys:
-    """Conversion between config.json of one Diffusers class and our `model`, in both directions.
+    """Conversion between the config.json of a Diffusers class and our `model`, both ways.
 
-    Its methods raise nothing for a user's mistakes.
+    A user's mistakes raise nothing, unless a method says so.
     """
 
     keys: tuple[Key, ...]
     """Keys of config.json, in the order in which an export writes them."""
     kept: tuple[OwnKey, ...] = ()
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """Rules that a config.json must satisfy; each names the feature that our network lacks."""
+    """Rules that a config.json must satisfy; each message names the feature that our network
+    lacks."""
 
     @cached_property
     def file(self) -> type[BaseModel]:
-        """A type with the keys and Diffusers' defaults; other keys are kept in `model_extra`."""
+        """A type for config.json with Diffusers' defaults; other keys are kept in `model_extra`."""
         fields: Any = {
             key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
         }
@@ -153,21 +160,22 @@ class ConfigKeys:
 
     @cached_property
     def kept_file(self) -> type[BaseModel]:
-        """A type with the private keys that an export adds to config.json."""
+        """A type for the private keys that an export adds to config.json."""
         fields: Any = {one.field: (one.type, one.default) for one in self.kept}
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
     def unsupported(self, t: Any) -> list[str]:
-        """Features of file `t` that our network lacks, in words; unknown keys are not listed."""
+        """Features of the config.json `t` that our network lacks, as text, without unknown keys."""
         return [message for holds, message in self.rules(t) if not holds]
 
     def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of the family, from a `file` and, if we wrote it, from its `kept_file`.
+        """Fields of our `model` from a config.json `t`, and from the private keys of an export.
 
-        Otherwise fields that the user has `told` override those of published weights.
+        `kept` has the private keys; None if we did not write the file. Then fields that the user
+        has set, `told`, override those of published weights.
 
         Raises:
-            ValueError: our field cannot have a value.
+            ValueError: a field cannot have its value.
         """
         if kept is None:
             usual = {one.field: one.published for one in self.kept}
@@ -180,7 +188,7 @@ class ConfigKeys:
         return found
 
     def content(self, model: ModelConfig, *, longest: int | None = None) -> dict[str, Any]:
-        """config.json of a network, without private keys.
+        """The config.json of the network of `model`, without private keys.
 
         `longest` is the number of tokens of the longest pack in its training; None without data.
         """
@@ -188,26 +196,26 @@ class ConfigKeys:
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Fields that a config.json from elsewhere does not determine."""
+        """Fields that a config.json that we did not write does not determine."""
         return tuple(one.field for one in self.kept if one.published is None)
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Fields that a user may set because the config.json does not determine them."""
+        """Fields that a user may set for a config.json that we did not write."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of `tellable` that a user has set, from `given`.
 
         Raises:
-            ValueError: our field cannot have a value.
+            ValueError: a field cannot have its value.
         """
         reads = {one.field: one.read for one in self.kept if one.field in self.tellable}
         values = {key: given.get(key) for key in reads}
         return {key: reads[key](value) for key, value in values.items() if value is not None}
 
     def private(self, model: ModelConfig) -> dict[str, Any]:
-        """The values of the private keys (see `kept_file`)."""
+        """The private keys that an export of `model` adds to config.json (see `kept_file`)."""
         return {one.field: getattr(model, one.field) for one in self.kept}
 
 
@@ -220,22 +228,22 @@ def _type_of(default: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenTextProjection:
-    """Frozen linear over the text states, whose outputs shards may store instead (Cosmos 2.5)."""
+    """A frozen linear over text states, whose outputs shards may store instead (Cosmos 2.5)."""
 
     tensors: tuple[str, ...]
     """Diffusers' names of the projection's tensors; the first is its weight [outputs, inputs]."""
     is_part: Callable[[Any], bool]
-    """Whether a network contains the projection."""
+    """Whether the network of a configuration contains the projection."""
     added: Callable[[Any, int], ModelConfig]
-    """(configuration for projected texts, width before the projection) -> configuration with the
-    projection."""
+    """Maps a configuration for projected texts, and the width before the projection, to the
+    configuration with the projection."""
     removed: Callable[[Any], ModelConfig]
-    """Configuration with the projection -> configuration for projected texts."""
+    """Maps a configuration with the projection to that for projected texts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartBeside:
-    """Component that a pipeline needs and its published folder lacks, such as a text encoder."""
+    """A component that a pipeline needs and its published folder lacks, such as a text encoder."""
 
     kind: str
     """Class of the component in Transformers."""
@@ -246,14 +254,14 @@ class PartBeside:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Companion:
-    """Second network of a pipeline, which one field makes a part of ours (Anima's conditioner)."""
+    """The second network of a pipeline, which a field makes part of ours (Anima's conditioner)."""
 
     folder: str
-    """Folder of the companion's weights, in a pipeline or beside a lone transformer; also the
+    """Folder of the companion's weights, in a pipeline or beside a transformer alone; also the
     prefix of its tensors in the name table."""
     class_name: str
     module: str = DIFFUSERS
-    """Where its class is."""
+    """Python module of the companion's class."""
     field: str
     """Field of `model` that says whether our network contains the companion."""
     value: Any
@@ -261,31 +269,32 @@ class Companion:
     instead: Any
     """Value of `field` with which shards hold the companion's outputs."""
     keys: ConfigKeys
-    """Keys of the companion's config.json, for our whole network with it."""
+    """Keys of the companion's config.json, and the fields of our whole network that they set."""
     frozen: tuple[str, ...] = ()
-    """Patterns of tensors of it that our networks lack. One with such tensors is not trained: the
-    folder that an import takes it from keeps it, and exports have none."""
+    """Patterns of the companion's tensors that our networks lack. A companion with such tensors is
+    not trained: exports do without it, because the folder that it was imported from has it."""
 
     def is_part(self, model: ModelConfig) -> bool:
         return getattr(model, self.field) == self.value
 
     def has(self, pair: Pair) -> bool:
-        """Whether a tensor of the name table belongs to the companion."""
+        """Whether the tensors of `pair` belong to the companion."""
         return pair.theirs[0].startswith(f"{self.folder}.")
 
     def content(self, model: ModelConfig) -> dict[str, Any]:
-        """The companion's config.json."""
+        """The companion's config.json, for our whole network `model`."""
         return {"_class_name": self.class_name, **self.keys.content(model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SingleFile:
-    """The form of the network in a file of its original project, alone or beside other parts."""
+    """The network's form in a file of its original project, alone or with other parts."""
 
     renamed: Callable[[str], str | None]
-    """Name of a tensor in the file -> Diffusers'; None for tensors of other parts."""
+    """Maps the name of a tensor in the file to Diffusers' name; None for tensors of other parts."""
     config: Callable[[Mapping[str, tuple[int, ...]]], dict[str, Any] | None]
-    """Shapes by Diffusers' names -> config.json; None if they are those of another network."""
+    """Maps shapes by Diffusers' names to the config.json; None if they are those of another
+    network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,15 +306,18 @@ class Pipeline:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `model` that all networks of the pipeline have and config.json does not contain."""
     objective: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `objective` that the pipeline's sampling loop fixes, whatever its scheduler says."""
+    """Keys of `objective` that the pipeline's sampling loop determines, whatever its scheduler
+    says."""
     of_few_steps: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` for networks that model_index.json marks as distilled to few steps."""
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _: {}
-    """scheduler_config.json -> sampler keys that the sampling loop fixes."""
+    """Maps a scheduler_config.json to the sampler's keys of `objective` that the sampling loop
+    determines."""
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
-    """`objective` of a run -> keys of scheduler_config.json that follow from it."""
+    """Maps `objective` of a run to keys of scheduler_config.json that follow from it."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """Rules for a network that the pipeline runs as in training; each names the difference."""
+    """Rules that a network satisfies if the pipeline runs it as in training; each message names the
+    difference."""
     modular: bool = False
     """Whether Diffusers opens and calls the pipeline as a modular one."""
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
@@ -315,18 +327,18 @@ class Pipeline:
     code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of `objective` that the pipeline fixes in addition to its scheduler_config.json."""
+        """Keys of `objective` that the pipeline determines besides its scheduler_config.json."""
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
 
     def misfits(self, model: ModelConfig) -> list[str]:
-        """Inputs that the pipeline gives the network differently from training, in words."""
+        """Differences between the pipeline's inputs for `model` and those of training, as text."""
         return [message for holds, message in self.rules(model) if not holds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackedSamples:
-    """Batch of B samples padded with zeros to one length, for networks that take no packs."""
+    """A batch of B samples padded with zeros to one length, for networks that take no packs."""
 
     latent_BCFHW: Tensor
     inputs: Mapping[str, Tensor]
@@ -339,12 +351,12 @@ class StackedSamples:
 
 
 def _told(guidance: float | None) -> dict[str, float]:
-    """The guidance scale as an argument of Diffusers' network; none without guidance embedding."""
+    """The guidance scale as an argument of Diffusers' network; empty without a scale."""
     return {} if guidance is None else {"guidance": guidance}
 
 
 def own_names(table: NameTable) -> dict[str, str]:
-    """Linears by Diffusers' names, for families whose original projects use these names as well."""
+    """Names of linears in Diffusers, each mapped to itself, for projects with the same names."""
     modules = [
         name.removesuffix(".weight")
         for row in table.rows
@@ -357,22 +369,22 @@ def own_names(table: NameTable) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DiffusersForm:
-    """Everything that Diffusers needs to know of a family: names, config.json, pipelines.
+    """What our code needs to know of Diffusers' counterpart of a family.
 
-    Its methods raise nothing for a user's mistakes.
+    A user's mistakes raise nothing, unless a method says so.
     """
 
     class_name: str
-    """Diffusers' class, as `_class_name` in config.json, which identifies the family of a
+    """Diffusers' class: the `_class_name` in config.json, which identifies the family of a
     folder."""
     module: str = DIFFUSERS
     """Python module of Diffusers' class."""
     table: NameTable
-    """Name table: Diffusers' tensors for each of our tensors."""
+    """Diffusers' tensors for each of our tensors."""
     keys: ConfigKeys
     """Keys of config.json and the corresponding fields of our `model`."""
     inexpressible: Callable[[Any], list[str]] = lambda _: []
-    """Features of our network that Diffusers' class lacks, in words."""
+    """Maps a configuration to features of our network that Diffusers' class lacks, as text."""
     text_projection: FrozenTextProjection | None = None
     """Frozen projection of the text states; None if the family has none."""
     companion: Companion | None = None
@@ -380,46 +392,43 @@ class DiffusersForm:
     ignored: tuple[str, ...] = ()
     """Patterns (`fnmatch`) of stored tensors that Diffusers' class does not read."""
     added: Mapping[str, str] = field(default_factory=dict)
-    """Patterns (`fnmatch`) of tensors that only our network has and that start at zero -> the
-    setting that adds them."""
+    """Settings that add tensors which Diffusers' network lacks, by patterns (`fnmatch`) of these
+    tensors, which start at zero."""
     beyond: Callable[[Any], str | None] = lambda _: None
-    """Tensors of an export that Diffusers' class ignores and what reads them, in words; None: no
-    such tensors."""
+    """Maps a configuration to a text about tensors of its export that Diffusers' class ignores, and
+    about what reads them; None: there are none."""
     original_names: tuple[Mapping[str, str], ...] = ()
-    """Tables: name of a linear in an original project -> name in Diffusers; `*` is the number of a
-    block.
-
-    Several names with spaces between them are linears that the project fuses: each but the last has
-    as many outputs as inputs. `~`: shift and scale are exchanged, for a linear that is not fused.
-    """
+    """Diffusers' names of linears by their names in each original project; `*` is the number of a
+    block. Several names with spaces between them are linears that the project fuses: each but the
+    last has as many outputs as inputs. `~`: shift and scale are exchanged, for a linear that is not
+    fused."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of linears, as in `original_names`, that weights of published folders have, where they
-    are not Diffusers'."""
+    """Diffusers' names of linears, in the form of `original_names`, by their names in published
+    folders that use others."""
     single_file: SingleFile | None = None
-    """None: no files of an original project are read."""
+    """The form of files of an original project; None: such files are not read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
-    """Table of `original_names` that ComfyUI uses for a network; None: ComfyUI reads Diffusers'
-    names."""
+    """Maps a configuration to those `original_names` that ComfyUI uses; None: ComfyUI reads
+    Diffusers' names."""
     pipelines: Mapping[str, Pipeline]
     """Pipelines that run the family's networks, by class name."""
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
-    """Pipelines of the same config.json and tensors that compute something else -> the missing
-    feature."""
+    """Pipelines that have the same config.json and tensors but compute something else, each with
+    the feature that our network lacks."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
-    """Largest latent (frames, rows, columns) for Diffusers' network; default: no limit."""
+    """Maps a configuration to the largest latent (frames, rows, columns) that Diffusers' network
+    takes; by default there is no limit."""
     call: Callable[[Any], str | None] = lambda _: None
-    """Python code of model cards that computes `made` from `state` [1, C, F, H, W], `t`, `caption`
-    [1, L, E] and `texts`."""
+    """Maps a configuration to Python code for model cards that computes `made` from `state` [1, C,
+    F, H, W], `t`, `caption` [1, L, E] and `texts`; None: there is none."""
     run_network: Callable[..., Tensor]
-    """(Diffusers' network, `LatentSample`, timestep as given to our network, our configuration) ->
-    output [C, F, H, W].
-
-    For a network with a guidance embedding, the keyword `guidance` has the scale."""
+    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep as given
+    to our network, our configuration). For a network with a guidance embedding, the keyword
+    `guidance` has the scale."""
     run_stacked: Callable[..., Tensor] | None = None
-    """(Diffusers' network, `StackedSamples`, our configuration) -> outputs [B, C, F, H, W], for
-    comparing speeds.
-
-    For a network with a guidance embedding, the keyword `guidance` has the scale."""
+    """Computes outputs [B, C, F, H, W] from (Diffusers' network, `StackedSamples`, our
+    configuration), to compare speeds. None: not supported. For a network with a guidance embedding,
+    the keyword `guidance` has the scale."""
 
     def run(
         self,
@@ -430,9 +439,9 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """The output of Diffusers' network for a sample, [C, F, H, W].
+        """Output [C, F, H, W] of Diffusers' network for one sample.
 
-        `level` (the timestep) and `guidance` (`objective.guidance`) are given as to our network.
+        The timestep `level` and the scale `guidance` (`objective.guidance`) are as for our network.
         """
         return self.run_network(network, sample, level, model, **_told(guidance))
 
@@ -444,26 +453,26 @@ class DiffusersForm:
         *,
         guidance: float | None = None,
     ) -> Tensor:
-        """Outputs of Diffusers' network for a padded batch [B, C, F, H, W]; needs `run_stacked`."""
+        """Outputs [B, C, F, H, W] of Diffusers' network for a padded batch; needs `run_stacked`."""
         assert self.run_stacked is not None
         return self.run_stacked(network, samples, model, **_told(guidance))
 
     def companion_of(self, model: ModelConfig) -> Companion | None:
-        """The companion, if this network contains one, else None."""
+        """The companion, if the network of `model` contains it, else None."""
         return self.companion if self.companion and self.companion.is_part(model) else None
 
     def written_companion(self, model: ModelConfig) -> Companion | None:
-        """The second network, if exports have it, else None."""
+        """The companion, if exports of `model` have it, else None."""
         second = self.companion_of(model)
         return None if second is None or second.frozen else second
 
     def is_written(self, pair: Pair, model: ModelConfig) -> bool:
-        """Whether exports of a network have the tensors of a pair."""
+        """Whether exports of `model` have the tensors of `pair`."""
         second = self.companion_of(model)
         return second is None or not second.frozen or not second.has(pair)
 
     def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-        """Diffusers' network for a config.json, with `weights` in their own precision.
+        """Diffusers' network for the config.json `config`, with `weights` in their own precision.
 
         Raises:
             ImportError: Diffusers is not installed.
@@ -483,7 +492,9 @@ class DiffusersForm:
         return getattr(diffusers, self.class_name)
 
     def open_network(self, folder: Path, second: Path | None = None) -> nn.Module:
-        """Diffusers' network of a folder, in float32; `second` has the companion, its child.
+        """Diffusers' network of a folder, in float32.
+
+        If `second` is the folder of the companion, the network has it as a child.
 
         Raises:
             ImportError: Diffusers is not installed.

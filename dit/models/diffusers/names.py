@@ -1,9 +1,9 @@
 """The tensors of Diffusers' network for each of ours, and how they differ.
 
-A family lists them once, as `Row`s of a `NameTable`. Importing reads it from right to left,
-exporting from left to right, and the registration with Megatron-Bridge derives its mappings from
-it. `pairs` expands it for one network. Every `Arrangement` is a permutation of numbers, so a round
-trip restores every bit.
+A family lists them once, as `Row`s of a `NameTable`. An import computes our tensors from
+Diffusers', an export Diffusers' from ours, and the registration with Megatron-Bridge derives its
+mappings from the table. `pairs_of` expands it for one network. Every `Arrangement` is a permutation
+of numbers, so a round trip restores every bit.
 """
 
 # D model width, K head width, H heads; c t h w channel, frame, row, column of a token's features
@@ -58,7 +58,7 @@ def linear_rows(
     arrangement: Arrangement = SAME,
     exists: Callable[[Any], bool] = lambda _: True,
 ) -> tuple[Row, Row]:
-    """The lines of the table for weight and bias of a linear.
+    """The lines of the name table for weight and bias of a linear.
 
     `outputs` and `inputs` are letters of the table's sizes.
     """
@@ -79,16 +79,17 @@ def without_biases(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
-    """Every tensor of a family's network, with its name and shape in both networks."""
+    """All tensors of a family's network, with their names and shapes in both networks."""
 
     rows: tuple[Row, ...]
     sizes: Callable[[Any], Mapping[str, int]]
-    """Configuration -> size for each letter in the shapes of `rows`."""
+    """Maps a configuration to the size for each letter in the shapes of `rows`."""
     layers: Callable[[Any], Mapping[str, int]]
-    """Configuration -> number of layers of each stack, by the prefix of its weights' names."""
+    """Maps a configuration to the number of layers of each stack, by the prefix of its weights'
+    names."""
     first: Callable[[Any], Mapping[str, int]] = lambda _: {}
-    """Configuration -> Diffusers' index of a stack's first layer, by the same prefix; default:
-    0."""
+    """Maps a configuration to Diffusers' index of a stack's first layer, by the same prefix; 0 for
+    stacks that it lacks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,28 +113,28 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """Row counts of the linears in each of Diffusers' tensors; fused tensors hold several."""
+        """Numbers of rows of the linears in each of Diffusers' tensors; fused ones have several."""
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:
-        """Number of groups in which rows of the parts alternate (`Arrangement.groups`)."""
+        """Number of groups, such as heads, in each of which our tensor has rows of all parts."""
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Our tensor, from Diffusers' `parts`."""
+        """Our tensor, computed from Diffusers' tensors `parts`."""
         return self.arrangement.join(parts, self.model)
 
     def split(self, whole: Tensor) -> list[Tensor]:
-        """Diffusers' tensors, from our `whole` one: the inverse of `join`."""
+        """Diffusers' tensors, computed from our tensor `whole`: the inverse of `join`."""
         return self.arrangement.split(whole, self.model, len(self.theirs))
 
 
 def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """All pairs of `table` for one model, stack after stack.
+    """All pairs of `table` for the network of `model`, stack after stack.
 
-    Each tensor of both sides is in exactly one pair.
+    Each tensor of both networks is in exactly one pair.
     """
     sizes, stacks = table.sizes(model), table.layers(model)
     rows = [row for row in table.rows if row.exists(model)]
@@ -159,7 +160,7 @@ def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
 
 
 def their_tensors(pairs: list[Pair], read: Callable[[Pair], Tensor]) -> dict[str, Tensor]:
-    """All tensors of Diffusers by name, computed from our tensors, which `read` returns."""
+    """All tensors of Diffusers' network by name, computed from ours, which `read` returns."""
     return {
         name: tensor
         for pair in pairs

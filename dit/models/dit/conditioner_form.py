@@ -63,11 +63,11 @@ ROWS: tuple[Row, ...] = (
 _LINEARS = [f"{a}_attn.{b}_proj" for a in ("self", "cross") for b in "qkvo"] + ["mlp.0", "mlp.2"]
 _EVERY = ("in_proj", "out_proj", *(f"blocks.*.{one}" for one in _LINEARS))
 ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
-"""Names of linears in ComfyUI and diffusion-pipe -> names in Diffusers."""
+"""Diffusers' names of linears by their names in ComfyUI and diffusion-pipe."""
 
 
 def sizes(model: DitConfig) -> dict[str, int]:
-    """The width for each letter in the shapes of `ROWS`."""
+    """Width for each letter in the shapes of `ROWS`."""
     width = model.conditioner_size
     return {
         "CD": width,
@@ -80,7 +80,7 @@ def sizes(model: DitConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules for the file `t` of Diffusers: features that our conditioner must have."""
+    """Rules that the conditioner's config.json `t` must satisfy so that ours can be the same."""
     most = MOST_CONDITIONER_LAYERS
     return [
         (t.use_self_attention, f"use_self_attention={t.use_self_attention}"),
@@ -90,7 +90,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the text states, and of the conditioner's output if that differs, else None."""
+    """(width of the text states, width of the conditioner's output or None if it is equal)."""
     return t.source_dim, None if t.target_dim == t.source_dim else t.target_dim
 
 

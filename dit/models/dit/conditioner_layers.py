@@ -1,7 +1,8 @@
-"""Anima's conditioner: captions by the tokens of a second tokenizer, before all other layers.
+"""Anima's conditioner, which computes caption states from ids of a second tokenizer.
 
-The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every tensor rank has all rows and
-their whole gradient, so the weights need no mark for sequence parallelism.
+It runs before all other layers. The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every
+tensor rank has all rows and their whole gradient, so the weights need no mark for sequence
+parallelism.
 """
 
 # L tokens of T5, S states of the text encoder, Q rows of queries, H heads, K head width
@@ -32,14 +33,14 @@ _EPS = 1e-6  # of every norm, in Diffusers
 
 @dataclass(frozen=True, slots=True)
 class CaptionRows:
-    """Place of each sample's rows in a pack, and the rotary angles of each row."""
+    """Places of each sample's rows in a pack, and rotary angles of each row."""
 
     spans: Sequence[tuple[int, int]]  # first row and number of rows of each sample
     angles: tuple[Tensor, Tensor]  # cosines and sines [L, K], by the place in the own sample
 
 
 class Conditioner(nn.Module):
-    """Anima's conditioner: token ids [L] and text states [S, I] -> conditioned text [L, E].
+    """Maps token ids [L] and text states [S, I] to text [L, E] for cross-attention.
 
     The tokens attend to each other and to the states.
     """
@@ -67,10 +68,10 @@ class Conditioner(nn.Module):
         state_starts: Sequence[int],
         token_starts: Sequence[int],
     ) -> Tensor:
-        """Rows [L, E] for the tokens.
+        """The text rows [L, E], one for each token.
 
-        `digits_L2` are token ids as digits (`dit.token_ids`); the starts are the N + 1 offsets of
-        the samples.
+        `digits_L2` are token ids as digits (`dit.token_ids`); `state_starts` and `token_starts` are
+        the N + 1 offsets of the samples.
         """
         tokens, states = (self._placed(s, states_SI) for s in (token_starts, state_starts))
         made: Any = {"total": len(digits_L2), "device": states_SI.device}
@@ -133,12 +134,12 @@ class ConditionerLayer(nn.Module):
 
 
 class PlacedAttention(nn.Module):
-    """Attention with normalised queries and keys, which have separate rotary positions."""
+    """Attention whose queries and keys are normalised and have rotary positions of their own."""
 
     def __init__(
         self, width: int, keys: int, *, heads: int, dtype: torch.dtype, backend: AttentionBackend
     ):
-        """`keys` is the width of the rows that are attended to."""
+        """`keys` is the width of the rows that make keys and values."""
         super().__init__()
         self.heads, self.backend = heads, backend
         self.linear_q = WholeLinear(width, width, bias=False, dtype=dtype)
@@ -153,7 +154,7 @@ class PlacedAttention(nn.Module):
     ) -> Tensor:
         """The output [Q, D] for `x_QD`, which attends to the rows `y_SI`.
 
-        `placed` has the positions of both.
+        `placed` has the positions of `x_QD`, then of `y_SI`.
         """
         of_queries, of_keys = placed
         q_QHK = rotate(self.norm_q(self._by_head(self.linear_q(x_QD))), *of_queries.angles)

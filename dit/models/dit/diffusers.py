@@ -164,11 +164,10 @@ COSMOS1_NAMES = _names(
     mlp="blocks.block*.blocks.2.block",
     last="final_layer.adaLN_modulation",
 )
-"""Names of linears in Cosmos' code -> names in Diffusers."""
+"""Diffusers' names of linears by their names in Cosmos's code."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     return [
         (
             t.in_channels in (t.out_channels, t.out_channels + 1),
@@ -194,19 +193,18 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _of_projection(name: str, default: Any, write: Callable[[Any], Any]) -> Key:
-    """A key of config.json that only networks with a text projection have."""
     return Key(name, default=default, write=write, written=lambda m: m.projects_text)
 
 
 def _text_widths(t: Any) -> tuple[int, int | None]:
-    """Width of the text in the shards and after the projection; None without a projection."""
+    """(width of the text in shards, width after the projection or None without a projection)."""
     if t.use_crossattn_projection:
         return t.crossattn_proj_in_channels, t.text_embed_dim
     return t.text_embed_dim, None
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """Value of Diffusers' `max_size`: learnable positions, or the largest trained grid.
+    """Value of Diffusers' `max_size`: the size of learnable positions, or the largest trained grid.
 
     Diffusers looks rotary positions up in a table with this many entries per axis; our network
     computes rotary positions. An axis has at most `longest` tokens, the length of a pack.
@@ -290,7 +288,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: DitConfig) -> list[str]:
-    """Why Diffusers' network cannot express a run, in words."""
     fps = model.base_fps
     if fps in (_BASE_FPS, None):
         return []
@@ -302,7 +299,6 @@ def _inexpressible(model: DitConfig) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: DitConfig
 ) -> Tensor:
-    """The output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 
@@ -360,7 +356,7 @@ def _run_stacked(network: nn.Module, samples: StackedSamples, model: DitConfig) 
 
 
 def _given_frames(sample: LatentSample, model: DitConfig) -> Tensor:
-    """The clean frames of a sample, [C, f, H, W]; f may be 0."""
+    """The given clean frames of a sample, [C, f, H, W]; f may be 0."""
     inputs = family_of(model).inputs(model)
     names = [one.name for one in inputs if one.kind is InputKind.FRAMES]
     found = [sample.others[name] for name in names if name in sample.others]

@@ -46,14 +46,14 @@ MOST_CONDITIONER_LAYERS = 64
 
 
 class ExtraPosition(StrEnum):
-    """Learnable positions added before every layer (Cosmos), or none."""
+    """Learnable positions that are added before every layer (Cosmos), or none."""
 
     NONE = "none"
     LEARNABLE = "learnable"
 
 
 class TextConditioner(StrEnum):
-    """Source of the text states: the text encoder, or Anima's conditioner after the encoder."""
+    """What makes the text states: the text encoder, or Anima's conditioner after the encoder."""
 
     NONE = "none"  # the text encoder of the size
     STORED = "stored"  # shards hold what the conditioner makes
@@ -83,8 +83,7 @@ _PREDICT2_5 = {
     "base_fps": None,
 }
 CLEAN_LEVEL = 1e-4
-"""Timestep of given frames in Predict2.5: `conditional_frame_timestep` of its pipeline.
-
+"""Noise level t of given frames in Predict2.5: `conditional_frame_timestep` of its pipeline.
 Predict2 uses sigma = 1e-4 (`sigma_conditioning`), that is t = 0.9999e-4."""
 
 _2B = {"num_layers": 28, "hidden_size": 2048, "num_attention_heads": 16}
@@ -133,14 +132,13 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "cosmos_predict2_2b_video2world": {**_TINY, "text_pad_to": 12},
     "cosmos_predict2.5_2b": _PROJECTED,
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 PREDICT2_OBJECTIVE: Mapping[str, Any] = {"name": "flow", "timestep_scale": 1.0}
-"""Keys of `objective` that the pipelines of Cosmos-Predict2 and 2.5 fix.
-
-Predict2's state is data + sigma * noise. The network gets the state times c_in = 1 - t, with t =
-sigma / (1 + sigma), and the timestep t; the predicted data are (1 - t) * state - t * output. Both
-together are flow matching with output = noise - data."""
+"""Keys of `objective` that the pipelines of Cosmos-Predict2 and 2.5 determine. Predict2's state is
+data + sigma * noise. The network gets the state times c_in = 1 - t, with t = sigma / (1 + sigma),
+and the timestep t; the predicted data are (1 - t) * state - t * output. Both together are flow
+matching with output = noise - data."""
 # How many latent frames were given in training: `min_num_conditional_frames` 1 and `max_` 2 of
 # Cosmos-Predict2's video2world, `conditional_frames_probs` {0: .5, 1: .25, 2: .25} of 2.5.
 _GIVEN = {"2_2b_video2world": (0, 1, 1), "2_14b_video2world": (0, 1, 1)}
@@ -149,7 +147,7 @@ OBJECTIVES_OF_SIZES: Mapping[str, Mapping[str, Any]] = {
     f"cosmos_predict{size}": {**PREDICT2_OBJECTIVE, "given_frames": frames}
     for size, frames in _GIVEN.items()
 } | {"anima": {**PREDICT2_OBJECTIVE, "sampling_levels": "even", "flow_shift": 3.0}}
-"""Keys of `objective` that a named size sets."""
+"""Keys of `objective` that each named size sets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,35 +169,40 @@ class DitConfig(ModelConfig):
     adaln_lora_dim: int = bounded(256, most=2**17)
     """Rank of each low-rank adaLN modulation."""
     text_pad_to: int | None = None
-    """Tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
+    """Number of tokens to which captions are padded with zeros (Cosmos: 512); null: no padding."""
     crossattn_proj_size: int | None = bounded(None, most=2**20)
-    """Width of a text projection, linear with bias and GELU (Cosmos 2.5); null has none. With
-    text_conditioner=trained, of what it makes; null: as wide as the states that it reads."""
+    """Width of the text after a projection, linear with bias and GELU (Cosmos 2.5); null: no
+    projection. With text_conditioner=trained, width of the conditioner's output; null: that of its
+    input states."""
     text_conditioner: TextConditioner = TextConditioner.NONE
-    """Anima's conditioner: stored (shards hold its outputs), trained (shards hold its inputs, and
-    it is a part of the network), or none (shards hold an encoder's states)."""
+    """Anima's conditioner, a network for captions: stored (shards hold its outputs), trained
+    (shards hold its inputs, and it is a part of the network), or none (shards hold an encoder's
+    states)."""
     conditioner_layers: int = bounded(6, most=MOST_CONDITIONER_LAYERS)
-    """Layers of a trained conditioner."""
+    """Number of layers of a trained conditioner."""
     conditioner_size: int = bounded(1024, most=2**17)
-    """Width inside of a trained conditioner."""
+    """Hidden size of a trained conditioner."""
     conditioner_heads: int = bounded(16, most=2**10)
     """Attention heads of a trained conditioner."""
     conditioner_mlp_ratio: float = bounded(4.0, most=1e3, least=None)
-    """Width of its MLPs over `conditioner_size`."""
+    """Width of a trained conditioner's MLPs divided by its hidden size."""
     conditioner_vocabulary: int = bounded(32128, most=MOST_TOKENS)
-    """Tokens that a trained conditioner has an embedding of (T5: 32128)."""
+    """Number of token ids that a trained conditioner has an embedding for (T5: 32128)."""
     rope_scale: tuple[float, float, float] = bounded((1.0, 1.0, 1.0), most=1e6, least=None)
     """NTK scale of the rotary frequencies for frames, rows and columns."""
     base_fps: float | None = bounded(24.0, most=1e6, least=None)
-    """A frame's rotary position is frame * base_fps / fps of the clip; null: frame (Cosmos 2.5)."""
+    """Frame rate for rotary positions: a frame's position is frame * base_fps / fps of the clip;
+    null: its index (Cosmos 2.5)."""
     extra_pos_embed: ExtraPosition = ExtraPosition.NONE
-    """Learnable positions added before every layer, beside the rotary ones (Cosmos: learnable)."""
+    """Learnable positions added before every layer, in addition to rotary ones (Cosmos:
+    learnable)."""
     max_size: tuple[int, int, int] = bounded((128, 240, 240), most=2**16)
-    """Latent frames, rows, columns covered by learnable positions."""
+    """Latent frames, rows and columns that learnable positions cover."""
     concat_padding_mask: bool = False
-    """Append Cosmos's padding-mask channel (always zero here) to the latent."""
+    """Whether to append Cosmos's padding-mask channel (always zero) to the latent."""
     condition_mask: bool = False
-    """Take given first frames, and append a channel that is 1 on them (Cosmos video2world)."""
+    """Whether samples may have given first frames, which an appended channel marks with 1 (Cosmos
+    video2world)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -255,14 +258,14 @@ class DitConfig(ModelConfig):
         return self.crossattn_proj_size or self.crossattn_emb_size
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Number of text rows of each sample; a conditioner outputs one row per token."""
+        """Number of text rows of each sample; with a trained conditioner, one per token id."""
         if not self.trains_conditioner:
             return batch.text_rows
         return [stop - first for first, stop in pairwise(batch.text_offsets[TOKEN_IDS])]
 
     @property
     def mask_features(self) -> int:
-        """Number of features of a token that hold the condition mask and the padding mask."""
+        """Number of features of a token that hold condition mask and padding mask."""
         return self.patch_volume * (self.condition_mask + self.concat_padding_mask)
 
     @property
@@ -282,7 +285,7 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _vae(model: DitConfig) -> str:
-    """The VAE: cosmos for Cosmos 1 and our own DiTs, Qwen-Image's for Anima, else Wan's.
+    """Name of the VAE: that of Cosmos 1 and our own DiTs, of Anima, or of Cosmos-Predict2 and 2.5.
 
     Cosmos 1 is recognised by learnable positions.
     """
@@ -295,7 +298,7 @@ def _vae(model: DitConfig) -> str:
 
 
 _CONDITIONED = {TextConditioner.STORED: "anima", TextConditioner.TRAINED: "anima_states"}
-"""Their processors and text encoders."""
+"""Name of the codec and text encoder that make Anima's shards, for each choice of conditioner."""
 
 
 def _text_encoder(model: DitConfig) -> str:
@@ -330,7 +333,7 @@ def _inputs(model: DitConfig) -> tuple[SampleInput, ...]:
 
 @dataclass(frozen=True)
 class LowRankModulation(FamilyModulation):
-    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift shared by all layers.
+    """Two linears D -> rank -> 3 D for each part of a layer, plus a shift that all layers share.
 
     Source: Cosmos (`adaln_lora_dim`).
     """
@@ -340,7 +343,7 @@ class LowRankModulation(FamilyModulation):
 
 
 def dit_stack(model: DitConfig) -> StackSpec:
-    """The layers of the DiT."""
+    """The specification of the DiT's layers."""
     width = model.hidden_size
     # eps as in Diffusers' attention, which differs from that of its other norms.
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=1e-5)
@@ -362,7 +365,7 @@ def dit_stack(model: DitConfig) -> StackSpec:
 
 @dataclass(frozen=True)
 class AddPositions(LayerPart):
-    """Adds learned positions to the tokens before every layer (Cosmos)."""
+    """Adds learnable positions to the tokens before every layer (Cosmos)."""
 
     runs: ClassVar[str] = "dit.models.dit.model:AddingPositions"
 

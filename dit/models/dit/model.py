@@ -38,11 +38,11 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 from dit.token_ids import TOKEN_IDS
 
 _STATES = "states"
-"""Name under which a prepared pack holds the text states that the conditioner attends to."""
+"""Name of the text in a prepared pack that holds the states which the conditioner attends to."""
 
 
 class DiT(CrossTransformer):
-    """Noisy tokens, timesteps and text of a pack -> raw network output for each token.
+    """Denoiser with cross-attention to text: predicts a raw output for each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `CosmosTransformer3DModel`.
     """
@@ -79,9 +79,10 @@ class DiT(CrossTransformer):
             )
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """`batch`, with the token ids as main text if the network has a conditioner.
+        """A copy of `batch` whose main text is padded, as the layers read it.
 
-        So the text has a row for each token of the conditioner.
+        With a trained conditioner the main text becomes the token ids, because the conditioner
+        makes a row for each of them; the states are kept under another name.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
@@ -121,7 +122,7 @@ class DiT(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC.to(self.config.params_dtype))}
 
     def _conditioned(self, batch: PackedBatch) -> Tensor:
-        """The conditioner's output for all captions, each padded to `text_pad_to` rows [L, E]."""
+        """The conditioner's output for all captions [L, E], each padded to `text_pad_to` rows."""
         assert self.conditioner is not None
         tokens, states = batch.text_offsets[TOKEN_IDS], batch.text_offsets[_STATES]
         states_SI = batch.texts[_STATES].to(self.config.params_dtype)
@@ -153,7 +154,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class LowRankAdaLN(AdaLNModule):
-    """Two linears through a low rank, plus the shared shift."""
+    """Computes a modulation by two linears through a low rank, plus the shift of all layers."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: LowRankModulation, *, gated: bool = True
@@ -169,7 +170,7 @@ class LowRankAdaLN(AdaLNModule):
 
 
 class AddingPositions(RunningPart):
-    """Adds learned positions to the tokens before every layer."""
+    """Adds learnable positions to the tokens before every layer."""
 
     def outputs(
         self,
@@ -181,7 +182,7 @@ class AddingPositions(RunningPart):
 
 
 class TextProjection(WholeLinear):
-    """Projects text [L, I] to the [L, E] that layers read, with a GELU (Cosmos 2.5)."""
+    """Projects text states [L, I] to text [L, E] for the layers, with a GELU (Cosmos 2.5)."""
 
     def __init__(self, model: DitConfig):
         super().__init__(model.crossattn_emb_size, model.text_width, dtype=dtype(model))
@@ -191,7 +192,7 @@ class TextProjection(WholeLinear):
 
 
 class Rotary(RotaryTable):
-    """3-D rotary positions with NTK scaling for each axis (Cosmos)."""
+    """Rotary positions by frame, row and column, with an NTK scale for each axis (Cosmos)."""
 
     def __init__(self, model: DitConfig):
         widths = axis_widths(model.hidden_size // model.num_attention_heads)
@@ -200,7 +201,7 @@ class Rotary(RotaryTable):
 
 
 class LearnablePositions(nn.Module):
-    """Sum of three learned tables, normalised to unit root mean square (Cosmos)."""
+    """Sum of three learned tables, scaled to a root mean square of 1 (Cosmos)."""
 
     def __init__(self, model: DitConfig, config: TransformerConfig):
         super().__init__()
@@ -219,7 +220,10 @@ class LearnablePositions(nn.Module):
         sees_part_of_tokens(self, config)
 
     def forward(self, position_TA: Tensor, fps_T: Tensor) -> Tensor:
-        """Embedding [T, D], float32; `fps_T` undoes the time scale of the rotary positions."""
+        """The embedding [T, D], float32, of frame, row and column.
+
+        `fps_T` undoes the time scale of the rotary positions, so that a frame's index is looked up.
+        """
         frame_T = position_TA[:, 0]
         if self.base_fps is not None:
             pace_T = torch.where(fps_T.isnan(), 1.0, fps_T / self.base_fps)

@@ -24,11 +24,12 @@ def _pipeline(
     conditions_text: bool = False,
     sampling: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None,
 ) -> Pipeline:
-    """A pipeline that pads captions with zeros, or with its encoder's states of padding.
+    """A pipeline that runs the DiT; the arguments say which inputs it gives the network.
 
-    `tells_fps` says whether the pipeline passes frames per second; None is for images, which need
-    none. Captions come from the text encoder, or from a conditioner after the encoder. The default
-    of `sampling` is EDM with the scheduler's options.
+    `fills_up_text` says that captions are padded with zeros, not by the encoder; `gives_frames`,
+    that there may be given frames; `tells_fps`, whether the network gets a frame rate (None: the
+    pipeline is for images); `conditions_text`, that captions pass Anima's conditioner. `sampling`
+    is that of `Pipeline`; by default EDM with the scheduler's options.
     """
     conditioner = TextConditioner.STORED if conditions_text else TextConditioner.NONE
 
@@ -70,7 +71,7 @@ def _pipeline(
 
 
 def _levels_of_predict2(_: Mapping[str, Any]) -> dict[str, Any]:
-    """The sigmas that pipelines of Predict2 always use, whatever their scheduler's file says."""
+    """Sampling options that Predict2's pipelines use, whatever their scheduler's file says."""
     return {"sampling_levels": "karras_to_sigma_min", "sigma_min": 0.002, "sigma_max": 80.0}
 
 
@@ -82,9 +83,9 @@ def _levels_of_predict2_5(scheduler: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _levels_of_anima(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options of Anima: even steps from 1 to 1 / number of steps, then its shift.
+    """Sampling options of Anima: even steps from 1 to 1 / number of steps, shifted.
 
-    Where there is no scheduler beside the transformer, the published shift is used.
+    If there is no scheduler's file beside the transformer, the published shift is used.
     """
     of_size = OBJECTIVES_OF_SIZES["anima"]
     return dict(of_size) | ({"flow_shift": scheduler.get("shift", 1.0)} if scheduler else {})

@@ -1,4 +1,4 @@
-"""ERNIE-Image in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""ERNIE-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `ErnieImageTransformer2DModel`.
 """
@@ -80,11 +80,10 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 ERNIE_IMAGE_NAMES = own_names(_TABLE)
-"""Names in ComfyUI and trainers -> names in Diffusers, which are equal."""
+"""Diffusers' names of linears by their names in ComfyUI and trainers, which are equal."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     return [
         outputs_as_inputs(t),
         (t.eps == EPS, f"eps={t.eps:g}, not {EPS:g}"),
@@ -122,7 +121,6 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: ErnieImageConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

@@ -42,9 +42,9 @@ from dit.models.registry import imported
 
 EPS = 1e-6
 THETA = 256.0
-"""Base of the rotary frequencies for text position, row and column."""
+"""Base of the rotary frequencies for index in the text, row and column."""
 VECTORS: Mapping[str, int] = {"blocks": 6, "out": 2}
-"""Number of modulation vectors (scales, shifts, gates) of all layers together, and of the head."""
+"""Number of modulation vectors (scales, shifts, gates) that all layers share, and of the head's."""
 FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 TITLE = "ERNIE-Image"
 
@@ -60,7 +60,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (4, 6, 6),
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,8 @@ class ErnieImageConfig(ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3072
     rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
-    """Widths of a head turned by place in the text, row and column; their sum is its width."""
+    """Widths of a head rotated by index in the text, by row, and by column; their sum is the head's
+    width."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -96,15 +97,15 @@ class ErnieImageConfig(ModelConfig):
 
     @property
     def projects_text(self) -> bool:
-        """Whether text passes a linear: if its width differs from the hidden size."""
+        """Whether a linear projects the text, because its width differs from the hidden size."""
         return self.crossattn_emb_size != self.hidden_size
 
 
 @dataclass(frozen=True)
 class AttendTwisted(Attend):
-    """Attention whose rotary pairs turn by two angles, for which no kernel does that and the norm.
+    """Attention in which the numbers of a rotary pair have different angles.
 
-    `RotaryTable` has the angles (`twisted`).
+    `RotaryTable.twisted` makes them. No kernel computes both this and the norm.
     """
 
     @property
@@ -113,7 +114,7 @@ class AttendTwisted(Attend):
 
 
 def ernie_image_stack(model: ErnieImageConfig) -> StackSpec:
-    """The layers of the network, which share one set of modulations (`VECTORS`)."""
+    """The layers of the network, which share one set of modulation vectors (`VECTORS`)."""
     width, heads = model.hidden_size, model.num_attention_heads
     attention = AttentionSpec(width=width, heads=heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.GEGLU)

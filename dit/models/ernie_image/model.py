@@ -1,4 +1,4 @@
-"""ERNIE-Image: sequential layers over latents and text in one row, with one modulation for all."""
+"""ERNIE-Image: sequential layers over latents and text in one row, which share one modulation."""
 
 # T packed tokens, M level rows, C patch features, D model width
 
@@ -27,10 +27,10 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
 class ErnieImageNetwork(TextFirstTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of ERNIE-Image: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `ErnieImageTransformer2DModel`. The first pipeline stage
-    computes the rows of all modulations, 8 for each sample, which are sent with the hidden states.
+    computes all modulation vectors, 8 for each sample, which are sent with the hidden states.
     """
 
     def __init__(

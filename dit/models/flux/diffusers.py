@@ -88,7 +88,7 @@ XLABS_NAMES = {
     "single_blocks.*.processor.qkv_lora": " ".join(f"{_SINGLE}.attn.to_{x}" for x in "qkv"),
     "single_blocks.*.processor.proj_lora": f"{_SINGLE}.proj_out",
 }
-"""Names in adapters of XLabs' trainer -> names in Diffusers."""
+"""Diffusers' names of linears by their names in adapters of XLabs' trainer."""
 
 KEYS = ConfigKeys(
     keys=(
@@ -120,7 +120,6 @@ def _run_network(
     model: FluxConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     others = dict(sample.others)
@@ -137,7 +136,7 @@ def _run_stacked(
 ) -> Tensor:
     """Outputs of Diffusers' network for a padded batch without references.
 
-    It has no mask, so it attends to the padding of shorter samples and captions.
+    The network has no mask, so it attends to the padding of shorter samples and captions.
     """
     import torch
 

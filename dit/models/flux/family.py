@@ -49,7 +49,7 @@ _TINY = {
     "text_pad_to": TextPadding.STORED,
 }
 TINY: Mapping[str, Mapping[str, Any]] = {"flux1_schnell": _TINY, "flux1_kontext": _TINY}
-"""Tiny size by name (`Family.tiny`). A network of dev is one of kontext."""
+"""Keys of `model` for tiny networks (`Family.tiny`); kontext's stands for dev, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,15 @@ class FluxConfig(HasReferences, HasGuidance, DoubleSingleConfig):
     """A named size (flux1_dev, flux1_schnell, flux1_kontext) or `custom`."""
     family: str = "flux"
     text_pad_to: TextPadding | None = None
-    """Padding of captions: stored (shards hold its states, which published weights attend to), or
-    null (none)."""
+    """How captions are padded: stored (shards hold the encoder's states of padding, which published
+    weights attend to), or null (not at all)."""
     pooled_size: int = bounded(768, most=2**20)
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
-    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (dev, which is distilled)."""
     reference_latents: OfInputs[int] = 0
-    """Largest number of reference pictures of a sample, as additional tokens (Kontext: 1)."""
+    """Largest number of reference pictures of a sample, which become additional tokens (Kontext:
+    1)."""
 
 
 def _inputs(model: FluxConfig) -> tuple[SampleInput, ...]:

@@ -16,7 +16,7 @@ from dit.models.stacks.double_single_transformer import DoubleSingleTransformer
 
 
 class FluxNetwork(DoubleSingleTransformer):
-    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
+    """Denoiser of FLUX.1: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `FluxTransformer2DModel`.
     """

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux2Transformer2DModel"
 PATCH = 1
-"""Patch size of the network; the codec already moves patches of pixels to channels."""
+"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 _MLP, _SINGLE = ("linear_in", "linear_out"), "single_transformer_blocks.*.attn"
 
@@ -76,7 +76,7 @@ def _modulation_rows(name: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Rows of double-stream layers: first of latents, then of text."""
+    """Name-table rows of double-stream layers: for the latents, then for the text."""
     rows: list[Row] = []
     for prefix, names, mlp in (("", LATENTS, "ff"), ("text_", TEXT, "ff_context")):
         first, second = (f"{ours}.{prefix}mlp.linear_fc{n}" for n in (1, 2))
@@ -90,7 +90,7 @@ def _double_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _single_rows(ours: str) -> tuple[Row, ...]:
-    """Rows of single-stream layers."""
+    """Name-table rows of single-stream layers."""
     made: Any = {"split": _COLUMN, "arrangement": FusedHeads()}
     out: Any = {"split": _ROW, "arrangement": HeadColumns()}
     return (
@@ -170,7 +170,6 @@ def _run_network(
     model: Flux2Config,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     from dit.models.positions import TimeOffsetPositions

@@ -36,7 +36,8 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 VECTORS: Mapping[str, int] = {"latents": 6, "text": 6, "single": 3, "out": 2}
-"""Number of modulation vectors of double-stream layers, single-stream layers and the head."""
+"""Number of modulation vectors: of double-stream layers for latents and for text, of single-stream
+layers, of the head."""
 FIRST_OF_TEXT, FIRST_OF_SINGLE, FIRST_OF_HEAD, ALL_VECTORS = accumulate(VECTORS.values())
 THETA = 2000.0
 """Base of the rotary frequencies."""
@@ -61,7 +62,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
 }
 """Fields of `model` by size name, from Diffusers' scripts/convert_flux2_to_diffusers.py."""
 OWN_MASK = "references that attend to themselves alone"
-"""Feature of `Flux2KleinKVPipeline` that the network here lacks."""
+"""What `Flux2KleinKVPipeline` needs and our network lacks."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "hidden_size": 48,
@@ -74,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "flux2_dev": {**_TINY, "reference_latents": 1},
     "flux2_klein_4b": _TINY,
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +97,13 @@ class Flux2Config(HasReferences, HasGuidance, DoubleSingleConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 15360
     rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
-    """Rotary widths of a head for reference, row, column and text; their sum is the head's
-    width."""
+    """Widths of a head rotated by reference, row, column and index in the text; their sum is the
+    head's width."""
     text_pad_to: TextPadding | None = None
-    """Padding of captions: stored (shards hold its states, which published weights attend to), or
-    null (none)."""
+    """How captions are padded: stored (shards hold the encoder's states of padding, which published
+    weights attend to), or null (not at all)."""
     guidance_embed: bool = True
-    """Whether the network gets a guidance scale, `objective.guidance` (distilled: dev)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (dev, which is distilled)."""
 
 
 def _processor(model: Flux2Config) -> str:
@@ -117,7 +118,7 @@ def _inputs(model: Flux2Config) -> tuple[SampleInput, ...]:
 
 
 def flux2_stacks(model: Flux2Config) -> tuple[StackSpec, ...]:
-    """The layers of both stacks, which share one set of modulations per stack (`VECTORS`)."""
+    """The layers of both stacks; all layers of a stack share their modulations."""
     return double_then_single(
         model,
         latents=SharedModulation(0),

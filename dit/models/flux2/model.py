@@ -25,10 +25,10 @@ from dit.models.stacks.stacked_transformer import Shapes
 
 
 class Flux2Network(DoubleSingleTransformer):
-    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
+    """Denoiser of FLUX.2: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Flux2Transformer2DModel`. The first pipeline stage
-    computes the rows of all modulations, 17 for each sample, which are sent with the hidden states.
+    computes all modulations, 17 vectors for each sample, which are sent with the hidden states.
     """
 
     theta = THETA

@@ -1,4 +1,4 @@
-"""FLUX.3 klein in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""FLUX.3 klein in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `Flux3Transformer2DModel`.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CLASS = "Flux3Transformer2DModel"
 PATCH = 1
-"""Patch size of the network; the codec already moves patches of pixels to channels."""
+"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
 _BLOCKS = {
     "text_blocks": "txt_mode_blocks",
     "image_blocks": "mode_blocks.image",
@@ -43,7 +43,7 @@ _TOLD, _TOLD_END = "timestep_embedder", "target_timestep_embedder"
 
 
 def _layer_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Rows of the layers of one stack."""
+    """Name-table rows of the layers of one stack."""
     inner: Any = {"split": TensorSplit.COLUMN, "arrangement": GatesThenValues()}
     out: Any = {"split": TensorSplit.ROW}
     return (
@@ -54,7 +54,7 @@ def _layer_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _modulation_rows() -> list[Row]:
-    """Rows of the linears of modulations, and of the head."""
+    """Name-table rows of the linears that compute modulations, that of the head included."""
     column: Any = {"split": TensorSplit.COLUMN}
     rows: list[Row] = []
     for kind, theirs in _MODULATIONS.items():
@@ -110,7 +110,7 @@ FLUX3_NAMES = {
     },
     **{name.replace("layer.", "layer.image."): theirs for name, theirs in LAST.items()},
 }
-"""Names in the original project and ComfyUI -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project and in ComfyUI."""
 
 _FIXED = {"timestep_channels": LEVEL_WAVES, "rope_theta": 10_000, "eps": 1e-6}
 
@@ -172,7 +172,10 @@ def _pipeline(*, flow_map: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Flux3Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample; a step ends where it begins, as in training."""
+    """Output of Diffusers' network for one sample at the timestep `level`.
+
+    The step ends where it begins, as in training.
+    """
     import torch
 
     from dit.models.positions import HalfStepPositions, TimeOffsetPositions, patchify, unpatchify

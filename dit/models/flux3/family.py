@@ -46,11 +46,11 @@ from dit.models.layer_spec import (
 from dit.models.registry import imported
 
 EARLY, SINGLE, HEAD = 3, 3, 2
-"""Shift, scale and gate of the layers over one row of tokens, of those over all, and of the head,
-which has no gate."""
+"""Numbers of modulation vectors: shift, scale and gate of layers over one row of tokens, of layers
+over all, and shift and scale of the head."""
 ALL_VECTORS = EARLY + SINGLE + HEAD
 STACKS = ("text_blocks", "image_blocks", "reference_blocks")
-"""Stacks over one kind of tokens, which precede the joint layers (`blocks`)."""
+"""Names of the stacks over one kind of tokens, which precede the joint layers (`blocks`)."""
 MOST_REFERENCES = 10
 LONGEST_TEXT = 8192
 SHIFT = 6.93
@@ -60,7 +60,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "flux3_klein_base": {},
     "flux3_klein": {"flow_map": True},
 }
-"""Fields of `model` by size name: defaults of Diffusers' class."""
+"""Fields of `model` by size name; the others are the defaults of Diffusers' class."""
 _TINY = {
     **TINY_DOUBLE_SINGLE,
     "num_single_layers": 2,
@@ -75,7 +75,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "flux3_klein_base": {**_TINY, "reference_latents": 1},
     "flux3_klein": _TINY,
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,20 +89,23 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """A named size (flux3_klein_base, flux3_klein) or `custom`."""
     family: str = "flux3"
     num_layers: int = 5
-    """Layers over the text alone, as many over the picture alone, and over references alone."""
+    """Number of layers over text alone, over the picture alone, and over references alone."""
     num_single_layers: int = bounded(28, most=2**14)
-    """Layers after these over text, picture and references together."""
+    """Number of layers, after those over one kind of tokens, over text, picture and references
+    together."""
     mlp_ratio: float = 3.0
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 20480
     rope_axes: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
-    """Rotary widths of a head for time, row, column and text; their sum is the head's width."""
+    """Widths of a head rotated by time, row, column and index in the text; their sum is the head's
+    width."""
     text_pad_to: TextPadding | None = None
-    """What shards hold of padding: stored, its states, which published weights see; or null."""
+    """How captions are padded: stored (shards hold the encoder's states of padding, which published
+    weights attend to), or null (not at all)."""
     flow_map: bool = False
-    """Whether the network was distilled to few steps and gets the noise level at the end of a step
-    as a second input; in training this is the level of the sample."""
+    """Whether the network was distilled to few steps and also gets the timestep at the end of a
+    step; in training this is the sample's own timestep."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:
@@ -134,7 +137,7 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
 
 
 def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
-    """The layers; each token takes the rows of modulations that are made for its kind."""
+    """The layers of all stacks; each token gets the modulations for its kind of tokens."""
     parts = joint_layer_parts(model, activation=Activation.SWIGLU, bias=False)
 
     def layer(row: str, first: int = 0, view: View | None = None) -> LayerSpec:
@@ -156,7 +159,7 @@ def flux3_stacks(model: Flux3Config) -> tuple[StackSpec, ...]:
 
 @dataclass(frozen=True)
 class AttendBesideFeed(AttendAndFeed):
-    """Parallel attention and feed-forward of one token sequence, with separate matrices."""
+    """Attention and feed-forward in parallel on the same tokens, with separate matrices."""
 
     runs: ClassVar[str] = "dit.models.flux3.model:AttendingBesideFeeding"
 

@@ -39,13 +39,13 @@ _EACH = {"early": EARLY, "single": SINGLE}
 
 
 class Flux3Network(DoubleSingleTransformer):
-    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
+    """Denoiser of FLUX.3 klein: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has three level rows:
     its picture has its noise level, references and text have level 0. Each kind of tokens has its
-    own linears for modulations; the first pipeline stage computes all rows, which are sent with the
-    hidden states. With `flow_map` all three are also conditioned on the level at the end of a step;
-    in training, which has no steps, that is the sample's own level.
+    own linears for modulations; the first pipeline stage computes all modulations, which are sent
+    with the hidden states. With `flow_map` all three are also conditioned on the timestep at the
+    end of a step; in training, which has no steps, that is the sample's own timestep.
     """
 
     refines_references = references_meet = True
@@ -114,7 +114,7 @@ class Flux3Network(DoubleSingleTransformer):
 
 
 class AttendingBesideFeeding(RunningPart):
-    """Attention and feed-forward of the same tokens, whose sum is added with one gate."""
+    """Runs attention and feed-forward on the same tokens; their sum is added with one gate."""
 
     part: AttendBesideFeed
 

@@ -1,4 +1,4 @@
-"""HiDream-I1 in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""HiDream-I1 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `HiDreamImageTransformer2DModel`.
 """
@@ -79,7 +79,6 @@ def _sizes(model: HiDreamConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     layers, seen = t.num_layers + t.num_single_layers, list(t.llama_layers)
     return [
         outputs_as_inputs(t),
@@ -101,7 +100,10 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _states(t: Any) -> int:
-    """Number of Llama's hidden states; may exceed the used ones if every layer uses its own."""
+    """Number of Llama's hidden states in shards, from a config.json `t`.
+
+    It may exceed the number of states that layers use, which a private key then says.
+    """
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)
 
@@ -154,7 +156,7 @@ def _inexpressible(model: HiDreamConfig) -> list[str]:
 
 
 def layer_states(text_LX: Tensor, model: HiDreamConfig) -> Tensor:
-    """Hidden states of `text_2` [L, X] as Diffusers' network takes them, [states, 1, L, H]."""
+    """Hidden states [L, X] of Llama in the form of Diffusers' network, [states, 1, L, H]."""
     return text_LX.unflatten(1, (-1, model.llama_size)).transpose(0, 1)[:, None]
 
 
@@ -163,8 +165,8 @@ def _run_network(
 ) -> Tensor:
     """Output of Diffusers' network for one sample, with the sign that its pipeline gives it.
 
-    In training mode, the only one in which experts have gradients, it is rows of tokens, [1, C, T,
-    p * p].
+    In training mode, the only one in which experts have gradients, the network outputs rows of
+    tokens, [1, C, T, p * p], which are put back into the picture's form.
     """
     import torch
 
@@ -185,7 +187,8 @@ def _run_network(
 
 
 HIDREAM_NAMES = own_names(_TABLE)
-"""Names in the original project, ComfyUI and trainers -> names in Diffusers; all are equal."""
+"""Diffusers' names of linears by their names in the original project, ComfyUI and trainers, which
+are equal."""
 
 FORM = DiffusersForm(
     class_name=CLASS,

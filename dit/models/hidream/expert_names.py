@@ -17,7 +17,7 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 def across_heads_rows(ours: str, theirs: str, end: str = "") -> tuple[Row, ...]:
     """Name-table rows of an attention with norms across heads.
 
-    `end` is the end of the names of its linears for text.
+    `end` is what Diffusers' names of its linears and norms end in, for text.
     """
     made = tuple(f"{theirs}.to_{letter}{end}" for letter in "qkv")
     norms = (("query", "q"), ("key", "k"))
@@ -49,7 +49,7 @@ def swiglu_rows(ours: str, theirs: str, hidden: str = "F", **options: Any) -> tu
 
 
 def expert_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the router, the shared expert and all other experts of a layer."""
+    """Name-table rows of the router, the shared expert and the routed experts of a layer."""
     gate = (f"{theirs}.gate.weight",)
     router = Row(f"{ours}.router.weight", gate, _REPLICATED, ("X", "D"))
 
@@ -79,7 +79,7 @@ def _layer_rows(stack: str, theirs: str) -> tuple[Row, ...]:
 
 
 def _projections() -> tuple[Row, ...]:
-    """Name-table rows of the projections of Llama's hidden states (one per layer), then of T5's."""
+    """Name-table rows of the linears over Llama's hidden states (one per layer) and T5's states."""
 
     def row(ours: str, width: str = "H", **options: Any) -> Row:
         theirs = ("caption_projection.*.linear.weight",)
@@ -102,6 +102,6 @@ _BLOCKS = {
 
 
 def layered_rows() -> tuple[Row, ...]:
-    """Name-table rows of all layers, and of the projections of their hidden text states."""
+    """Name-table rows of all layers, and of the linears over their text states."""
     layers = (_layer_rows(ours, theirs) for ours, theirs in _BLOCKS.items())
     return (*_projections(), *(row for rows in layers for row in rows))

@@ -50,7 +50,7 @@ class Experts(MegatronModule):
 
 
 class FeedingExperts(Feeding):
-    """The experts of a row."""
+    """Runs the experts over a row of tokens."""
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:
         part = self.part

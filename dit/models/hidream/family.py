@@ -51,7 +51,7 @@ MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
 SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""Feature of HiDream-E1 that the network here lacks."""
+"""What HiDream-E1's network sees and our network lacks."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
 """Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
@@ -70,7 +70,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "text_length": 3,
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,28 +85,28 @@ class HiDreamConfig(DoubleSingleConfig):
     family: str = "hidream"
     num_layers: int = 16
     num_single_layers: int = bounded(32, most=2**14)
-    """Layers after the double-stream ones, on latents and text together."""
+    """Number of layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 2560
     num_attention_heads: int = 20
     crossattn_emb_size: int = 4096
-    """Width of T5's embedding in the shards."""
+    """Width of T5's states in the shards."""
     pooled_size: int = bounded(2048, most=2**20)
-    """Width of `pooled_text`, the outputs of two CLIP encoders for a caption."""
+    """Width of `pooled_text`, the pooled outputs of two CLIP encoders for a caption."""
     llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
     llama_states: int = bounded(32, most=2**10)
-    """Hidden states of Llama that `text_2` holds side by side. Layer i of the network sees the
-    i-th, all layers behind these the last one."""
+    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network sees
+    the i-th; layers for which there is none see the last."""
     text_length: int = bounded(128, most=2**16)
-    """Rows of each text of a sample, those of its encoder's padding among them."""
+    """Number of rows of each text of a sample, including rows of the encoder's padding."""
     num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
-    """Feed-forwards that a router weighs for each token."""
+    """Number of routed experts: feed-forwards that a router weights for each token."""
     num_activated_experts: int = bounded(2, most=MOST_EXPERTS)
-    """Number of routed feed-forwards for each token, those with its largest weights."""
+    """Number of routed experts for each token: those with its largest router weights."""
     rope_axes: tuple[int, int, int] = bounded((64, 32, 32), most=2**17, least=None)
     max_resolution: tuple[int, int] = bounded((128, 128), most=2**12, least=None)
-    """Latent rows and columns; pictures that are no squares are filled up with zeros to so many
-    tokens, to which layers attend as the published ones do."""
+    """Latent rows and columns of the largest square picture. Pictures that are not square are
+    padded with zeros to as many tokens, to which layers attend, as the published ones do."""
 
     def own_sizes(self) -> list[Rule]:
         chosen, experts = self.num_activated_experts, self.num_routed_experts
@@ -152,7 +152,7 @@ class HiDreamConfig(DoubleSingleConfig):
 
     @property
     def shared_hidden_size(self) -> int:
-        """Hidden width of the shared expert, which all tokens use."""
+        """Hidden width of the shared expert, which all tokens pass."""
         if self.mlp_ratio == MLP_RATIO:
             return _rounded(2 * self.hidden_size)
         return max(self.ffn_hidden_size // 2, 1)
@@ -175,28 +175,29 @@ class HiDreamConfig(DoubleSingleConfig):
 
 
 def _rounded(width: int) -> int:
-    """Width of a SwiGLU that replaces a feed-forward of `width`, rounded as in Diffusers."""
+    """Hidden width, rounded as in Diffusers, of the SwiGLU in place of an MLP of `width`."""
     return -(-int(2 * width / 3) // MLP_MULTIPLE) * MLP_MULTIPLE
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """The index of the hidden state that each layer sees: its own, or the last one."""
+    """The index of the hidden state that each of `layers` sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
 
 
 @dataclass(frozen=True)
 class FeedExperts(Feed):
-    """Feed-forwards that a router weighs for each token, and a shared one.
+    """Feed-forwards that a router weights for each token, plus a shared one.
 
     y = shared(x) + sum of p_e expert_e(x) over the `chosen` largest of p = softmax(router(x));
-    `feed_forward` is that of each expert.
+    `feed_forward` is that of each routed expert, of which there are `count`.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.experts:FeedingExperts"
     shared: FeedForwardSpec
     count: int
     chosen: int
-    """Experts of a token; the others are computed, too, and weigh nothing."""
+    """Number of experts whose outputs count for a token; the others are computed, too, with weight
+    0."""
 
     @property
     def hidden(self) -> int:
@@ -209,32 +210,36 @@ class FeedExperts(Feed):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnText(View):
-    """Text with another hidden state of its encoder for each layer, behind the other text.
+    """A view of text in which each layer sees another hidden state of the text encoder.
 
-    Each layer projects its own state; the last layer's is projected before all layers.
+    Each layer projects its own state, which follows the other text of the sample. The last layer's
+    is projected before all layers.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"
     place: str
-    """Name of the row in which the text lies."""
+    """Name of the row of tokens that holds the text."""
     width: int
-    """Width of one hidden state."""
+    """Width of one hidden state of the text encoder."""
     states: tuple[int, ...]
-    """Number of the hidden state of each layer of the network."""
+    """Index of the hidden state that each layer of the network sees."""
     first: int = 0
-    """Layers before those of the stack."""
+    """Number of layers of the network before this stack."""
 
     @property
     def row(self) -> str:
         return self.place
 
     def state(self, layer: int) -> int | None:
-        """Index of the hidden state of a `layer` of the stack; None for the last layer of all."""
+        """Index of the hidden state that layer `layer` of the stack projects, or None.
+
+        None is for the last layer of the network.
+        """
         number = self.first + layer
         return self.states[number] if number + 1 < len(self.states) else None
 
     def columns(self, state: int) -> slice:
-        """The columns of a hidden state in the row of all of them."""
+        """The columns of the hidden state `state`, where all states stand side by side."""
         return slice(state * self.width, (state + 1) * self.width)
 
 
@@ -282,7 +287,6 @@ def hidream_stacks(model: HiDreamConfig) -> tuple[StackSpec, ...]:
 
 
 def _spec(model: HiDreamConfig) -> NetworkSpec:
-    """The layers, and the texts, which have equally many rows in every sample."""
     return NetworkSpec(stacks=hidream_stacks(model), text_tokens=3 * model.text_length)
 
 

@@ -1,4 +1,4 @@
-"""Text of which each layer sees hidden states of another layer of its encoder.
+"""Text of which each layer sees another hidden state of the text encoder.
 
 This text follows the other text of a sample. Between two layers its rows hold the projection for
 the network's last layer, which thus reaches that layer on any stage.
@@ -29,7 +29,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRows:
-    """Positions of a layer's text in a row of tokens."""
+    """Positions of the layers' own text in a row of tokens."""
 
     places: Tensor  # int64, of those of this context rank
     rows: int  # W
@@ -42,13 +42,13 @@ class PlacedRows:
         return cls(places=places, rows=rows, is_there_T=my_tokens(there_W))
 
     def replaced(self, h_TD: Tensor, by_TD: Tensor) -> Tensor:
-        """`h_TD` with `by_TD` at the positions of the layer's text."""
+        """`h_TD` with the rows of `by_TD` at the positions of the layers' own text."""
         return torch.where(self.is_there_T[:, None], by_TD, h_TD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTextRows:
-    """The hidden states of a pack's text, and their positions among tokens."""
+    """The hidden states of the layers' own text in a pack, and its positions among tokens."""
 
     states_BX: Tensor
     source: Tensor  # int64, the row of each place
@@ -68,7 +68,7 @@ class LayerTextRows:
     ) -> LayerTextRows:
         """Hidden states of samples with `lengths` rows, each after `before` rows of other texts.
 
-        They are placed in the row `text`, and among the tokens of `order`.
+        They are placed in the row `text`, and in the joint row of `order`.
         """
         first = list(accumulate(lengths, initial=0))
         places, source = [torch.arange(0)], [torch.arange(0)]
@@ -94,7 +94,7 @@ class LayerTextRows:
 
 
 class LayerText(MegatronModule):
-    """A layer's linear that projects the text encoder's hidden state for this layer.
+    """The linear with which a layer projects its own hidden state of the text encoder.
 
     Every rank has the states of all texts of the pack.
     """
@@ -107,14 +107,14 @@ class LayerText(MegatronModule):
         self.linear = WholeLinear(view.width, width, bias=False, dtype=dtype)
 
     def forward(self, h_TD: Tensor, rows: LayerTextRows) -> Tensor:
-        """`h_TD` with this layer's text at the positions of its text."""
+        """`h_TD` with the projection of this layer's own text at the positions of that text."""
         states_BE = rows.states_BX[:, self.columns].to(h_TD.dtype)
         text_TD = rows.laid(self.linear(states_BE), self.token_row)
         return rows.placed[self.token_row].replaced(h_TD, text_TD)
 
 
 class SeeingOwnText(RunningView):
-    """A layer's own text in the place of text; behind the layer, that stands there again."""
+    """Gives a layer its own text for the time of its computation, and then puts the row's back."""
 
     view: OwnText
 

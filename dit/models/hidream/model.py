@@ -1,7 +1,4 @@
-"""HiDream-I1: double-stream layers, then sequential ones.
-
-Each layer sees another hidden state of the text.
-"""
+"""HiDream-I1: double-stream layers, then sequential ones, each with another state of the text."""
 
 # T packed tokens, M level rows, C patch features, L text tokens, D model width, E width of a text
 # B rows of the text of layers in a pack, N samples, P width of pooled text
@@ -37,15 +34,15 @@ from dit.models.stacks.parts import JointConditions
 from dit.models.stacks.stacked_transformer import Blocks
 
 THETA = 10_000.0
-"""Base of the angles of positions."""
+"""Base of the rotary frequencies."""
 
 
 class HiDreamNetwork(JointTransformer):
-    """Noisy tokens, timesteps, texts and pooled text of a pack -> velocity of each token.
+    """Denoiser of HiDream-I1: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `HiDreamImageTransformer2DModel` in training. The text of a
     sample is T5's rows, the last projection of Llama's, and each layer's own projection. Latents
-    that are not square are filled up with tokens of zeros, whose values layers read, and whose keys
+    that are not square are padded with tokens of zeros, whose values layers read, and whose keys
     are zero.
     """
 
@@ -109,5 +106,4 @@ class HiDreamNetwork(JointTransformer):
 
 
 def _lengths(batch: PackedBatch, name: str) -> list[int]:
-    """Number of rows of the text `name` of each sample."""
     return [stop - first for first, stop in pairwise(batch.text_offsets[name])]

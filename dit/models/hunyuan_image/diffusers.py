@@ -1,4 +1,4 @@
-"""HunyuanImage 2.1 in Diffusers: names of tensors, config.json, pipeline, running its network.
+"""HunyuanImage 2.1 in Diffusers: names of tensors, config.json, pipeline, calls of its network.
 
 Its class is `HunyuanImageTransformer2DModel`.
 """
@@ -82,15 +82,14 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_IMAGE_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Names in the original code, which splits fused linears -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original code, which splits fused linears."""
 KOHYA_NAMES = _names(HUNYUAN)
-"""Names in the original checkpoints and kohya's scripts -> names in Diffusers."""
+"""Diffusers' names of linears by their names in original checkpoints and kohya's scripts."""
 COMFYUI_NAMES = _names(FLUX)
-"""Names in ComfyUI -> names in Diffusers."""
+"""Diffusers' names of linears by their names in ComfyUI."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     patch, axes = list(t.patch_size), list(t.rope_axes_dim)
     return [
         outputs_as_inputs(t),
@@ -142,7 +141,6 @@ def _run_network(
     model: HunyuanImageConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

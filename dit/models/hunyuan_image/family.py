@@ -35,7 +35,7 @@ from dit.models.registry import imported
 
 _ENCODER = "hunyuanimage"
 GUIDANCE = 3.25
-"""Guidance scale of the published distilled network, `distilled_guidance_scale` in its pipeline."""
+"""Guidance scale of the published distilled network: `distilled_guidance_scale` of its pipeline."""
 
 MOST_SIDE = 2**20
 
@@ -56,7 +56,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (8, 8),
     }
 }
-"""Tiny size by name (`Family.tiny`); the distilled network is not trained here."""
+"""Keys of `model` for tiny networks (`Family.tiny`); the distilled network is not trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +77,18 @@ class HunyuanImageConfig(DoubleSingleConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: int = bounded(1472, most=2**20)
-    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    """Width of `text_2`, ByT5's states of words in quotation marks."""
     glyph_hidden_size: int = bounded(2048, most=2**20)
-    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    """Hidden width of the layers that embed `text_2`; Diffusers has 2048."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int] = (64, 64)  # type: ignore[assignment]  # pictures have no frames
-    """Widths of a head rotated by row and column; their sum is the width of the head."""
+    """Widths of a head rotated by row and by column; their sum is the head's width."""
     guidance_embed: bool = False
-    """Whether the network gets a guidance scale, `objective.guidance` (distilled)."""
+    """Whether the network gets a guidance scale, `objective.guidance` (the distilled one does)."""
     use_meanflow: bool = False
-    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    """Whether the network was distilled to few steps and also gets the timestep at which each ends;
+    it cannot be trained."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -98,7 +99,10 @@ class HunyuanImageConfig(DoubleSingleConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """The largest latent: pictures, whose positions are computed."""
+        """Largest latent (frames, rows, columns): one frame of nearly any size.
+
+        Positions are computed, so no table limits it.
+        """
         return (1, MOST_SIDE, MOST_SIDE)
 
     @property

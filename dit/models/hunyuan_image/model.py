@@ -23,9 +23,9 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanImageNetwork(JointTransformer):
-    """Noisy tokens, timesteps, caption and quoted words of a pack -> velocity of each token.
+    """Denoiser of HunyuanImage 2.1: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `HunyuanImageTransformer2DModel` of one sample.
+    Each sample is computed as by Diffusers' `HunyuanImageTransformer2DModel`.
     """
 
     def __init__(

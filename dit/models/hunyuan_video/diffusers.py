@@ -1,4 +1,4 @@
-"""HunyuanVideo in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""HunyuanVideo in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `HunyuanVideoTransformer3DModel`.
 """
@@ -57,13 +57,12 @@ _EMBEDDINGS = {
 _POOLED = embedding_names(FLUX, {"vector_in": f"{_TOLD}.text_embedder"})
 
 HUNYUAN_VIDEO_NAMES = {**hunyuan_names(HUNYUAN, _EMBEDDINGS), **_POOLED}
-"""Names in the original project and diffusion-pipe -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project and diffusion-pipe."""
 COMFYUI_NAMES = {**hunyuan_names(FLUX, _EMBEDDINGS), **_POOLED}
-"""Names in ComfyUI -> names in Diffusers."""
+"""Diffusers' names of linears by their names in ComfyUI."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     shown = t.image_condition_type == FirstFrame.LATENT_CONCAT
     fed = 2 * t.out_channels + 1 if shown else t.out_channels
     return [
@@ -131,7 +130,7 @@ def _run_network(
     model: HunyuanVideoConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, by the pipeline for its inputs."""
+    """Output of Diffusers' network for one sample, with inputs as from the pipeline for them."""
     import torch
 
     latent, inputs = sample.latent_CFHW, sample.inputs

@@ -39,7 +39,7 @@ FIRST_FRAME = "first_frame_latent"
 
 
 class FirstFrame(StrEnum):
-    """How the network takes a given first frame; names as in Diffusers."""
+    """How the network gets a given first frame; values are Diffusers' names."""
 
     NONE = "none"  # text-to-video
     LATENT_CONCAT = "latent_concat"  # in channels beside the noisy ones, with a mask
@@ -68,7 +68,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Tiny size by name (`Family.tiny`); the text-to-video size is the first without a given frame."""
+"""Keys of `model` for tiny networks (`Family.tiny`). Text-to-video is the network of the first
+without a given frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +84,15 @@ class HunyuanVideoConfig(DoubleSingleConfig):
     num_layers: int = 20
     num_single_layers: int = 40
     num_attention_heads: int = 24
-    """Heads of attention over latents and text, and of the layers that refine the caption."""
+    """Number of attention heads, in the layers over latents and text and in the caption refiner."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of attention layers among the tokens of a caption, before all other layers."""
     pooled_size: int = bounded(768, most=2**20)
     """Width of `pooled_text`, a second text encoder's output for a caption (CLIP-L: 768)."""
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
     image_condition: FirstFrame = FirstFrame.NONE
-    """How a first frame is given: none, latent_concat or token_replace."""
+    """How the network gets a given first frame: none, latent_concat or token_replace."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -113,7 +114,7 @@ class HunyuanVideoConfig(DoubleSingleConfig):
 
     @property
     def input_features(self) -> int:
-        """Number of features of one token of the network's input."""
+        """Number of features of a token that enters the network."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -124,7 +125,7 @@ _KINDS = {
 
 
 def _codec(model: HunyuanVideoConfig) -> str:
-    """Codec and text encoder of the published weights, which read a first frame by Llava."""
+    """Name of codec and text encoder of the published weights; Llava reads a first frame."""
     return "hunyuanvideo" if model.image_condition is FirstFrame.NONE else "hunyuanvideo_i2v"
 
 

@@ -25,11 +25,11 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanVideoNetwork(JointTransformer):
-    """Noisy tokens, timesteps, text and a first frame of a pack -> velocity of each token.
+    """Denoiser of HunyuanVideo: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. Tokens of a first frame
-    in place of the noisy one have timestep 0 in all layers, while Diffusers' last norm uses the
-    sample's: nothing reads their outputs.
+    The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. If a clean first frame
+    takes the place of the noisy one, its tokens have timestep 0 in all layers, while Diffusers'
+    last norm uses the sample's: nothing reads their outputs.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5 in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""HunyuanVideo 1.5 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `HunyuanVideo15Transformer3DModel`.
 """
@@ -88,13 +88,12 @@ def _names(words: Words) -> dict[str, str]:
 
 
 HUNYUAN_NAMES = _names(replace(HUNYUAN, fused=False))
-"""Names in the original project -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project."""
 COMFYUI_NAMES = _names(FLUX)
-"""Names in ComfyUI and diffusion-pipe -> names in Diffusers."""
+"""Diffusers' names of linears by their names in ComfyUI and diffusion-pipe."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     fed = 2 * t.out_channels + 1
     return [
         (
@@ -127,7 +126,7 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: HunyuanVideo15Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample.
+    """Output of Diffusers' network for one sample at the timestep `level`.
 
     Without a picture it gets rows of zeros, as in the pipeline for text-to-video.
     """

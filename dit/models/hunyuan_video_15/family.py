@@ -55,7 +55,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (4, 4, 8),
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +75,21 @@ class HunyuanVideo15Config(ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3584
     glyph_embed_size: int = bounded(1472, most=2**20)
-    """Width of `text_2`, ByT5's output for words in quotation marks."""
+    """Width of `text_2`, ByT5's states of words in quotation marks."""
     glyph_hidden_size: int = bounded(2048, most=2**20)
-    """Width of the first layers that process `text_2`; Diffusers has 2048."""
+    """Hidden width of the layers that embed `text_2`; Diffusers has 2048."""
     image_embed_size: int = bounded(1152, most=2**20)
-    """Width of `image_embed`, SigLIP's output for a given first frame."""
+    """Width of `image_embed`, SigLIP's states of a given first frame."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Attention layers among the tokens of a caption, before all other layers."""
+    """Number of attention layers among the tokens of a caption, before all other layers."""
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**20, least=None)
-    """Widths of a head rotated by frame, row and column; their sum is the width of the head."""
+    """Widths of a head rotated by frame, row and column; their sum is the head's width."""
     use_meanflow: bool = False
-    """Whether it was distilled to few steps and gets the end of each; it cannot be trained."""
+    """Whether the network was distilled to few steps and also gets the timestep at which each ends;
+    it cannot be trained."""
     target_size: int = bounded(640, most=2**20)
-    """Square root of the area, in pixels, of what pipelines make by default (720p: 960)."""
+    """Square root of the area, in pixels, of the videos that pipelines generate by default (720p:
+    960)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -105,7 +107,7 @@ class HunyuanVideo15Config(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Number of features of one token of the network's input."""
+        """Number of features of a token that enters the network."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
 
@@ -133,7 +135,7 @@ def _inputs(model: HunyuanVideo15Config) -> tuple[SampleInput, ...]:
 
 
 def hunyuan_video_15_stack(model: HunyuanVideo15Config) -> StackSpec:
-    """The layers after the refiner; no later layer reads the last layer's text output."""
+    """The double-stream layers; no later layer reads the last one's text, so it is not computed."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

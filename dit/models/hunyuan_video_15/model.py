@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5: latents, and a row of text of three encoders, in double-stream layers."""
+"""HunyuanVideo 1.5: double-stream layers over latents and one row of three kinds of text."""
 
 # T latent tokens, L text tokens, M level rows, N samples, C patch features, D model width
 # G rows of words in quotation marks, I of pictures, E width of an encoder
@@ -27,9 +27,9 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class HunyuanVideo15Network(JointTransformer):
-    """Noisy tokens, timesteps, text and a first frame of a pack -> velocity of each token.
+    """Denoiser of HunyuanVideo 1.5: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `HunyuanVideo15Transformer3DModel` of one sample.
+    Each sample is computed as by Diffusers' `HunyuanVideo15Transformer3DModel`.
     """
 
     def __init__(
@@ -75,7 +75,10 @@ class HunyuanVideo15Network(JointTransformer):
 
 
 class PictureEmbedding(nn.Module):
-    """Rows of the image encoder [I, E] -> [I, D]: Diffusers' `HunyuanVideo15ImageProjection`."""
+    """Maps the image encoder's rows [I, E] to text rows [I, D].
+
+    The arithmetic is that of Diffusers' `HunyuanVideo15ImageProjection`.
+    """
 
     def __init__(self, model: HunyuanVideo15Config):
         super().__init__()
@@ -90,7 +93,7 @@ class PictureEmbedding(nn.Module):
 
 
 class TextRows(nn.Module):
-    """Captions, quoted words and pictures -> one row of text [L, D], by sample.
+    """Embeds captions, quoted words and pictures as one row of text [L, D], ordered by sample.
 
     A sample's rows are adjacent; an embedding of its kind is added to each. Every tensor rank has
     all rows and their whole gradient, so the weights need no mark for sequence parallelism.
@@ -110,8 +113,8 @@ class TextRows(nn.Module):
     ) -> Tensor:
         """The text rows [L, D].
 
-        `rows` are those of captions, words and pictures [L, E], and `starts` the first row of each
-        sample in each kind.
+        `rows` are those of captions, words and pictures [L, E]; `starts` has, for each kind, the
+        first row of each sample and the end of the last.
         """
         text_LE, glyph_GE, image_IE = rows
         made = (

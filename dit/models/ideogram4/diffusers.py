@@ -1,4 +1,4 @@
-"""Ideogram 4 in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""Ideogram 4 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `Ideogram4Transformer2DModel`.
 """
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 CLASS = "Ideogram4Transformer2DModel"
 PATCH = 1
-"""Patch size of the network; the codec already moves patches of pixels to channels."""
+"""Side of a patch, in latent cells; the codec already moves patches of pixels to channels."""
 TEXT, PICTURE = 3, 2
-"""Values of the kind of a token in Diffusers' network."""
+"""Numbers by which Diffusers' network tells text tokens from picture tokens."""
 KINDS = "embed_image_indicator"
-"""Name of the embedding table of the two token kinds; it is not a linear."""
+"""Diffusers' name of the embedding of these two kinds of tokens, which is no linear."""
 _LAYERS = SequentialNames(
     norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
     modulation="adaln_modulation",
@@ -95,7 +95,7 @@ IDEOGRAM4_NAMES = {
     **{name: one for name, one in _OWN_NAMES.items() if ".attention.to_" not in name},
     **_STORED_NAMES,
 }
-"""Names in the original project, ComfyUI and trainers -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project, ComfyUI and trainers."""
 
 
 def _rules(t: Any) -> list[Rule]:
@@ -140,9 +140,9 @@ KEYS = ConfigKeys(
 def network_inputs(
     rows_TC: Tensor, positions_TA: Tensor, text_LE: Tensor, level: float
 ) -> dict[str, Any]:
-    """The arguments of Diffusers' network for one sample: its text, then its picture, in one row.
+    """Arguments of Diffusers' network for one sample: its text, then its picture, in one row.
 
-    `positions_TA` are of the picture, `level` is the timestep in [0, 1000].
+    `positions_TA` are those of the picture, `level` is the timestep in [0, 1000].
     """
     import torch
     from torch.nn.functional import pad
@@ -165,7 +165,6 @@ def network_inputs(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: Ideogram4Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     from dit.models.positions import FarPicturePositions, patchify, unpatchify
 
     patch = model.patch_temporal, model.patch_spatial

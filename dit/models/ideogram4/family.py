@@ -46,7 +46,8 @@ LEVELS: Mapping[str, Any] = {
     "shift_base_tokens": 1024,  # 512 x 512 pixels, whose logits of levels have the mean 0
     "text_dropout": 0.0,  # the network that guidance leads away from is another one
 }
-"""Keys of `objective` for training; the pipeline's sampling steps use the same."""
+"""Keys of `objective` for training; the steps of the pipeline's sampler follow from the same
+keys."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ideogram4": {}}
 """Fields of `model` by size name, from config.json of ideogram-ai/ideogram-4-fp8."""
@@ -61,7 +62,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "mrope_section": (4, 2, 2),
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,13 +83,14 @@ class Ideogram4Config(ModelConfig):
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 53248
-    """Width of the text embedding in the shards: 13 states of each token, laid through each other;
-    106 KB a token."""
+    """Width of the text in the shards: 13 hidden states of each token, interleaved; 106 KB a
+    token."""
     adaln_width: int = bounded(512, most=2**17)
-    """Numbers that all modulations are made of."""
+    """Width of the narrow timestep embedding from which all modulations are computed."""
     mrope_section: tuple[int, int, int] = bounded((24, 20, 20), most=2**17, least=None)
-    """Frequencies of a head that turn by place, row and column (MRoPE), as config.json says it: the
-    last two are laid through the first third each, and all others turn by place."""
+    """Numbers of a head's frequencies for index, row and column (MRoPE), as in config.json.
+    Frequencies 1, 4, 7, ... are those of the row, 2, 5, 8, ... those of the column, as many as
+    these numbers say; all others are those of the index."""
 
     def own_sizes(self) -> list[Rule]:
         return [learns_pictures(self, TITLE), attends_to_no_padding(self, TITLE)]
@@ -127,7 +129,7 @@ def ideogram4_stack(model: Ideogram4Config) -> StackSpec:
 
 
 def _inputs(model: Ideogram4Config) -> tuple[SampleInput, ...]:
-    """The caption; published guidance leads away from a network without captions."""
+    """The caption, with no rows if dropped; published guidance uses a second network instead."""
     text = SampleInput(
         name="text",
         kind=InputKind.TEXT,

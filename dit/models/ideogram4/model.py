@@ -32,11 +32,11 @@ from dit.pack_wire import to_device
 
 _EPS_OF_TEXT = 1e-6
 _TEXT, _PICTURE = 0, 1
-"""Rows of the table that says what a token is."""
+"""Rows of the embedding of a token's kind."""
 
 
 class Ideogram4Network(JointTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Ideogram 4: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Ideogram4Transformer2DModel`. The first pipeline stage
     computes the narrow timestep embedding, of which all modulations are linears.

@@ -1,7 +1,7 @@
 """Code shared by Diffusers forms of networks with joint attention: config.json and calls.
 
 FLUX and Chroma have double-stream layers, then single-stream ones. The Hunyuan models refine their
-captions; HunyuanVideo 1.5 and HunyuanImage also read rows of ByT5.
+captions; HunyuanVideo 1.5 and HunyuanImage also read ByT5's states.
 """
 
 # B samples, L text tokens, E text width, G tokens of words in quotation marks
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 PATCH = 2
-"""Patch side, in latent cells, of a token in the pipelines of FLUX and Chroma."""
+"""Side, in latent cells, of the patches that the pipelines of FLUX and Chroma make tokens of."""
 
 
 def channels_of_patches(t: Any) -> int:
-    """Latent channels, from a config.json `t` that gives the numbers of a token.
+    """Number of latent channels, by the number of features of a token in the config.json `t`.
 
     Raises:
-        ValueError: its tokens are no patches.
+        ValueError: `in_channels` is no multiple of the latent cells in a patch.
     """
     rows, frames = t.kept.patch_spatial, t.kept.patch_temporal
     channels, rest = divmod(t.in_channels, frames * rows**2)
@@ -56,6 +56,7 @@ def double_single_keys(
 ) -> tuple[Key, ...]:
     """config.json keys of classes with double-stream, then single-stream layers.
 
+    The arguments are the class's defaults: `layers` of both kinds, `text` width, rotary `axes`.
     `outputs` says whether `out_channels` is a key, `patch` whether `patch_size` is.
     """
     return (
@@ -80,13 +81,13 @@ def double_single_keys(
 DOUBLE_SINGLE_KEYS = double_single_keys(
     channels=64, layers=(19, 38), heads=24, text=4096, axes=(16, 56, 56)
 )
-"""Defaults of `FluxTransformer2DModel` and `ChromaTransformer2DModel`."""
+"""config.json keys of `FluxTransformer2DModel` and `ChromaTransformer2DModel`, with defaults."""
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Private config.json keys for the patch size, which these Diffusers classes lack.
+    """Our own config.json keys for the size of patches, for Diffusers classes without them.
 
-    `rows` is the size in published networks.
+    `rows` is the side of a patch in published networks.
     """
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
@@ -98,12 +99,12 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """The rule that patches are grouped into tokens before they enter the network."""
+    """The rule that the network of `t` cuts no patches, because the pipeline cuts them before."""
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
 def outputs_as_inputs(t: Any) -> Rule:
-    """The rule that output channels equal latent channels; null stands for equal."""
+    """The rule that `t` has as many output channels as input channels; null stands for equal."""
     return (
         t.out_channels in (None, t.in_channels),
         f"out_channels={t.out_channels} with in_channels={t.in_channels}",
@@ -111,7 +112,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
+    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -119,19 +120,19 @@ def double_single_rules(t: Any) -> list[Rule]:
 
 
 def mlp_ratio(hidden: int, width: int) -> float:
-    """`ModelConfig.mlp_ratio` of a network of `width`, whose MLP is `hidden` wide."""
+    """The `ModelConfig.mlp_ratio` of a network of `width` whose MLP is `hidden` wide."""
     return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
-    """Reasons, in words, why Diffusers' class cannot express the network's MLP."""
+    """Reasons, as text, why the Diffusers class `class_name` cannot have the network's MLP."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
 
 
 def patch_rules(model: DoubleSingleConfig, *, rows: int = PATCH) -> list[Rule]:
-    """`Pipeline.rules` of FLUX and Chroma, for tokens of `rows` x `rows` latent cells."""
+    """`Pipeline.rules` of FLUX and Chroma: a token has `rows` x `rows` latent cells."""
     patch = (model.patch_temporal, model.patch_spatial)
     return [
         (
@@ -152,10 +153,11 @@ def run_on_patches(
     positions: PositionRule | None = None,
     **inputs: Any,
 ) -> Tensor:
-    """Outputs [B, C, F, H, W] of Diffusers' network for samples of one size.
+    """Outputs [B, C, F, H, W] of Diffusers' `network` for B samples of one size.
 
-    `latents` has each sample's latent, then its references; `inputs` are further arguments of its
-    class. Text has position 0 in `positions` (None: `GridPositions`), unless `txt_ids` are given.
+    `latents` has each sample's latent, then its references; `inputs` are further arguments of the
+    network's class. Text has position 0 unless `inputs` has `txt_ids`; tokens have those of
+    `positions` (None: `GridPositions`).
     """
     import torch
 
@@ -185,7 +187,10 @@ def run_on_sample(
     references: tuple[Tensor, ...] = (),
     **inputs: Any,
 ) -> Tensor:
-    """Output [C, F, H, W] of Diffusers' network for one sample, with `references` of any size."""
+    """Output [C, F, H, W] of Diffusers' `network` for one sample at the timestep `level`.
+
+    `references` may have any size.
+    """
     import torch
 
     latents, text_BLE = (sample.latent_CFHW, *references), sample.text_LE[None]
@@ -199,7 +204,7 @@ _NORM, _THETA = "rms_norm", 256.0
 
 
 def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key, ...]:
-    """config.json keys that all Hunyuan models have, with the defaults of one class."""
+    """config.json keys that all Hunyuan models have; the arguments are a class's defaults."""
     return (
         same("num_attention_heads", heads),
         heads_of(128),
@@ -214,7 +219,7 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """Rules for Diffusers' config.json `t`: what our Hunyuan networks support."""
+    """Rules that a config.json `t` must satisfy so that our Hunyuan networks can be the same."""
     return [
         (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
         (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
@@ -226,9 +231,10 @@ def hunyuan_rules(t: Any) -> list[Rule]:
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """Number of given frames of a longer latent, and these frames with their mask.
+    """(number of given frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
 
-    Frames and mask are [C + 1, F, H, W], with zeros for other frames.
+    The last channel is the mask, 1 on given frames; other frames are zeros. Without `given`, or if
+    it is not shorter than `latent`, no frame is given.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:
@@ -239,7 +245,7 @@ def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
 
 
 def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
-    """Settings for ByT5's text, in words, that Diffusers' `class_name` lacks."""
+    """Reasons, as text, why the Diffusers class `class_name` cannot have the embedding of ByT5."""
     if model.glyph_hidden_size == GLYPH_HIDDEN:
         return []
     return [
@@ -249,7 +255,7 @@ def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
 
 
 def text_inputs(model: HasGlyphs, text_LE: Tensor, glyph_GE: Tensor | None) -> dict[str, Tensor]:
-    """Arguments of Diffusers' network for a caption, and for the words that it quotes."""
+    """Arguments of Diffusers' network for a caption, and for ByT5's states of quoted words."""
     if glyph_GE is None:
         glyph_GE = text_LE.new_zeros(0, model.glyph_embed_size)
     return {

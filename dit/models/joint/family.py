@@ -37,20 +37,20 @@ JOINT_PARTS: Mapping[str, str] = {
     "attention": "attention",
     "mlp": "mlp",
 }
-"""`Family.parts` of networks with double-stream layers: names for logged gradient norms."""
+"""`Family.parts` of networks with double-stream layers: parts whose gradient norms are logged."""
 ADALN_ZERO = ("*modul*.linear.weight", "*proj_out.weight")
-"""`WeightRules.zero`: each layer starts as the identity (adaLN-Zero, arXiv:2212.09748, Sec. 3.2),
-and the output of the network as 0."""
+"""`WeightRules.zero` of adaLN-Zero (arXiv:2212.09748, Sec. 3.2): each layer starts as the identity,
+and the network outputs 0."""
 
 
 EVEN_STEPS: Mapping[str, Any] = {"name": "flow", "sampling_levels": "even"}
-"""Keys of `objective` for pipelines whose scheduler gets even steps from 1 to 1 / number of
+"""Keys of `objective` for pipelines whose scheduler gets even steps, from 1 to 1 / number of
 steps."""
 TINY_DOUBLE_SINGLE: Mapping[str, Any] = {**TINY_NETWORK, "num_single_layers": 4}
 
 
 class HasAxes(Protocol):
-    """A configuration whose rotary positions have several axes."""
+    """A configuration of a network whose rotary positions have several axes."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -72,7 +72,7 @@ class HasKeyHeads(Protocol):
 
 
 class HasGlyphs(Protocol):
-    """A configuration with ByT5's text for words in quotation marks."""
+    """A configuration of a network that reads ByT5's states of words in quotation marks."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -102,7 +102,7 @@ def axes_fill_heads(model: HasAxes) -> Rule:
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention: which numbers of heads and ranks must divide.
+    """Rules of grouped-query attention, on numbers that must divide others.
 
     Key heads divide query heads, and tensor ranks divide key heads.
     """
@@ -126,7 +126,7 @@ def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
 
 
 def heads_share_mlp(model: ModelConfig) -> Rule:
-    """The rule that heads divide the MLP, because single-stream layers order its units by head."""
+    """The rule that heads divide the MLP, whose units single-stream layers order by head."""
     heads = model.num_attention_heads
     return (
         model.ffn_hidden_size % heads == 0,
@@ -136,7 +136,10 @@ def heads_share_mlp(model: ModelConfig) -> Rule:
 
 
 def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
-    """The rule of families whose published weights mask padding of captions."""
+    """The rule that captions are not padded, for networks whose attention masks padding.
+
+    `title` names the network in the message.
+    """
     return (
         model.text_pad_to is None,
         f"text_pad_to={model.text_pad_to}: {title} attends to no padding of captions; set it to"
@@ -145,7 +148,10 @@ def attends_to_no_padding(model: ModelConfig, title: str) -> Rule:
 
 
 def learns_pictures(model: ModelConfig, title: str) -> Rule:
-    """The rule of image families: a patch is one frame deep."""
+    """The rule that a patch is one frame deep, for families of images.
+
+    `title` names the network in the message.
+    """
     return (
         model.patch_temporal == 1,
         f"patch_temporal={model.patch_temporal}: {title} learns pictures; set it to 1",
@@ -153,7 +159,7 @@ def learns_pictures(model: ModelConfig, title: str) -> Rule:
 
 
 def glyph_input(model: HasGlyphs, *, encoder: str) -> SampleInput:
-    """The input with ByT5's text for words in quotation marks."""
+    """The input with ByT5's states of words in quotation marks, which a sample may lack."""
     optional: Any = {"required": False, "may_be_empty": True, "encoder": encoder}
     return SampleInput(name=GLYPHS, kind=InputKind.TEXT, width=model.glyph_embed_size, **optional)
 
@@ -165,15 +171,17 @@ class DoubleSingleConfig(ModelConfig):
     shown_before: ClassVar[Mapping[str, str]] = {"num_single_layers": "hidden_size"}
 
     num_layers: int = 19
-    """Double-stream layers: latents and text have weights of their own, and attention over both."""
+    """Number of double-stream layers, in which latents and text have weights of their own, and
+    attention is over both."""
     num_single_layers: int = bounded(38, most=2**14)
-    """Single-stream layers after the double-stream ones, on latents and text together."""
+    """Number of single-stream layers after the double-stream ones, on latents and text together."""
     hidden_size: int = 3072
     num_attention_heads: int = 24
     """Number of attention heads."""
     crossattn_emb_size: int = 4096
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
-    """Widths of a head rotated by frame or reference, row and column; their sum is its width."""
+    """Widths of a head rotated by frame or reference, by row, and by column; their sum is the
+    head's width."""
 
     own_stages = ModelConfig.enough_layers
 
@@ -194,7 +202,7 @@ class DoubleSingleConfig(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Number of features of one token of the network's input."""
+        """Number of features of a token that enters the network."""
         return self.patch_features
 
 
@@ -205,7 +213,11 @@ def joint_layer_parts(
     activation: Activation = Activation.GELU_TANH,
     bias: bool = True,
 ) -> dict[str, Any]:
-    """Attention, with `norm` on queries and keys, and feed-forward, for both kinds of layers."""
+    """Attention and feed-forward specifications for double-stream and single-stream layers.
+
+    They are named as the arguments of `double_layer` and `single_layer`; `norm` is that of queries
+    and keys.
+    """
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
         "attention": AttentionSpec(width=width, heads=heads, bias=bias, norm=norm),
@@ -226,7 +238,7 @@ def double_layer(
 ) -> LayerSpec:
     """A double-stream layer: latents and text have separate weights, and attention over both.
 
-    `latents` and `text` are the kinds of their modulations.
+    `latents` and `text` are the modulations of the two rows.
     """
     m, t = Modulation("modulation", latents), Modulation("text_modulation", text)
     of_text = Port(TEXT_TOKENS, "text_attention", t[0])
@@ -246,7 +258,10 @@ def single_layer(
     *,
     fused: bool = False,
 ) -> LayerSpec:
-    """A single-stream layer: attention and feed-forward over latents and text as one sequence."""
+    """A single-stream layer: attention and feed-forward over latents and text as one sequence.
+
+    With `fused`, Diffusers has its first matrix as one linear, too.
+    """
     joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
     return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
 
@@ -261,10 +276,11 @@ def sequential_layer(
     after: bool = False,
     attend: Callable[[Port, AttentionSpec], Attend] = Attend,
 ) -> LayerSpec:
-    """A layer of attention, then feed-forward, behind norms with weights (`norm`).
+    """A layer of attention, then feed-forward on the row `row`, each after a norm with weights.
 
-    `after`: what they make is normed, too (sandwich). Without a modulation tokens are neither
-    scaled nor gated, as in refiners of text. `attend` makes the part with the attention.
+    `norm` is that norm. `after` adds a norm of each output (sandwich). Without a modulation tokens
+    are neither scaled nor gated, as in refiners of text. `attend` makes the part with the
+    attention.
     """
 
     def port(module: str, number: int) -> Port:
@@ -287,8 +303,8 @@ def double_then_single(
 ) -> tuple[StackSpec, ...]:
     """`num_layers` double-stream layers, then `num_single_layers` single-stream layers.
 
-    `latents`, `text` and `single` are the kinds of their modulations, `fused` belongs to
-    `AttendAndFeed`; the rest is passed to `joint_layer_parts`.
+    `latents`, `text` and `single` are the modulations of the rows, `fused` is as in
+    `AttendAndFeed`; other arguments are those of `joint_layer_parts`.
     """
     parts = joint_layer_parts(model, **of_layers)
     first = double_layer(**parts, latents=latents, text=text)

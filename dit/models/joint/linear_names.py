@@ -1,8 +1,8 @@
-"""Names of linears in the code of FLUX and the Hunyuan models -> Diffusers' names.
+"""Diffusers' names for linears of FLUX and the Hunyuan models by their names in other code.
 
-Files of adapters use them. `*` stands for the number of a block. If a project joins several of
-Diffusers' linears in one, their names are listed with spaces: each has as many outputs as there are
-inputs, and the last one the rest. `~` ends the name of a linear whose shift and scale are
+They are for files of adapters. `*` stands for the number of a block. If a project fuses several of
+Diffusers' linears in one, their names are listed with spaces: each has as many outputs as inputs,
+and the last one has all other outputs. `~` ends the name of a linear whose shift and scale are
 exchanged.
 """
 
@@ -31,10 +31,10 @@ class Words:
     mlp: tuple[str, str]
     embedding: tuple[str, str]
     pooled: tuple[str, str]
-    """Linears of the embedding of pooled text in a token refiner."""
+    """Both linears that embed pooled text in a token refiner."""
     fused: bool = True
-    """Whether q, k and v of a block are one linear; in single-stream blocks also with the MLP's
-    first linear."""
+    """Whether q, k and v of a block are one linear, which in single-stream blocks also includes the
+    MLP's first linear."""
 
 
 FLUX = Words(
@@ -44,7 +44,8 @@ FLUX = Words(
     embedding=("in_layer", "out_layer"),
     pooled=("in_layer", "out_layer"),
 )
-"""FLUX's names; ComfyUI also uses them for the Hunyuan models, which it builds of FLUX's layers."""
+"""Names in FLUX's code; ComfyUI also uses them for the Hunyuan models, which it builds of FLUX's
+layers."""
 HUNYUAN = Words(
     attention="_",
     modulation="linear",
@@ -54,10 +55,10 @@ HUNYUAN = Words(
 )
 """Names in the Hunyuan models' own code, in which q, k and v are one linear."""
 GLYPH_LINEARS = {f"byt5_in.fc{n}": f"context_embedder_2.linear_{n}" for n in (1, 2, 3)}
-"""Linears of the embedding of ByT5's text."""
+"""Diffusers' names of the linears that embed ByT5's states, by their names in other projects."""
 HEAD = {"final_layer.linear": "proj_out", "final_layer.adaLN_modulation.1": "norm_out.linear~"}
 EMBEDDERS = {"img_in": "x_embedder", "txt_in": "context_embedder"}
-"""Embedders of FLUX and Chroma, which have no token refiner."""
+"""Diffusers' names of the embedders of FLUX and Chroma, which have no token refiner."""
 
 
 _NET = ("net.0.proj", "net.2")
@@ -66,11 +67,10 @@ _NET = ("net.0.proj", "net.2")
 def double_block_names(
     words: Words, *, modulated: bool = True, mlp: tuple[str, str] = _NET
 ) -> Names:
-    """A project's names -> Diffusers' names, for the linears of double-stream blocks.
+    """Diffusers' names for the linears of double-stream blocks, by a project's names.
 
-    `modulated` says whether each block has its own modulations.
-
-    `mlp` are Diffusers' names of the linears of an MLP.
+    `modulated` says whether each block has its own modulations. `mlp` are Diffusers' names of the
+    linears of an MLP.
     """
     names: Names = {}
     for stream, end, made, out in _STREAMS:
@@ -87,7 +87,10 @@ def double_block_names(
 
 
 def single_block_names(words: Words, *, modulated: bool = True) -> Names:
-    """A project's names -> Diffusers' names, for the linears of single-stream blocks."""
+    """Diffusers' names for the linears of single-stream blocks, by a project's names.
+
+    `modulated` says whether each block has its own modulation.
+    """
     block, linears = "single_blocks.*", [f"{_SINGLE}.{one}" for one in (*_QKV, "proj_mlp")]
     names: Names = {}
     if modulated:
@@ -103,7 +106,10 @@ def single_block_names(words: Words, *, modulated: bool = True) -> Names:
 
 
 def refiner_names(words: Words) -> Names:
-    """A project's names -> Diffusers' names for a token refiner; q, k and v are one linear."""
+    """Diffusers' names for the linears of a token refiner, by a project's names.
+
+    The project has q, k and v as one linear.
+    """
     told = "context_embedder.time_text_embed"
     attention = f"{_REFINER}.self_attn{words.attention}"
     return {
@@ -118,7 +124,11 @@ def refiner_names(words: Words) -> Names:
 
 
 def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool = True) -> Names:
-    """Names of a Hunyuan model with these `embeddings`, with or without `single`-stream blocks."""
+    """Diffusers' names for the linears of a Hunyuan model, by a project's names.
+
+    `embeddings` are the names of embeddings of two linears; `single` says whether the model has
+    single-stream blocks.
+    """
     return {
         **double_block_names(words),
         **(single_block_names(words) if single else {}),
@@ -129,7 +139,10 @@ def hunyuan_names(words: Words, embeddings: Mapping[str, str], *, single: bool =
 
 
 def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
-    """A project's names -> Diffusers' names of embeddings that consist of two linears."""
+    """Diffusers' names for the linears of `embeddings`, by a project's names.
+
+    `embeddings` maps a project's name of an embedding, which has two linears, to Diffusers' name.
+    """
     names: Names = {}
     for theirs, ours in embeddings.items():
         names |= _linears(theirs, words.embedding, ours)
@@ -137,7 +150,7 @@ def embedding_names(words: Words, embeddings: Mapping[str, str]) -> Names:
 
 
 def _linears(theirs: str, words: tuple[str, str], ours: str) -> Names:
-    """Names of an embedding's two linears: `theirs.word` -> `ours.linear_1`, `ours.linear_2`."""
+    """Diffusers' names of the two linears of an embedding, by a project's names of them."""
     return {f"{theirs}.{word}": f"{ours}.linear_{n}" for n, word in enumerate(words, 1)}
 
 

@@ -1,4 +1,4 @@
-"""Diffusers' names and keys of config.json for networks of Lumina Image 2.0's kind.
+"""Diffusers' names and keys of config.json for networks like Lumina Image 2.0's.
 
 OmniGen2's public code has the same names, with more layers.
 """
@@ -28,14 +28,14 @@ LUMINA_STACKS = {
     "context_refiner": "context_refiner",
     "blocks": "layers",
 }
-"""Our name of a stack -> Diffusers' name of its layers."""
+"""Diffusers' name of the layers of each of our stacks."""
 LEVEL, TEXT = (f"time_caption_embed.{kind}_embedder" for kind in ("timestep", "caption"))
 _HEADS = ByKeyHead(rotated=(0, 1))
 _MULTIPLE = 256  # of the width of an MLP, by default
 
 
 def _names(stack: str) -> SequentialNames:
-    """Diffusers' names in the layers of one stack.
+    """Diffusers' names in the layers of the stack that we call `stack`.
 
     Layers of the text refiner have no modulation.
     """
@@ -49,12 +49,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the linear that embeds patches."""
+    """Name-table rows of the linear that embeds patches, `theirs` in Diffusers."""
     return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Name-table rows of networks with these `stacks`, named as in `LUMINA_STACKS`."""
+    """Name-table rows of a network with these `stacks`, which has Diffusers' names by ours."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),
@@ -90,7 +90,7 @@ def _hidden(t: Any) -> int:
 
 
 def _usual(model: ModelConfig) -> bool:
-    """Whether the MLP has the default width, without a multiplier."""
+    """Whether the width of the MLP is the default, for which config.json needs no multiplier."""
     return model.ffn_hidden_size in (4 * model.hidden_size, _up(4 * model.hidden_size))
 
 
@@ -99,7 +99,7 @@ def _up(width: int) -> int:
 
 
 def _multiplier(model: ModelConfig) -> float | None:
-    """The `ffn_dim_multiplier` with which Diffusers computes our MLP width; None if not needed."""
+    """The `ffn_dim_multiplier` by which Diffusers gets our MLP width; None if not needed."""
     if _usual(model):
         return None
     width, wanted = 4 * model.hidden_size, model.ffn_hidden_size
@@ -111,7 +111,7 @@ def _multiple(model: ModelConfig) -> int:
 
 
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
-    """config.json keys that both networks have, with the defaults of both classes.
+    """config.json keys that both networks have; the arguments are defaults of one class.
 
     `layers` has the number of joint layers, then of a refiner's layers; `largest` the lengths of
     the tables of rotary angles.
@@ -139,7 +139,7 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
 
 
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """Rules for Diffusers' config.json `t`: what our network supports."""
+    """Rules that a config.json `t` must satisfy so that our network can be the same."""
     return [
         outputs_as_inputs(t),
         (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),

@@ -54,18 +54,19 @@ class RefinedConfig(ModelConfig):
 
     shown_before: ClassVar[Mapping[str, str]] = {"num_refiner_layers": "hidden_size"}
     refiners: ClassVar[int] = 2
-    """Number of refiners, each of `num_refiner_layers` layers."""
+    """Number of refiners, each with `num_refiner_layers` layers."""
     most_told: ClassVar[int] = 1024
-    """Largest width of the timestep embedding."""
+    """Largest width that the timestep embedding may have."""
     title: ClassVar[str] = ""
     """Name of the network in messages."""
 
     num_layers: int = 26
-    """Layers over latents and text together."""
+    """Number of layers over latents and text together."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers before these over latents alone, and as many over text alone."""
+    """Number of refiner layers over latents alone, and over text alone, before the joint layers."""
     rope_axes: tuple[int, int, int] = bounded((32, 32, 32), most=2**17, least=None)
-    """Widths of a head rotated by place in the text, row and column; their sum is its width."""
+    """Widths of a head rotated by index in the text, by row, and by column; their sum is the head's
+    width."""
 
     own_stages = ModelConfig.enough_layers
 
@@ -100,10 +101,10 @@ class GroupedRefinedConfig(RefinedConfig):
     }
 
     num_attention_heads: int = 24
-    """Heads of queries."""
+    """Number of query heads."""
     num_kv_heads: int = bounded(8, most=2**14)
-    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
-    tensor ranks share them."""
+    """Number of key and value heads, each read by num_attention_heads / num_kv_heads query heads;
+    tensor ranks divide them."""
 
     def own_sizes(self) -> list[Rule]:
         return [*super().own_sizes(), attends_to_no_padding(self, self.title)]
@@ -117,7 +118,7 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """The largest latent (frames, rows, columns) that tables of rotary angles cover.
+    """Largest latent, (frames, rows, columns), that the tables of rotary angles cover.
 
     `axes_lens` has the table length for captions, then for rows and columns of tokens.
     """
@@ -132,7 +133,7 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners (the text's without timestep), then the layers over both as one sequence.
+    """The refiners (that of text without timestep), then the layers over both as one sequence.
 
     `references` is the largest number of references, which have their own refiner; None: no
     references.
@@ -161,5 +162,5 @@ def refined_stacks(
 
 
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
-    """The network's layers, and the multiples to which they pad text and latents."""
+    """The specification of a network with these `stacks`, which pads text and latents."""
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

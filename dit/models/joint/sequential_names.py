@@ -17,20 +17,20 @@ from dit.models.joint.tensor_names import norm_rows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequentialNames:
-    """Diffusers' names of the modules of a layer, relative to the layer."""
+    """Diffusers' names of the modules of a layer, without the layer's own name."""
 
     norms: tuple[str, ...]
-    """Norms before and after attention, before and after the MLP; or only the two before; or
-    none."""
+    """Names of the norms before and after attention, before and after the MLP; or of the two
+    before; or none."""
     modulation: str | None
-    """Linear of the modulation; None: the layer has none."""
+    """Name of the modulation's linear; None: the layer has no modulation."""
     attention: str
     mlp: tuple[str, str, str]
-    """Linears of the SwiGLU: gate, value, output."""
+    """Names of the linears of the SwiGLU: gate, value, output."""
     gate: str | None = None
-    """Linear of the gate on the output of attention; None: there is no gate."""
+    """Name of the linear that gates the output of attention; None: there is no gate."""
     of_norms: str = "weight"
-    """Our name for weights of norms: `offset` if they are stored minus 1."""
+    """What we call the weight of a norm: `weight`, or `offset` if it is stored minus 1."""
 
 
 def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight") -> Row:
@@ -39,7 +39,7 @@ def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight"
 
 
 def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str, int]]:
-    """`NameTable.layers` of networks with refiners `stacks` and layers over text and latents."""
+    """A function for `NameTable.layers`: number of layers of refiners and of joint layers."""
 
     def layers(model: RefinedConfig) -> dict[str, int]:
         return {stack: model.num_refiner_layers for stack in stacks} | {"blocks": model.num_layers}
@@ -50,7 +50,10 @@ def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str,
 def sequential_rows(
     stack: str, theirs: str, names: SequentialNames, *, heads: Arrangement, rotated: bool = True
 ) -> tuple[Row, ...]:
-    """Name-table rows of the layers of a stack, which Diffusers calls `theirs`."""
+    """Name-table rows of the layers of our `stack`, which Diffusers calls `theirs`.
+
+    `heads` is the order of q, k and v in one matrix; `rotated` is as in `layer_rows`.
+    """
     named = f"{stack}.layers.*", f"{theirs}.*", names
     return layer_rows(*named, heads=heads, rotated=rotated)
 
@@ -64,10 +67,11 @@ def layer_rows(
     rotated: bool,
     hidden: str = "ffn_hidden_size",
 ) -> tuple[Row, ...]:
-    """Name-table rows of a layer, in which only the modulation has biases.
+    """Name-table rows of a layer whose modulation alone has biases.
 
-    `rotated` says that rotary pairs are adjacent in Diffusers, not half a head apart. `hidden` is
-    the field with the width of the MLP.
+    `ours` and `theirs` begin the names of its tensors, `heads` is the order of q, k and v in one
+    matrix. `rotated` says that rotary pairs are adjacent in Diffusers, not half a head apart.
+    `hidden` is the field with the width of the MLP.
     """
     column = TensorSplit.COLUMN
     attention, own = f"{theirs}.{names.attention}", f"{ours}.attention"

@@ -24,10 +24,10 @@ from dit.models.layer_spec import LEVEL_WAVES, MOST_REFINER_LAYERS, REFINER_RATI
 
 _COLUMN, _ROW = TensorSplit.COLUMN, TensorSplit.ROW
 BY_HEAD = ByHead(rotated=(0, 1))
-"""Order of a head's numbers: Diffusers rotates neighbours together, our networks half a head
-apart."""
+"""Order of q, k and v by heads: Diffusers rotates adjacent numbers of q and k as a pair, our
+networks numbers half a head apart."""
 Exists = Callable[[Any], bool]
-"""Predicate on a model's configuration: whether the network has a tensor."""
+"""Whether the network of a configuration has a tensor."""
 
 
 def _always(_: Any) -> bool:
@@ -66,7 +66,7 @@ TEXT = (
     ("norm_added_q", "norm_added_k"),
     "to_add_out",
 )
-"""Names in text's attention: q, k and v; their norms; output."""
+"""Names in an attention over text: q, k and v; their norms; the output linear."""
 
 
 def attention_rows(
@@ -81,7 +81,8 @@ def attention_rows(
 ) -> tuple[Row, ...]:
     """Name-table rows of the linears and norms of an attention.
 
-    `normed` says whether it has norms, `output` whether a linear follows.
+    `names` are those of q, k and v, of two norms, and of the output linear. `normed` says for which
+    configurations it has norms, `output` whether it has an output linear.
     """
     qkv, norms, out = names
     rows = (
@@ -112,7 +113,7 @@ def feed_forward_rows(ours: str, theirs: str) -> tuple[Row, ...]:
 def modulation_rows(
     ours: str, theirs: str, outputs: str, *, arrangement: Arrangement = SAME
 ) -> tuple[Row, ...]:
-    """Name-table rows of the linear of a modulation."""
+    """Name-table rows of the linear of a modulation with `outputs` numbers."""
     return linear_rows(
         f"{ours}.linear", theirs, outputs, "D", split=_COLUMN, arrangement=arrangement
     )
@@ -166,7 +167,7 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
     """Name-table rows of the embeddings of timestep, guidance and pooled text.
 
-    `guidance` says whether a network has a guidance embedding.
+    `guidance` says for which configurations there is a guidance embedding; None: for none.
     """
     told = "time_text_embed"
     rows = (
@@ -182,7 +183,7 @@ def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
 
 
 def two_linears(ours: str, theirs: str, inputs: str, **options: Any) -> tuple[Row, ...]:
-    """Name-table rows of an embedding by two linears."""
+    """Name-table rows of an embedding of two linears, whose input has the width `inputs`."""
     first, second = (f"{theirs}.linear_{n}" for n in (1, 2))
     return (
         *linear_rows(f"{ours}.linear_1", first, "D", inputs, **options),
@@ -227,7 +228,7 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the embedding of ByT5's rows (HunyuanVideo 1.5, HunyuanImage)."""
+    """Name-table rows of the embedding of ByT5's states (HunyuanVideo 1.5, HunyuanImage)."""
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
     return (
@@ -241,9 +242,9 @@ def glyph_rows(ours: str) -> tuple[Row, ...]:
 
 
 def head_rows(*, features: Arrangement = SAME) -> tuple[Row, ...]:
-    """Name-table rows of the last norm and linear.
+    """Name-table rows of the last modulated norm and linear.
 
-    `features` is the order of the numbers of a token.
+    `features` is the order of the features of a token.
     """
     return (
         *modulation_rows("modulate_out", "norm_out.linear", "2D", arrangement=SwappedHalves()),
@@ -275,7 +276,7 @@ def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """Width for each letter of these name tables, except P, G and S."""
+    """Width for each letter of the shapes in these name tables, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -1,4 +1,4 @@
-"""Fused Triton kernels for the operations between matrix products, on GPUs.
+"""Triton kernels that fuse the operations between matrix products, on GPUs.
 
 Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_and_keys`): CPUs use
 it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
@@ -14,7 +14,7 @@ rotated_heads_triton  its kernels
 across_heads          RMSNorm over all heads of a token, with or without rotary positions
 across_heads_triton   its kernels
 row_gradient          the gradient of values, written next to those of queries and keys
-restored_rows         matrices in 8 bits, restored for products
+restored_rows         matrices in 8 bits, dequantized for products
 restored_rows_triton  its kernel
 traffic               bytes that the loads and stores of each operator move
 """

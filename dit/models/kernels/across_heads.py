@@ -1,9 +1,9 @@
 """RMSNorm over all heads of a token and rotary positions, of queries and keys.
 
-1. across_heads_sums       sums of squares of a token, then added over tensor ranks, which divide
+1. across_heads_sums       sums of squares of a token, then summed over tensor ranks, which divide
    heads
 2. across_heads            scaled, and rotated if there are angles
-3. across_heads_sums       backward: sums of results times their gradients, also added over ranks
+3. across_heads_sums       backward: sums of results times their gradients, summed over ranks, too
 4. across_heads_backward
 
 Kernels read queries and keys where the matrix product wrote them, beside the values of each head,
@@ -25,15 +25,16 @@ from torch import Tensor
 from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 512
-"""Programs for each group of heads. Each program reads the norm's weights once and accumulates a
-partial gradient of them in one token's width. Few groups of heads still fill an H100."""
+"""Largest number of programs for each group of heads. A program reads the norm's weights once and
+accumulates its part of their gradient, one number for each of its columns. This many fill an H100
+even with few groups of heads."""
 HEADS = 16
-"""Most heads of a program, so that wide models need no more registers."""
+"""Largest number of heads of a program, so that wide models need no more registers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NormedRow:
-    """A row [T, H, X]: each head begins with `parts` slices of K numbers that are normalised.
+    """A tensor [T, H, X] in which each head begins with `parts` slices of K numbers to normalise.
 
     Slices of the widths `widths` follow, which are returned unchanged.
     """
@@ -45,13 +46,13 @@ class NormedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Across:
-    """Parameters of normalising across heads and of the rotation, beside the tensors."""
+    """Parameters of the norm across heads and of the rotation, besides tensors."""
 
     eps: float
     numbers: int
-    """Numbers of a token over all tensor ranks, the divisor of the mean of squares."""
+    """Number of elements of a token over all tensor ranks, the divisor of the mean of squares."""
     summed: Callable[[Tensor], Tensor]
-    """The function that sums over tensor ranks."""
+    """Sums a tensor over tensor ranks."""
     twisted: bool = False
     """Whether the two halves of a head have different cosines and sines."""
 
@@ -62,7 +63,7 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """The normalised slices of each row, rotated by `angles`, then the remaining slices as views.
+    """The normalised slices of each row, rotated by `angles`, then its other slices as views.
 
     `weights` [H * K] are those of all slices in order. `angles` are cosines and sines in float32,
     [T, K] or for each head [T, H, K]. They rotate the pairs (a, b) = (x_i, x_{i + K/2}) to (a cos -
@@ -82,7 +83,7 @@ def normalised(
 
 
 class _AcrossHeads(torch.autograd.Function):
-    """The autograd function of `normalised`, for which the operators' own formulas cannot serve.
+    """Autograd function of `normalised`, which needs more than a formula of each operator.
 
     It communicates over tensor ranks and returns views of its input.
     """
@@ -122,7 +123,8 @@ class _AcrossHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs.
 
-        `gradients` are [T, H, width]: for each row the normalised slices, then the others.
+        `gradients` are [T, H, width]: for each row those of the normalised slices, then of the
+        others.
         """
         across, layout, given = ctx.across, ctx.layout, iter(gradients)
         cos, sin, squares, *kept = ctx.saved_tensors
@@ -193,7 +195,7 @@ def across_heads(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> Tensor:
-    """Queries or keys, normalised across their heads and rotated: [T, H, K], contiguous."""
+    """Queries or keys `x_THK`, normalised across their heads and rotated: [T, H, K], contiguous."""
     x_THK, (tokens, heads, width) = _columns(x_THK), x_THK.shape
     out_THK = x_THK.new_empty(x_THK.shape)
     if tokens:
@@ -236,9 +238,9 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
     `to_out` are gradients [T, H, K] of the normalised slices. `to_others` [T, H, width] are copied
-    behind the first `begin` numbers of each head; the numbers between are already in `to_x_THX`.
-    `weights` are [H * K]; `squares` and `products` are sums [slices * T], float32, slice after
-    slice; `cos` and `sin` are [T, K] or [T, H, K].
+    to each head after its first `begin` numbers; the numbers between the normalised slices and
+    these are already in `to_x_THX`. `weights` are [H * K]; `squares` and `products` are sums
+    [slices * T], float32, slice after slice; `cos` and `sin` are [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:
@@ -289,7 +291,7 @@ def _columns(x_THK: Tensor) -> Tensor:
 
 
 def _angles(*both: Tensor | None) -> list[Tensor | None]:
-    """Cosines and sines [T, K] or [T, H, K], copied if not contiguous, as the kernels require."""
+    """Cosines and sines, copied if they are not contiguous, as the kernels require."""
     return [one if one is None else one.contiguous() for one in both]
 
 
@@ -305,7 +307,7 @@ def _kernels() -> Any:
 
 
 def _tile(heads: int, width: int) -> tuple[int, int]:
-    """(heads, numbers) of a kernel's tile, rounded up to powers of two."""
+    """(heads, columns) of a kernel's tile, rounded up to powers of two."""
     rows, block = (1 << max(size - 1, 1).bit_length() for size in (min(heads, HEADS), width))
     return rows, block
 

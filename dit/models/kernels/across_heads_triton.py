@@ -60,7 +60,7 @@ def rotated(
     TWISTED: tl.constexpr,  # and so has each half
     BACK: tl.constexpr,  # by the transposed matrix
 ):
-    """Both halves of each head of a token, rotated; unchanged if `cos` is None."""
+    """Both halves of the heads of a token, rotated; unchanged if `cos` is None."""
     if cos is not None:
         if OF_HEADS:
             at = (token * H + head[:, None]) * (2 * HALF) + column[None, :]
@@ -105,7 +105,7 @@ def across_heads_forward(
 ):
     """Normalises and rotates queries or keys.
 
-    Each program has a group of heads and goes through tokens at equal distances.
+    Each program has a group of heads and processes tokens at equal distances.
     """
     head, column = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (head < H)[:, None] & (column < HALF)[None, :]

@@ -1,4 +1,4 @@
-"""Dropout on the input of LoRA adapters: one kernel, which reads and writes each number once.
+"""Dropout on the input of LoRA adapters: a kernel that reads and writes each number once.
 
 `dit.lora.adapter` has the plain torch form, with bit-identical results.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 _WORD = 2**31 - 1
 _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
-"""Size of a program's tile; the program goes through the channels of its rows tile by tile."""
+"""Size of a program's tile; a program processes its rows tile by tile."""
 
 
 @torch.library.custom_op(
@@ -23,7 +23,11 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
-    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by a hash of its position."""
+    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by a hash of its position.
+
+    `place_T` is the position of each row in the pack, `key` the seed, and `first` the number of the
+    first channel.
+    """
     out_TI = torch.empty_like(x_TI, memory_format=torch.contiguous_format)
     _launch(out_TI, x_TI, place_T, rate, key, first, added=False)
     return out_TI

@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def mixed(x):
-    """The hash of `x` that `dit.lora.adapter` calls `_mixed`, in int32."""
+    """The hash of `x` in int32, equal to `_mixed` of `dit.lora.adapter`."""
     x = x & 0x7FFFFFFF
     x = ((x ^ (x >> 15)) * 0x05EBCA6B) & 0x7FFFFFFF
     x = ((x ^ (x >> 13)) * 0x42B2AE35) & 0x7FFFFFFF

@@ -1,4 +1,4 @@
-"""Kernel for gated residual, LayerNorm or RMSNorm, scale and shift by level row, and its gradients.
+"""Kernels for gated residual, LayerNorm or RMSNorm, scale and shift by level row, with gradients.
 
 1. sum = h + gate · y              the output of a sublayer (attention, feed-forward) is added
 2. x = norm(sum) · scale + shift   the input of the next sublayer
@@ -31,17 +31,15 @@ import torch
 from torch import Tensor
 
 CHUNK = 32
-"""Most tokens of a piece.
-
-32k tokens are 1024 programs; a partial sum has 1/16 of the bytes of its tokens in bfloat16.
-"""
+"""Largest number of tokens of a piece. 32k tokens are 1024 programs; a partial sum has 1/16 of the
+bytes of its tokens in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowChunks:
-    """Tokens sorted by level row and cut into chunks, one for each program of the kernel.
+    """Tokens sorted by level row and cut into pieces, one for each program of the kernel.
 
-    Computed on the device, once for all layers of a pass.
+    It is computed on the device, once for all layers of a pass.
     """
 
     order_T: Tensor  # int32, tokens by level row, and by place inside of a row
@@ -50,7 +48,10 @@ class RowChunks:
 
     @classmethod
     def of(cls, level_row_T: Tensor, rows: int) -> RowChunks:
-        """Chunks of tokens, each token with one of `rows` level rows; a row may have no tokens."""
+        """Pieces of tokens with the level rows `level_row_T`, of which there are `rows`.
+
+        A row may have no tokens.
+        """
         device, tokens = level_row_T.device, len(level_row_T)
         sorted_T, order_T = level_row_T.sort(stable=True)
         row_N = torch.arange(rows, device=device)
@@ -71,29 +72,29 @@ class RowChunks:
 
 
 def slots_of(tokens: int, rows: int) -> int:
-    """S, the largest number of slots that `tokens` tokens of `rows` level rows can need."""
+    """S, the largest number of slots for this number of `tokens` and of level `rows`."""
     return -(-tokens // CHUNK) + rows - 1
 
 
 EPS = 1e-6
 """Epsilon of the norm, as in every published adaLN."""
 PARTS_BLOCK = 128
-"""Columns that a program of the second kernel, which adds partial sums, processes."""
+"""Number of columns that a program of the second kernel, which adds partial sums, processes."""
 
 
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(h, norm(h) * (1 + scale) + shift), with the scale and shift of each token's level row.
+    """(h, norm(h) * scale + shift), with the scale and shift of each token's level row.
 
-    The residual must use the returned `h_TD`: the backward kernel then adds both gradients of h.
-    With `rms` the norm is RMSNorm.
+    The residual must use the returned h: the backward kernel then adds both gradients of h. With
+    `rms` the norm is RMSNorm.
     """
     return _GatedNorm.apply(h_TD, None, None, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
-    """The gated residual h + gate * y of each token."""
+    """The gated residual h + gate * y, with the gate of each token's level row."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks, False)[0]  # type: ignore[index]
 
 
@@ -107,14 +108,14 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum h + gate * y of `add`, and `modulate` of that sum."""
+    """The sum h + gate * y of `add`, and norm(sum) * scale + shift, as by `modulate`."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
 class _GatedNorm(torch.autograd.Function):
-    """The autograd function of the kernel; without a gate, `sum` is the input itself.
+    """Autograd function of the kernels; without a gate, `sum` is the input itself.
 
-    A custom operator must not return its input, so its own gradient formula cannot serve.
+    A custom operator must not return its input, so it cannot have a gradient formula of its own.
     """
 
     @staticmethod
@@ -142,7 +143,7 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs; `gradients` [T, D] are of `sum` and of `x`, None if unused."""
+        """Gradients of the inputs, from `gradients` [T, D] of `sum` and `x`, or None if unused."""
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
         if h_TD is not None and to_x_TD is None:
@@ -180,7 +181,7 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
 ) -> list[Tensor]:
     """The forward pass: `sum` if there is a gate; `x` and statistics [T, 2] if there is a scale.
 
-    `sum` is h + gate * y, and `x` is norm(sum) * (1 + scale) + shift.
+    `sum` is h + gate * y, and `x` is norm(sum) * scale + shift.
     """
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
     gated, norm = gate_ND is not None, scale_ND is not None
@@ -278,7 +279,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Empty memory [P, N, D] for gradients of P of scale, shift and gate, for N level rows."""
+    """Empty memory [P, N, D] for gradients of level rows: of scale, shift and gate, if given."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)

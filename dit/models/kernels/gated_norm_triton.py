@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """(level row, first token, end of the tokens) of a slot, in sorted order."""
+    """(level row, first token, end of its tokens) of `slot`; tokens count in sorted order."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
@@ -88,7 +88,7 @@ def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
 
 @triton.jit
 def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESIDUAL: tl.constexpr):
-    """Computes dL/dh of a tile of tokens, stores it and returns it."""
+    """Computes, stores and returns dL/dh of a tile of tokens."""
     d_TD = (a_TD - means[0][:, None] - n_TD * means[1][:, None]) * pace_T[:, None]
     if RESIDUAL:
         d_TD += tl.load(to_sum + place, inside, 0.0).to(tl.float32)
@@ -98,7 +98,7 @@ def token_gradient(to_sum, to_h, place, inside, a_TD, n_TD, means, pace_T, RESID
 
 @triton.jit
 def gated_gradient(y, to_y, place, inside, d_TD, gate_D):
-    """Stores dL/dy of a tile of tokens and returns its partial sum of dL/dgate."""
+    """Stores dL/dy of a tile of tokens; returns the tile's part of dL/dgate."""
     y_TD = tl.load(y + place, inside, 0.0).to(tl.float32)
     tl.store(to_y + place, (d_TD * gate_D[None, :]).to(to_y.dtype.element_ty), inside)
     return tl.sum(d_TD * y_TD, 0)
@@ -216,7 +216,7 @@ def gated_norm_add_row_parts(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Gradient of a level row: its slots' partial sums, added in order; zeros for an empty row."""
+    """Gradient of a level row: its slots' partial sums, added in order; zeros without slots."""
     row, kind, kinds = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(rows + 2 * row)

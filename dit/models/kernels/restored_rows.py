@@ -1,4 +1,4 @@
-"""Dequantizes 8-bit matrices for matrix products, in one kernel that moves 3 bytes for each number.
+"""Dequantizes 8-bit matrices for matrix products, by a kernel that moves 3 bytes per number.
 
 `dit.models.stacks.frozen_blocks.restored` has the plain torch form, with bit-identical results.
 """
@@ -23,7 +23,7 @@ _TILE = {"ROWS": 8, "BLOCK": COLUMNS, "num_warps": 4}
     schema="(Tensor bytes, Tensor exponents, ScalarType dtype) -> Tensor",
 )
 def restored_rows(bytes_OI: Tensor, exponent_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """Matrix [O, I] in `dtype`: float8_e4m3fn numbers times a float8_e8m0fnu scale for each row.
+    """Matrix [O, I] in `dtype`: float8_e4m3fn numbers times a float8_e8m0fnu scale of each row.
 
     Numbers and scales are passed as uint8. Numbers of a row are contiguous; rows and scales may be
     strided.

@@ -20,11 +20,12 @@ from torch import Tensor
 from dit.models.kernels.row_gradient import RowGradient, offered, row_to_fill
 
 PROGRAMS = 2048
-"""Programs for each group of heads; each accumulates a partial gradient of the norms' weights."""
+"""Largest number of programs for each group of heads; each accumulates its part of the weights'
+gradient."""
 HEADS = 16
-"""Most heads of a program, so that wide models need no more registers."""
+"""Largest number of heads of a program, so that wide models need no more registers."""
 WIDE = 128
-"""Head width above which a program gets half as many heads, since it has no more threads."""
+"""Head width above which a program gets half as many heads, because it has no more threads."""
 
 
 def queries_and_keys(
@@ -35,7 +36,7 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, and the slices after them in each head of `x_THX`.
+    """Queries and keys, normalised and rotated, and the other slices of each head of `x_THX`.
 
     Each head has K numbers of queries, K of keys, and slices of widths `others`, which are returned
     as views. `weights_K` are the weights of the norms of queries and of keys; `angles_TK` are
@@ -50,10 +51,10 @@ def queries_and_keys(
 
 
 class _RotatedHeads(torch.autograd.Function):
-    """The autograd function of the kernel, which returns values as a view of its input.
+    """Autograd function of the kernels, which returns values as a view of its input.
 
-    A custom operator must not return a view. Backward copies the gradient of values into the row's
-    gradient, unless attention wrote it there.
+    A custom operator must not return a view. The backward pass copies the gradient of values into
+    the row's gradient, unless attention wrote it there.
     """
 
     @staticmethod
@@ -78,7 +79,7 @@ class _RotatedHeads(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs.
 
-        `gradients` are [T, H, K] for queries and keys, then for the remaining slices.
+        `gradients` are [T, H, K] for queries and keys, then for the other slices.
         """
         to_q_THK, to_k_THK, *to_others = gradients
         # Asked for once: a recomputed layer has them no longer.
@@ -146,7 +147,7 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
 ) -> Tensor:
     """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
 
-    `to_others` are copied behind the first `begin` numbers of each head; the numbers between the
+    `to_others` are copied to each head after its first `begin` numbers; the numbers between the
     keys and these are already in `to_x_THX`.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
@@ -187,7 +188,7 @@ def _(
 
 
 def _places(first: int, parts: Sequence[Tensor]) -> list[int]:
-    """First column of each of `parts` [T, H, width] in a head, after `first` columns."""
+    """First column in a head of each of `parts` [T, H, width], which follow `first` columns."""
     places = [first]
     for part in parts[:-1]:
         places.append(places[-1] + part.shape[-1])
@@ -200,7 +201,6 @@ def grid_of(tokens: int, heads: int, width: int) -> tuple[int, int]:
 
 
 def _most_heads(width: int) -> int:
-    """Most heads of `width` numbers that one program processes."""
     return HEADS if width <= WIDE else HEADS // 2
 
 
@@ -211,7 +211,7 @@ def _kernels() -> Any:
 
 
 def _sizes(x_THX: Tensor, width: int, *, numbers: int, registers: int) -> dict[str, int]:
-    """Launch parameters of a kernel, whose threads have `numbers` numbers of each half."""
+    """Launch parameters of a kernel whose threads have `numbers` numbers of each half of a head."""
     _, heads, every = x_THX.shape
     of_program = min(heads, _most_heads(width)), width // 2
     rows, block = (1 << max(size - 1, 1).bit_length() for size in of_program)

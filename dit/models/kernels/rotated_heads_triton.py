@@ -1,8 +1,8 @@
 """Triton kernels of `rotated_heads`.
 
-A program has a group of heads and goes through tokens at equal distances: cosines and sines of a
-token are read once for the group. The two halves of a head are rotated in pairs, so they are two
-tiles [heads, half of the width]. All arithmetic is in float32; each result is rounded once.
+A program has a group of heads and processes tokens at equal distances: cosines and sines of a token
+are read once for the group. The two halves of a head are rotated in pairs, so they are two tiles
+[heads, half of the width]. All arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: PLR0913  # a kernel takes its tensors, strides and sizes one by one
@@ -62,12 +62,11 @@ def turned_back(
     HALF: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """Stores the gradient of one token's queries or keys.
+    """Stores the gradient of one token's queries or keys in `to_x`.
 
-    Returns its part of the weight's gradient.
-
-    With n the normalised numbers, r 1 / root mean square, g the gradient rotated back, and a = g ·
-    weight: dL/dx = r · (a - n · mean(a · n)), dL/dweight = sum of g · n.
+    Returns both halves of its part of the weight's gradient. With n the normalised numbers, r 1 /
+    root mean square, g the gradient rotated back, and a = g · weight: dL/dx = r · (a - n · mean(a ·
+    n)), dL/dweight = sum of g · n.
     """
     g_low, g_high = load_halves(to_out, out_place, inside, HALF)
     cos, sin = angles[0][None, :], angles[1][None, :]

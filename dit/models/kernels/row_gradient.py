@@ -23,27 +23,24 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient [T, H, X] of a row of heads; another kernel may fill it from `begin` on."""
+    """The gradient [T, H, X] of a row of heads, which another kernel may write from `begin` on."""
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None
 
 
 def offered(part_THK: Tensor, place: RowGradient) -> None:
-    """Attaches `place` to a view, for its gradient; cutting or copying the view loses it."""
+    """Attaches `place` to a view, for its gradient; slicing or copying the view loses it."""
     setattr(part_THK, _NAME, place)
 
 
 def offer_of(part_THK: Tensor) -> RowGradient | None:
-    """The destination that `offered` attached to this very tensor; None if there is none."""
+    """The destination that `offered` attached to this very tensor, or None."""
     return getattr(part_THK, _NAME, None)
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient [T, H, K] of a slice.
-
-    If `place` is given, inside the row's gradient.
-    """
+    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given."""
     if place is None:
         return part_THK.new_empty(part_THK.shape)
     tokens, heads, width = part_THK.shape
@@ -54,9 +51,9 @@ def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
 def row_to_fill(
     place: RowGradient, parts: Sequence[Tensor], x_THX: Tensor
 ) -> tuple[Tensor, list[Tensor], int]:
-    """Gradient of `x_THX`, gradients of slices not yet written to it, and their first column.
+    """(gradient of `x_THX`, gradients of slices to copy to it, first column of these).
 
-    `parts` are gradients [T, H, width] of the slices behind the queries and keys of each head.
+    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

@@ -1,4 +1,4 @@
-"""Bytes that the loads and stores of a fused operator move between a GPU's chip and its memory.
+"""Bytes that the loads and stores of a fused operator move between a GPU and its memory.
 
 Only shapes matter, so tensors on the meta device will do; a test compares the result with the loads
 and stores of Triton's interpreter. Data that each program reads once count once for each program,
@@ -105,7 +105,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::adapter_dropout_add": _adapter_dropout_add,
     "dit::restored_rows": _restored_rows,
 }
-"""Operator name -> function that returns the bytes of a call with the given arguments."""
+"""By operator name, a function that returns the bytes of a call from the call's arguments."""
 
 
 def _bytes(x: Tensor) -> int:
@@ -127,7 +127,7 @@ def _places(tokens: Tensor, slots: Tensor) -> int:
 
 
 def _stats(tokens: Tensor) -> int:
-    """Bytes of the mean and 1 / standard deviation of each token of [T, D], float32."""
+    """Bytes of the statistics of `tokens` [T, D]: mean and 1 / standard deviation, float32."""
     return 2 * len(tokens) * _NUMBER
 
 
@@ -143,7 +143,7 @@ def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
 
 
 def _added_parts(weight: Tensor, programs: int) -> int:
-    """Bytes of the weight's gradient: programs write partial sums, torch adds and rounds them.
+    """Bytes for the weight's gradient: programs write partial sums, torch adds and rounds them.
 
     `weight` is [K] if heads share it, else [H * K].
     """
@@ -153,7 +153,7 @@ def _added_parts(weight: Tensor, programs: int) -> int:
 
 
 def _angles_and_weights(x: Tensor, weight: Tensor, cos: Tensor) -> int:
-    """Bytes of half the cosines and sines for each group of heads, and of weights for each program.
+    """Bytes of half the angles for each group of heads, and of both weights for each program.
 
     `x` is [T, H, X], `weight` [K] that of queries or of keys, `cos` [T, K].
     """

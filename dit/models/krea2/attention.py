@@ -1,4 +1,4 @@
-"""Attention whose output is multiplied by a gate, among tokens or among the states of each."""
+"""Attention with an output gate, among tokens or among the hidden states of each token."""
 
 # T packed tokens, D model width, H heads, K head width
 
@@ -17,9 +17,10 @@ from dit.models.stacks.parts import SelfAttending
 
 
 class GatedAttention(SelfAttention):
-    """Attention times the sigmoid of a linear of its input.
+    """Attention whose output is multiplied by the sigmoid of a linear of its input.
 
-    With `states` as many adjacent rows, which are of one token, attend to each other alone.
+    With `states`, a token has that many adjacent rows (its hidden states), which attend only to
+    each other.
     """
 
     head_norm, gates = CentredNorm, 1
@@ -40,7 +41,7 @@ class GatedAttention(SelfAttention):
 
 
 class AttendingGated(SelfAttending):
-    """Attention with a gate."""
+    """Runs attention with an output gate."""
 
     def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
         part = self.part

@@ -60,12 +60,15 @@ _FUSION = {
     "states": ("layerwise_blocks", "num_fusion_layers"),
     "tokens": ("refiner_blocks", "num_refiner_layers"),
 }
-"""Layers over text: our name -> Diffusers' name, and the field that counts them."""
+"""For layers over text, Diffusers' name and the field with their number, by our name."""
 _TEXT_HEADS = ByKeyHead(heads="text_heads", key_heads="text_kv_heads", width="text_width")
 
 
 def _fusion_rows(ours: str, theirs: str, count: str) -> tuple[Row, ...]:
-    """Rows of the layers of one kind over text, for the layers that a network has."""
+    """Name-table rows of the layers of one kind over text, as many as a network has.
+
+    `count` is the field of the configuration with their number.
+    """
     rows = []
     for number in range(MOST_REFINER_LAYERS):
         at = f"text_fusion.{ours}_{number}", f"text_fusion.{theirs}.{number}", _LAYERS
@@ -132,7 +135,7 @@ _TABLE = NameTable(
 
 
 def _linears(theirs: str, ours: str) -> dict[str, str]:
-    """Names of the linears of one layer: the original project's -> Diffusers'."""
+    """Diffusers' names of the linears of a layer, by their names in the original project."""
     attention = {"wq": "to_q", "wk": "to_k", "wv": "to_v", "wo": "to_out.0", "gate": "to_gate"}
     return {
         **{f"{theirs}.attn.{name}": f"{ours}.attn.{one}" for name, one in attention.items()},
@@ -153,11 +156,10 @@ KREA2_NAMES = {
     "txtmlp.3": "txt_in.linear_2",
     "txtfusion.projector": "text_fusion.projector",
 }
-"""Names in the original project, ComfyUI and ai-toolkit -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project, ComfyUI and ai-toolkit."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     told = t.timestep_embed_dim
     return [
         (t.norm_eps == EPS, f"norm_eps={t.norm_eps:g}, not {EPS:g}"),

@@ -71,7 +71,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "rope_axes": (2, 2, 4),
     }
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,27 +88,27 @@ class Krea2Config(ModelConfig):
     """Number of layers, each over latents and text jointly."""
     hidden_size: int = 6144
     num_attention_heads: int = 48
-    """Heads of queries."""
+    """Number of query heads."""
     num_kv_heads: int = bounded(12, most=2**14)
-    """Heads of keys and values, each read by num_attention_heads / num_kv_heads heads of queries;
-    tensor ranks share them."""
+    """Number of key and value heads, each read by num_attention_heads / num_kv_heads query heads;
+    tensor ranks divide them."""
     mlp_ratio: float = 16384 / 6144
     crossattn_emb_size: int = 30720
-    """Width of the text embedding in the shards: all states of a token side by side."""
+    """Width of the text in the shards: all hidden states of a token side by side."""
     num_text_layers: int = bounded(12, most=2**10)
-    """Hidden states of a token of text, of several layers of the text encoder."""
+    """Number of hidden states of each text token, from several layers of the text encoder."""
     num_fusion_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers in which the states of each token attend to each other."""
+    """Number of layers in which the hidden states of each token attend to each other."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers over the tokens of text alone, behind those."""
+    """Number of layers over text tokens alone, after the states are fused."""
     text_heads: int = bounded(20, most=2**14)
-    """Heads of queries in the layers over text."""
+    """Number of query heads in the layers over text."""
     text_kv_heads: int = bounded(20, most=2**14)
-    """Heads of keys in the layers over text."""
+    """Number of key and value heads in the layers over text."""
     text_mlp_size: int = bounded(6912, most=2**20)
     """Width of the MLPs in the layers over text."""
     rope_axes: tuple[int, int, int] = bounded((32, 48, 48), most=2**17, least=None)
-    """Widths of a head rotated by frame, row and column; their sum is its width."""
+    """Widths of a head rotated by frame, row and column; their sum is the head's width."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -160,11 +160,15 @@ class Krea2Config(ModelConfig):
 
 @dataclass(frozen=True)
 class AttendGated(Attend):
-    """Attention times the sigmoid of a linear of its input; weights of norms are stored less 1."""
+    """Attention with an output gate and `CentredNorm`s of queries and keys.
+
+    The gate is the sigmoid of a linear of the attention's input.
+    """
 
     runs: ClassVar[str] = "dit.models.krea2.attention:AttendingGated"
     states: int | None = None
-    """Rows of each token that attend to each other alone; None: tokens attend to their sample."""
+    """Number of rows of each token, which attend to each other alone; None: tokens attend to all of
+    their sample."""
 
 
 def _layer(
@@ -178,7 +182,7 @@ def _layer(
 
 
 def krea2_stack(model: Krea2Config) -> StackSpec:
-    """The layers over both rows."""
+    """The layers over latents and text."""
     sizes: Any = {"heads": model.num_attention_heads, "groups": model.num_kv_heads}
     sizes |= {"hidden": model.ffn_hidden_size}
     layer = _layer(
@@ -188,7 +192,7 @@ def krea2_stack(model: Krea2Config) -> StackSpec:
 
 
 def fusion_layers(model: Krea2Config) -> tuple[LayerSpec, LayerSpec]:
-    """A layer among the states of each token of text, and one among the tokens."""
+    """A layer among the hidden states of each text token, and one among the text tokens."""
     sizes: Any = {"heads": model.text_heads, "groups": model.text_kv_heads}
     sizes |= {"hidden": model.text_mlp_size, "row": TEXT_TOKENS, "modulation": None}
     states, tokens = (

@@ -1,4 +1,4 @@
-"""Krea 2: states of several text layers are fused into one row, then layers over both rows."""
+"""Krea 2: hidden states of the text are fused, then layers over latents and text."""
 
 # T packed tokens, M level rows, C patch features, D model width, L text tokens, S states of a token
 # E width of a state, X all states of a token side by side, or below each other
@@ -57,11 +57,11 @@ _SHARED = sum(VECTORS.values())
 
 
 class Krea2Network(JointTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Krea 2: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Krea2Transformer2DModel`. The first pipeline stage fuses
-    the hidden states of the text, and computes the rows that all modulations share; these are sent
-    on with the timestep embedding, 7 rows for each sample.
+    the hidden states of the text, and computes the vectors that all modulations share; these are
+    sent on with the timestep embedding, 7 vectors for each sample.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Krea2Network(JointTransformer):
         )
 
     def _rows(self, blocks: Blocks) -> tuple[Tensor, Tensor]:
-        """Modulation [M, 6 D] that all layers share, and the timestep embedding [M, D]."""
+        """Modulation vectors [M, 6 D] that all layers share, and the timestep embedding [M, D]."""
         width = self.config.hidden_size
         shared_MX, told_MD = blocks[T_EMB].split((_SHARED * width, width), dim=-1)
         return shared_MX, told_MD
@@ -143,7 +143,7 @@ def _norm(width: int, context: BuildContext) -> CentredNorm:
 
 
 class TextFusion(MegatronModule):
-    """All hidden states of each text token [L, X] -> one row for it [L, E].
+    """Maps all hidden states of each text token [L, X] to one row for the token [L, E].
 
     The states of a token attend to each other, one linear joins them to a row, and the tokens of a
     caption attend to each other. The arithmetic is that of Diffusers' `Krea2TextFusion`.
@@ -181,10 +181,10 @@ class TextFusion(MegatronModule):
         return h_LE
 
     def _again(self, layer: nn.Module, h: Tensor, conditions: JointConditions, rows: int) -> Tensor:
-        """The output of a layer that is recomputed in the backward pass.
+        """The output of `layer` for `h`, recomputed in the backward pass.
 
-        Without recomputation all of them would keep about 4 MB for each text token; inputs are 61
-        KB in each layer.
+        `rows` is the number of rows of each text token. Without recomputation all of these layers
+        would keep about 4 MB for each text token; inputs are 61 KB in each layer.
         """
         dropout = _of_states(rows)
 
@@ -196,6 +196,6 @@ class TextFusion(MegatronModule):
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """Rows for the dropout of adapters where each text token has `count` rows."""
+    """The seed and positions for adapters' dropout, if each text token has `count` rows."""
     rows = dropout_rows()
     return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

@@ -20,23 +20,23 @@ class StackSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSpec:
-    """The layers of a network, and the number of tokens that they process for a sample."""
+    """The layers of a network, and how many text tokens of a sample they process."""
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a conditioner, which processes captions before padding
-    (Anima)."""
+    """Whether the first stage has a network of its own for captions, which runs before their
+    padding (Anima)."""
     text_layers: str = ""
-    """Prefix of the weights of layers over text alone, which are recomputed in backward, on the
-    first stage."""
+    """Prefix of the weights of layers over text alone, on the first stage, which are recomputed in
+    the backward pass."""
     text_tokens: int | None = None
     """Text is padded to this many tokens in each sample; None: no padding."""
     attended_multiple: int = 1
     """Text and latents of a sample are padded to a multiple of this many tokens, and attention sees
     the padding."""
     image_rows: int = 0
-    """Rows of an image encoder in each sample, which are part of its text inputs but no text
-    tokens."""
+    """Number of an image encoder's rows in each sample; its text inputs include them, but they are
+    no text tokens."""
 
     @property
     def layers(self) -> int:
@@ -49,12 +49,12 @@ class NetworkSpec:
 
     @property
     def attends_jointly(self) -> bool:
-        """Whether attention covers latents and text together, so that both add to its cost."""
+        """Whether any attention is over latents and text together, so that both add to its cost."""
         shapes = (shape for stack in self.stacks for shape in stack.layer.attentions)
         return any(shape.queries == RowKind.JOINT for shape in shapes)
 
     def text(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Number of text tokens that layers process, for samples of `lengths` text rows."""
+        """Numbers of text tokens that layers process, for samples with `lengths` text rows."""
         if self.text_tokens is not None:
             return [self.text_tokens] * len(lengths)
         if self.image_rows:
@@ -62,7 +62,7 @@ class NetworkSpec:
         return self.filled(lengths)
 
     def filled(self, lengths: Sequence[int]) -> Sequence[int]:
-        """Number of tokens that layers process, padding included, for these `lengths`."""
+        """`lengths`, each rounded up to a multiple of `attended_multiple` by padding."""
         multiple = self.attended_multiple
         if multiple == 1:
             return lengths

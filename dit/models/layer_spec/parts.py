@@ -13,7 +13,7 @@ from typing import ClassVar
 
 
 class Activation(StrEnum):
-    """Activation function between the two linears of a feed-forward."""
+    """Activation function after the first linear of a feed-forward."""
 
     GELU = "gelu"  # exact (erf)
     GELU_TANH = "gelu_tanh"
@@ -23,12 +23,12 @@ class Activation(StrEnum):
 
     @property
     def inputs(self) -> int:
-        """Outputs of the first linear for each hidden unit (2 if gated)."""
+        """Outputs of the first linear for each hidden unit: 2 if gated, else 1."""
         return 2 if self in (Activation.SWIGLU, Activation.GEGLU) else 1
 
 
 class QkNorm(StrEnum):
-    """RMSNorm of queries and keys."""
+    """RMSNorm of queries and keys: over what it is computed."""
 
     NONE = "none"
     PER_HEAD = "per_head"  # over the width of each head, one weight [K] for all heads
@@ -45,10 +45,11 @@ class AttentionSpec:
     norm: QkNorm = QkNorm.PER_HEAD
     eps: float = 1e-6  # of that norm
     groups: int | None = None
-    """Heads of keys and of values, each read by as many heads of queries; None: one for each."""
+    """Number of heads of keys and of values, each of which serves equally many heads of queries.
+    None: one for each head of queries."""
     head_gate: bool = False
-    """Whether what each head makes is multiplied by twice the sigmoid of a linear D -> H of the
-    input of its queries (LTX-2.3)."""
+    """Whether each head's output is multiplied by twice the sigmoid of a linear D -> H of the
+    tokens that its queries come from (LTX-2.3)."""
 
     @property
     def head_width(self) -> int:
@@ -61,7 +62,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeedForwardSpec:
-    """A feed-forward: two linears with an activation between them."""
+    """Specification of a feed-forward: two linears with an activation between them."""
 
     width: int  # D
     hidden: int  # F, any number
@@ -74,9 +75,9 @@ class FeedForwardSpec:
 
 
 ALL_NOISE = 1000.0
-"""Timestep that networks get for t = 1."""
+"""Timestep that networks get for t = 1, all noise."""
 LEVEL_WAVES = 256
-"""Width of the sinusoid of a noise level or guidance scale; fixed in Diffusers."""
+"""Width of the sinusoid of a timestep or guidance scale; fixed in Diffusers."""
 
 
 REFINER_RATIO = 4
@@ -86,33 +87,35 @@ MOST_REFINER_LAYERS = 16
 
 @dataclass(frozen=True, slots=True)
 class PerBlockModulation:
-    """Modulation by one linear D -> k D per layer and token row, split over tensor ranks.
+    """Modulation by a linear D -> k D in each layer and token row, split over tensor ranks.
 
-    FLUX and Qwen-Image have it.
+    FLUX and Qwen-Image have it; k is the number of scales, shifts and gates.
     """
 
     inputs: int | None = None
     """Width of the linear's input; None: the model's width."""
     activated: bool = True
-    """Whether the input is the SiLU of the embedding (in all families but Z-Image)."""
+    """Whether the linear's input is the SiLU of the embedding (in all families but Z-Image)."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableModulation:
-    """A learned vector for each scale, shift and gate, plus vectors shared by layers (Wan, LTX).
+    """A learned table of scales, shifts and gates, plus rows shared by layers (Wan, LTX).
 
-    Computed in float32 whatever the dtype of the weights, as in Wan's published code.
+    It is computed in float32 whatever the dtype of the weights, as in Wan's published code.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SharedModulation:
-    """Rows that are computed once for a whole stack, so that layers have no weights (FLUX.2)."""
+    """Scales, shifts and gates computed once for a stack, whose layers need no weights (FLUX.2)."""
 
     first: int
-    """Row of the stack among those of all stacks."""
+    """Index of the stack's first vector among those of all stacks; a vector is one scale, shift or
+    gate."""
     each: int = 0
-    """Rows of a layer, behind those of the layer before it (Chroma); 0: all take the same ones."""
+    """Number of vectors from the first of one layer to the first of the next (Chroma); 0: all
+    layers use the same vectors."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +123,11 @@ class FamilyModulation:
     """A modulation of one family alone, which names the class that computes it."""
 
     runs: ClassVar[str]
-    """Module and name of an `AdaLNModule`, made with (build context, width, specification)."""
+    """The `AdaLNModule` that computes it, as `module:class`, made with (build context, width,
+    specification)."""
 
 
 PER_BLOCK = PerBlockModulation()
 WholeLayerModulation = PerBlockModulation | TableModulation | SharedModulation
-"""One module for all parts of a layer."""
+"""A modulation that is one module for all parts of a layer."""
 ModulationSpec = WholeLayerModulation | FamilyModulation

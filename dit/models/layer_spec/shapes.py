@@ -7,7 +7,7 @@ from enum import Flag, auto
 
 
 class RowKind(Flag):
-    """The rows that a layer processes: tokens of one kind, or one row for each sample."""
+    """What a layer processes of a sample: tokens of one kind, or one row for the whole sample."""
 
     LATENTS = auto()
     TEXT = auto()
@@ -21,7 +21,7 @@ class RowKind(Flag):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionShape:
-    """Attention of every query of a sample to every key of it.
+    """Attention of every query of a sample to every key of the sample.
 
     `width` is the sum over all heads.
     """

@@ -3,9 +3,9 @@
 row         hidden states of tokens by name: `TOKENS` (latents), `TEXT_TOKENS`, `JOINT_TOKENS`,
             `SOUND_TOKENS`
 port        where a module meets a row: how tokens enter it, and how its output is added to them
-modulation  makes scales, shifts and gates of several ports, which take their slots of it
+modulation  computes scales, shifts and gates for several ports, each of which has a slot in it
 part        what is computed: attention, a feed-forward, or a family's own; its modules have ports
-step        one part, or parts side by side, which all read the rows as they were before
+step        one part, or parts in parallel, which all read the rows as they were before the step
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dit.models.layer_spec.parts import AttentionSpec, FeedForwardSpec, Modulati
 from dit.models.layer_spec.shapes import AttentionShape, RowKind
 
 TOKENS, TEXT_TOKENS, JOINT_TOKENS = "hidden", "text_hidden", "joint"
-"""Rows of tokens: latents; texts of networks with joint attention; both together in one row."""
+"""Names of rows of tokens: latents; text in networks with joint attention; both together."""
 SOUND_TOKENS = "sound_hidden"
-"""The row of tokens of sound, which has a width of its own."""
+"""Name of the row of sound tokens, which has a width of its own."""
 _KINDS: Mapping[str, RowKind] = {
     TOKENS: RowKind.LATENTS,
     TEXT_TOKENS: RowKind.TEXT,
@@ -36,14 +36,14 @@ _KINDS: Mapping[str, RowKind] = {
 class Modulation:
     """A module that computes scales, shifts and gates for some ports of a layer.
 
-    Module `modulation[0]` belongs to the first port.
+    `modulation[i]` is the slot of its i-th port.
     """
 
     name: str
     kind: ModulationSpec
     shifted: bool = True
     tanh: bool = False
-    """Whether gates pass through tanh."""
+    """Whether gates pass through tanh before they are applied."""
 
     def __getitem__(self, number: int) -> Slot:
         return Slot(self, number)
@@ -51,14 +51,14 @@ class Modulation:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Scale, shift and gate number `index` of a modulation."""
+    """The scale, shift and gate with index `number` among those of a modulation."""
 
     modulation: Modulation
     number: int
 
 
 class NormKind(StrEnum):
-    """A norm beside those of slots, which have no weights."""
+    """Kind of a norm that is a module of its own, unlike the norm without weights of slots."""
 
     LAYER = "layer"
     RMS = "rms"
@@ -68,7 +68,7 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """A norm, by the name of its module."""
+    """A norm before or after a part's module, with the name that it has in the layer."""
 
     name: str
     kind: NormKind = NormKind.RMS
@@ -77,14 +77,14 @@ class RowNorm:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The connection of a part's module to a row of tokens.
+    """How a part's module reads a row of tokens h and adds its output to it.
 
-    x = norm(h) * (1 + scale) + shift;    h = h + gate * after(module(x))
+    x = norm(h) * (1 + scale) + shift; h = h + gate * after(module(x))
     """
 
     row: str
     module: str = ""
-    """The module's name in checkpoints; empty for parts with no module, or several of fixed
+    """The module's name in checkpoints; empty if the part has no module, or several with fixed
     names."""
     slot: Slot | None = None
     """Scale, shift and gate; None: tokens are neither scaled nor gated."""
@@ -92,18 +92,18 @@ class Port:
     """Norm before the module. None: with a slot, a norm without weights, inside the modulation's
     kernel; without a slot, no norm."""
     after: RowNorm | None = None
-    """Norm of the output (sandwich norm)."""
+    """Norm of the module's output before it is added (sandwich norm)."""
     writes: bool = True
-    """Whether the module's output is added to the row; its tokens are read in any case."""
+    """Whether the module's output is added to the row; if not, the module only reads the row."""
 
 
 @dataclass(frozen=True)
 class LayerPart:
-    """A computation of a step on the tokens that enter its ports."""
+    """A computation on the tokens of a layer's rows, such as attention or a feed-forward."""
 
     runs: ClassVar[str]
-    """`module:class` that computes the part (`dit.models.stacks.parts`), as text, because
-    specifications need no torch."""
+    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`): text,
+    because specifications need no torch."""
     port: Port
 
     @property
@@ -112,11 +112,11 @@ class LayerPart:
 
     @property
     def width(self) -> int:
-        """Width of the tokens that enter its ports, or the first of them."""
+        """Width of the tokens that enter the part by its first port."""
         raise NotImplementedError
 
     def width_of(self, port: Port) -> int:  # noqa: ARG002
-        """Width of the tokens that enter one of its ports."""
+        """Width of the tokens that enter the part by `port`."""
         return self.width
 
     @property
@@ -126,7 +126,7 @@ class LayerPart:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges: gather, compute with split matrices, scatter."""
+        """Number of tensor-parallel exchanges: gather, compute with divided matrices, scatter."""
         return 0
 
 
@@ -137,7 +137,7 @@ class Attend(LayerPart):
     runs: ClassVar[str] = "dit.models.stacks.parts:SelfAttending"
     attention: AttentionSpec
     joined: Port | None = None
-    """The second row of joint attention."""
+    """The port of the second row of joint attention; None: attention over one row."""
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -166,37 +166,37 @@ class Attend(LayerPart):
 
     @property
     def pairs(self) -> float | None:
-        """Pairs of a query and a key for each pair of tokens, where cubes of tokens see others.
+        """Fraction of a sample's pairs of query and key that attend, if attention is among cubes.
 
-        None: every token sees all of its sample.
+        None: every token attends to all tokens of its sample.
         """
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Rows of keys for cross-attention, whole on every rank: a caption, or image features."""
+    """Rows from which cross-attention makes keys, whole on every rank: text or image features."""
 
     width: int
     name: str = "text"
     each: int | None = None
-    """Rows of each sample, if all samples have equally many."""
+    """Number of rows of each sample, if all samples have equally many; else None."""
 
 
 @dataclass(frozen=True)
 class AttendAcross(LayerPart):
     """Attention of the tokens of one row to those of another row, which has its own width.
 
-    A sample without tokens in the row of `keys` gets nothing, not even a bias.
+    A sample without tokens in the row of `keys` gets zeros, without a bias.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:AttendingAcross"
     keys: Port
-    """The row that is read."""
+    """The port of the row that makes keys and values."""
     attention: AttentionSpec
-    """Sizes of queries, keys and values; its width is that of all heads."""
+    """Sizes of queries, keys and values; its `width` is that of all heads."""
     widths: tuple[int, int]
-    """Width of the tokens that attend, then of those that are attended to."""
+    """Width of the tokens that make queries, then of those that make keys and values."""
 
     @property
     def ports(self) -> tuple[Port, ...]:
@@ -221,10 +221,9 @@ class AttendAcross(LayerPart):
 
 @dataclass(frozen=True)
 class AttendTo(LayerPart):
-    """Cross-attention of a row's tokens to other rows of their sample.
+    """Cross-attention of a row's tokens to rows that no layer changes, such as text.
 
-    The layer does not change these rows. Each of `keys` has keys, values and a softmax of its own;
-    the outputs are added.
+    Each of `keys` has keys, values and a softmax of its own; the outputs are added.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:CrossAttending"
@@ -263,7 +262,7 @@ class Feed(LayerPart):
 
     @property
     def hidden(self) -> int:
-        """Hidden units of a token."""
+        """Number of hidden units of a token."""
         return self.feed_forward.hidden
 
     @property
@@ -283,7 +282,7 @@ class AttendAndFeed(LayerPart):
     attention: AttentionSpec
     feed_forward: FeedForwardSpec
     fused: bool = False
-    """Whether Diffusers also has the first matrix as one linear (FLUX.2), with one adapter."""
+    """Whether the first matrix is one linear in Diffusers, too (FLUX.2), and so has one adapter."""
 
     @property
     def width(self) -> int:
@@ -296,7 +295,7 @@ class AttendAndFeed(LayerPart):
 
     @property
     def hidden(self) -> int:
-        """Hidden units of a token."""
+        """Number of hidden units of a token."""
         return self.feed_forward.hidden
 
     @property
@@ -309,36 +308,40 @@ Step = LayerPart | tuple[LayerPart, ...]
 
 @dataclass(frozen=True)
 class View:
-    """The tokens of a row that a layer sees, and those that it changes."""
+    """Which tokens of a row a layer sees, and which it changes."""
 
     runs: ClassVar[str]
-    """Module and name of the class that makes it (`dit.models.stacks.views.RunningView`)."""
+    """The class that applies the view, a `dit.models.stacks.views.RunningView`, as
+    `module:class`."""
 
     @property
     def row(self) -> str:
-        """Name of the row."""
+        """Name of the row that the layer sees in part."""
         return TOKENS
 
     @property
     def over(self) -> RowKind:
-        """The tokens over which the layer runs."""
+        """Kind of the tokens over which the layer runs."""
         return _KINDS[self.row]
 
 
 @dataclass(frozen=True)
 class PicturesAlone(View):
-    """A view of latents that leaves reference tokens unchanged."""
+    """A view of the latents: the layer sees all tokens and leaves those of references unchanged."""
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingPictures"
 
 
 @dataclass(frozen=True)
 class ReferencesAlone(View):
-    """A view of the reference tokens: each reference alone, or all of a sample together."""
+    """A view of the latents: the layer changes reference tokens alone.
+
+    References of a sample attend to each other or not, as the family chooses.
+    """
 
     runs: ClassVar[str] = "dit.models.stacks.views:SeeingReferences"
     idle: bool = False
-    """Whether no sample has references, so that nothing is computed."""
+    """Whether no sample of the run has references, so that the layer computes nothing."""
 
     @property
     def over(self) -> RowKind:
@@ -351,14 +354,14 @@ class LayerSpec:
 
     steps: tuple[Step, ...]
     view: View | None = None
-    """The tokens that the layer sees and changes; None: all tokens of its rows."""
+    """The tokens that the layer sees and changes; None: all tokens of the layer's rows."""
     norms_first: bool = False
-    """Whether all norms before the parts register first, and those behind them last; else modules
-    register step by step. The gradient norm is summed in that order."""
+    """Whether the norms before all parts register first, and those after parts last; else modules
+    register step by step. The gradient norm is summed in the order of registration."""
 
     @property
     def groups(self) -> tuple[tuple[LayerPart, ...], ...]:
-        """The parts of each step."""
+        """The parts of each step, as a tuple even for a single part."""
         return tuple(step if isinstance(step, tuple) else (step,) for step in self.steps)
 
     @property
@@ -373,19 +376,19 @@ class LayerSpec:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of the rows that the layer changes."""
+        """Names of the rows that the layer's ports read or change."""
         return tuple(dict.fromkeys(port.row for port in self.ports))
 
     @property
     def over(self) -> RowKind:
-        """The tokens over which the layer runs: its own rows, or its view's."""
+        """Kind of the tokens over which the layer runs: that of its rows, or of its view."""
         if self.view is not None and len(self.rows) == 1:
             return self.view.over
         return reduce(or_, (_KINDS[row] for row in self.rows))
 
     @property
     def modulations(self) -> dict[Modulation, list[Port]]:
-        """Each modulation, and the ports that have a slot in that modulation."""
+        """Each modulation, with the ports that have a slot in it."""
         found: dict[Modulation, list[Port]] = {}
         for port in self.ports:
             if port.slot is not None:
@@ -393,7 +396,7 @@ class LayerSpec:
         return found
 
     def idle(self, unread: tuple[str, ...]) -> frozenset[Port]:
-        """Ports whose output is never used, if the rows `unread` are not used after the layer."""
+        """Ports whose output is never used if no later layer reads the rows `unread`."""
         read, found = {*self.rows} - {*unread}, set[Port]()
         for step in reversed(self.groups):
             found |= {port for part in step for port in part.ports if port.row not in read}
@@ -403,7 +406,7 @@ class LayerSpec:
 
     @property
     def among_cubes(self) -> Attend | None:
-        """Its attention among cubes of tokens, if it has one."""
+        """The layer's attention among cubes of tokens, or None."""
         attends = (part for part in self.parts if isinstance(part, Attend))
         return next((one for one in attends if one.pairs), None)
 
@@ -416,5 +419,5 @@ class LayerSpec:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges of the first row; other rows' coincide with them."""
+        """Number of tensor-parallel exchanges of the first row, with which other rows' coincide."""
         return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

@@ -1,4 +1,4 @@
-"""Attention of one row of tokens to another row of another width, such as latents to a sound."""
+"""Attention from one row of tokens to another, such as latents to sound, of different widths."""
 
 # T tokens that attend, S tokens that are attended to, both as this rank holds them, D any width
 # H heads, K head width
@@ -19,15 +19,16 @@ from dit.models.layers.queries_and_keys import rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """Facts about the tokens of two rows that attention of one to the other needs."""
+    """What attention from one row of tokens (queries) to another (keys) needs besides tokens."""
 
     exchange: RowExchange
     angles_TK: Angles
-    """Rotary angles of the queries."""
+    """Rotary angles of the queries; `key_angles_SK` are those of the keys."""
     key_angles_SK: Angles
     has_keys_T1: Tensor | None = None
-    """float32, of the tokens that this rank holds between two matrices: 1 where their sample has
-    keys, else 0; None: a sample without keys gets zeros anyway, for nothing has a bias."""
+    """float32 [T, 1] for the tokens between two linears: 1 where the sample has keys, else 0, which
+    zeroes the output. None: no linear has a bias, so the output of a sample without keys is 0
+    anyway."""
 
 
 class AcrossAttention(PackedAttention):
@@ -46,7 +47,7 @@ class AcrossAttention(PackedAttention):
             self.linear_heads = split_linear(width, spec.heads, axis=0, **options)
 
     def forward(self, x_TD: Tensor, y_SD: Tensor, crossing: Crossing) -> Tensor:
-        """The output [T, D] for the tokens `x_TD`, which attend to the tokens `y_SD`."""
+        """The output [T, D] of the queries' tokens `x_TD`, which attend to the tokens `y_SD`."""
         q_THK = self.linear_q(x_TD).unflatten(-1, (-1, self.head_width))
         kv_SHX = self.linear_kv(y_SD).unflatten(-1, (-1, 2 * self.head_width))
         k_SHK, v_SHK = kv_SHX.chunk(2, dim=-1)

@@ -1,11 +1,11 @@
 """The interface between a network's linears and low-rank adapters, which `dit.lora` adds.
 
-names of their weights   in a network and in checkpoints
-Adaptable                a linear to which adapters can be added
-adapters_off             a context without some adapters
-DropoutRows              the present pack, which decides what adapters drop
-mark_split               marks weights that tensor ranks divide, for Megatron-Core;
-                         sees_part_of_tokens sets another mark
+names of weights    how names in networks and checkpoints tell adapters from other weights
+Adaptable           a linear to which adapters can be added
+adapters_off        a context in which some adapters are switched off
+DropoutRows         seed and token positions of the pack, which decide what adapters drop
+mark_split          marks weights that tensor ranks divide, for Megatron-Core;
+                    sees_part_of_tokens marks weights whose gradients sequence parallelism sums
 
 This module does not import `dit.lora`, so that runs without adapters do not open it.
 """
@@ -35,10 +35,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 CHILD = "lora"
-"""Module name of the trained adapter inside its linear; names of frozen weights do not change."""
+"""Module name of the trained adapter inside its linear; the names of the linear's own weights
+stay."""
 FROZEN = "frozen_lora"
-"""Module name of a frozen adapter, and prefix of all frozen ones; trained ones begin with
-`CHILD`."""
+"""Module name of a frozen adapter; the names of further frozen ones begin with it, those of trained
+ones with `CHILD`."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -56,9 +57,9 @@ def is_of_any_adapter(name: str) -> bool:
 
 
 def is_stored(name: str, *, adapted: bool) -> bool:
-    """Whether a checkpoint stores the weight `name`: of adapters (`adapted`), or of networks.
+    """Whether a checkpoint of adapters (`adapted`), or else of networks, stores the weight `name`.
 
-    Neither kind stores frozen adapters, which are in their own files.
+    Neither checkpoint stores frozen adapters, which are in their own files.
     """
     return is_adapter(name) if adapted else not is_of_any_adapter(name)
 
@@ -70,7 +71,7 @@ def is_up(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSharing:
-    """How tensor ranks divide a linear's weight, its input and the gradient of its input."""
+    """How tensor ranks divide a linear's weight, its input, and the gradient of its input."""
 
     axis: int | None = None  # of the weight that they share: 0 outputs, 1 inputs; None: nothing
     group: dist.ProcessGroup | None = None  # tensor ranks
@@ -79,10 +80,10 @@ class TensorSharing:
     token_row: str | None = None  # its input is this row of tokens, which ranks may share
 
     def exchanged(self, rows: Tensor) -> Tensor:
-        """Rows [T, X], complete on each tensor rank that needs them.
+        """`rows` [T, X] after the communication between tensor ranks that this linear needs.
 
-        They are inputs of a product whose outputs are divided, or outputs of one whose inputs are
-        divided.
+        Inputs of a product whose outputs are divided (`axis` 0) are gathered; outputs of a product
+        whose inputs are divided (`axis` 1) are summed over ranks.
         """
         if self.axis is None or self.group is None or self.group.size() == 1:
             return rows
@@ -98,45 +99,47 @@ class TensorSharing:
 
 
 class Adaptable(nn.Module):
-    """Interface of a linear that may have adapters; listed before the linear's class as a base."""
+    """Base of linears that may have adapters; it stands before the linear's class among bases."""
 
     lora: Any
-    """The linear's `dit.lora.adapter.Adapter`; None, or absent, without one."""
+    """The linear's trained `dit.lora.adapter.Adapter`, a child module; None, or absent, without
+    one."""
     beside: Sequence[str] = ()
-    """Names of further adapters, child modules whose outputs are added to `lora`'s."""
+    """Names of further adapters, child modules whose outputs are added to that of `lora`."""
     frozen: Any = None
-    """The frozen weight as a `FrozenMatrix`, if it is not kept whole on the device."""
+    """The frozen weight as a `FrozenMatrix`, if the device does not hold it as a plain tensor."""
     token_row: str | None = None
-    """Row of tokens that is the input, which context and tensor ranks may divide; None: rows of
-    text or levels that each rank has whole."""
+    """Name of the row of tokens that is the input, which context and tensor ranks may divide. None:
+    the input is text or level rows, which each rank has whole."""
 
     parts: int = 1
-    """Number of the published network's linears that it fuses, such as 3 for q, k and v."""
+    """Number of linears of the published network that this one fuses, such as 3 for q, k and v."""
 
     def tensor_sharing(self) -> TensorSharing:
-        """How tensor ranks divide this linear."""
+        """How tensor ranks divide this linear's weight and input."""
         raise NotImplementedError
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the matrix is not trained."""
+        """Whether the linear's matrix is not trained."""
         return not self.weight.requires_grad  # type: ignore[union-attr]
 
     def add_adapter(self, name: str, adapter: nn.Module) -> None:
-        """Adds an adapter to the linear, or replaces the one with this name."""
+        """Adds `adapter` to the linear as `name`, and replaces an adapter of the same name."""
         setattr(self, name, adapter)
         if name != CHILD and name not in self.beside:
             self.beside = (*self.beside, name)
 
     def adapters(self) -> dict[str, Any]:
-        """Adapters of this linear by name, in the order in which its output adds them."""
+        """Adapters of this linear by name, in the order in which their outputs are added."""
         named = ((name, getattr(self, name, None)) for name in (*self.beside, CHILD))
         return {name: one for name, one in named if one is not None}
 
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output [T, O] of the linear and its adapters.
+        """The output [T, O] of the linear and its enabled adapters for `x_TI`.
 
-        `product` maps [T, I] to [T, O] by the matrix alone, once the matrix is on the device.
+        `product` maps [T, I] to [T, O] by the linear's matrix alone, once the matrix is on the
+        device.
         """
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         for adapter in self.adapters().values():
@@ -151,7 +154,7 @@ class Adaptable(nn.Module):
         sharded_offsets: Any,
         metadata: Any,
     ) -> ShardedStateDict:
-        """The linear's sharded state without adapters, and the adapters' sharded state.
+        """The linear's sharded state `frozen` without adapters, joined with that of its adapters.
 
         Megatron-Core's linears list all of `state_dict`, which includes adapters.
         """
@@ -185,7 +188,7 @@ def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> It
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPlaces:
-    """Positions in the pack of one row's tokens, int64."""
+    """Positions in the pack of the tokens of one row, int64."""
 
     whole_T: Tensor  # of those that a linear on whole rows sees
     own_T: Tensor  # of those that this rank holds between two matrices
@@ -193,16 +196,17 @@ class TokenPlaces:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class DropoutRows:
-    """The seed and token positions of a pack at a step, which fix adapters' dropout masks."""
+    """The seed and token positions of a pack at a step, which determine adapters' dropout masks."""
 
     seed: int  # 63 bits
     places: Mapping[str, TokenPlaces]  # by the name of a row of tokens (`TOKENS`)
     fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """Position in the pack of each row of a linear's input, whose token row is `token_row`.
+        """Position in the pack of each row of `x_TI`, the input of a linear.
 
-        None stands for text and level rows that every rank has whole.
+        `token_row` names the row of tokens that it is; None stands for text or level rows, which
+        every rank has whole, and gives their row numbers.
         """
         rows = len(x_TI)
         if token_row is None:
@@ -211,7 +215,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """Positions for dropout if each token of `token_row` has `count` consecutive rows."""
+        """A copy for an input that has `count` consecutive rows per token of `token_row`."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)
@@ -228,13 +232,13 @@ _current: ContextVar[DropoutRows | None] = ContextVar("dropout rows", default=No
 
 
 def dropout_rows() -> DropoutRows | None:
-    """Positions for adapters' dropout in the present pack; None without dropout."""
+    """The seed and positions for adapters' dropout in the present pack; None without dropout."""
     return _current.get()
 
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """A context in which adapters apply dropout by `rows`."""
+    """A context in which adapters apply dropout by the seed and positions `rows`."""
     token = _current.set(rows)
     try:
         yield
@@ -243,7 +247,7 @@ def dropping(rows: DropoutRows | None) -> Iterator[None]:
 
 
 def mark_split(weight: nn.Parameter, *, axis: int) -> None:
-    """Marks a weight for Megatron-Core as sharded over tensor ranks along `axis`.
+    """Marks `weight` for Megatron-Core as sharded over tensor ranks along `axis`.
 
     Without the mark the norm of the gradient counts one shard instead of all. Megatron-Core's
     layers set it while they initialise their weights, for which this project uses `initialise`
@@ -255,6 +259,6 @@ def mark_split(weight: nn.Parameter, *, axis: int) -> None:
 
 
 def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
-    """Marks replicated weights whose gradients sequence parallelism must sum."""
+    """Marks replicated weights of `module` whose gradients sequence parallelism must sum."""
     for parameter in module.parameters(recurse=False):
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

@@ -4,9 +4,10 @@
     all_gather  a rank keeps its queries and gathers the keys and values of all tokens
     p2p         Transformer Engine passes keys and values round a ring; not between two rows
 
-The first two use the same attention function as a single rank. With a2a, ranks hold consecutive
-pieces of the pack, so nothing has to be reordered. If latents and text are separate rows, each rank
-holds a part of every sample, and the same exchange brings both into joint order (joint_order.py).
+With a2a and all_gather the attention function is that of a single rank. With a2a, ranks hold
+consecutive pieces of the pack, so nothing has to be reordered. If latents and text are separate
+rows, each rank holds a part of every sample, and the same exchange brings both into joint order
+(joint_order.py).
 """
 
 # T tokens of this rank, W = R * T tokens of all R context ranks, H heads, K head width, X any width
@@ -37,7 +38,7 @@ from dit.pack_wire import to_device
 class TokenOrder:
     """Permutations of the same W tokens between the order on ranks and the order of attention.
 
-    With several ranks the former is rank 0's rows, then rank 1's, and so on. Both are None if the
+    The order on ranks is rank 0's rows, then rank 1's, and so on. Both permutations are None if the
     orders are equal.
     """
 
@@ -48,10 +49,11 @@ class TokenOrder:
     def of(
         cls, batch: TokenStream, *, rows: int, first: Sequence[tuple[int, int]] = ()
     ) -> TokenOrder:
-        """The order of the pack for attention, or with the tokens of `first` before all others.
+        """The permutations between rows on ranks and the order of the pack, for attention.
 
-        `first` are (row, number of rows). `rows` is the number of tokens of one rank, including
-        padding at the end of the pack.
+        `rows` is the number of tokens of one rank, including padding at the end of the pack. The
+        tokens of `first`, pairs (first row, number of rows) in pack order, are moved before all
+        others.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -67,7 +69,10 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The order of attention given by `to_pack_W`, a permutation of rows on the host."""
+        """The order in which attention's token i is the row `to_pack_W[i]` of the ranks' rows.
+
+        `to_pack_W` is a CPU tensor.
+        """
         if torch.equal(to_pack_W, torch.arange(len(to_pack_W))):
             return cls(None, None)
         return cls(*to_device(torch.stack((to_pack_W, to_pack_W.argsort())), device))
@@ -82,14 +87,14 @@ class TokenOrder:
 
 
 def then_others(first: Tensor, total: int) -> Tensor:
-    """The indices of `first`, then all others below `total`, ascending."""
+    """The indices of `first`, then all other indices below `total`, ascending; on the CPU."""
     others = torch.ones(total, dtype=torch.bool)
     others[first] = False
     return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of `spans` after concatenation."""
+    """(first row, number of rows) of each of `spans` after they are concatenated in their order."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -103,7 +108,7 @@ def _permuted(x_WX: Tensor, there_W: Tensor | None, back_W: Tensor | None) -> Te
 
 
 class _Permute(torch.autograd.Function):
-    """Autograd function that permutes rows; backward neither sorts nor adds rows."""
+    """Autograd function that permutes rows; the backward pass needs neither a sort nor a sum."""
 
     @staticmethod
     def forward(ctx: Any, x_WX: Tensor, there_W: Tensor, back_W: Tensor) -> Tensor:
@@ -136,12 +141,13 @@ class RowExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The context-parallel group of this rank, and its way of exchanging tokens."""
+    """The context-parallel group of this rank, and how its ranks exchange tokens (`comm`)."""
 
     group: dist.ProcessGroup
     comm: ContextComm
     shares_samples: bool = True
-    """Whether every rank needs an equal shard of each sample; else a2a takes pieces of the pack."""
+    """Whether every rank needs an equal shard of each sample. If not, ranks take consecutive pieces
+    of the pack with a2a."""
 
     def __post_init__(self) -> None:
         if self.comm is ContextComm.P2P:
@@ -149,7 +155,7 @@ class Context:
 
     @property
     def share(self) -> SequenceShard:
-        """This rank's shard of a pack's tokens."""
+        """The shard of a pack's tokens that this rank has."""
         many = self.group.size() > 1
         return SequenceShard(
             index=self.group.rank(),
@@ -159,9 +165,9 @@ class Context:
         )
 
     def exchange(self, batch: TokenStream, *, rows: int) -> TokenExchange:
-        """The exchange for attention of the tokens of one stream alone.
+        """The exchange for attention among the tokens of the stream `batch` alone.
 
-        `rows` is as in `TokenOrder.of`.
+        `rows` is the number of tokens of one rank, including padding at the end of the pack.
         """
         whole = list(zip(batch.starts, batch.num_tokens, strict=False))
         device, ranks = batch.latent_TC.device, self.group.size()
@@ -187,8 +193,9 @@ class Context:
     ) -> Tensor:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
-        `qkv` are queries, keys and values. With a2a, or on a single rank, further tensors may
-        follow, which are exchanged alike and passed to `attend`.
+        `qkv` holds queries, keys and values, and `attend` computes attention of tokens that are all
+        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, which are
+        exchanged alike and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -215,9 +222,10 @@ class Context:
         kv_LHK: tuple[Tensor, Tensor],
         exchange: RowExchange,
     ) -> Tensor:
-        """Attention [T, H, K] of one row's tokens to the keys of another row, sample by sample.
+        """Attention [T, H, K] from the queries of one row to the keys of another, sample by sample.
 
-        Context ranks divide both rows. A sample without keys gets zeros.
+        `kv_LHK` holds keys and values. Context ranks divide both rows. A sample without keys gets
+        zeros.
         """
         assert not self.share.halves, "a ring passes one row round"
         spans, queries, keys = exchange.spans, exchange.queries, exchange.keys
@@ -235,7 +243,7 @@ class Context:
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
         """All-to-all from all heads of this rank's tokens to some heads of all tokens.
 
-        The result is [W, H / R, n K].
+        The result is [W, H / R, n K]: the n tensors of `qkv` side by side.
         """
         ranks = self.group.size()
         by_rank = [x_THK.unflatten(1, (ranks, -1)).transpose(0, 1) for x_THK in qkv]
@@ -243,7 +251,7 @@ class Context:
         return all_to_all(self.group, x_RTHX).flatten(0, 1)
 
     def _tokens_of_mine(self, x_WHK: Tensor) -> Tensor:
-        """The inverse all-to-all: all heads of this rank's tokens, [T, H, K]."""
+        """All-to-all back to all heads of this rank's tokens [T, H, K], from `x_WHK`."""
         x_RTHK = all_to_all(self.group, x_WHK.unflatten(0, (self.group.size(), -1)))
         return torch.cat(x_RTHK.unbind(), dim=1)
 
@@ -251,7 +259,7 @@ class Context:
 def _attend_here(
     attend: Callable[..., Tensor], qkv: tuple[Tensor, ...], exchange: TokenExchange
 ) -> Tensor:
-    """Attention on a rank that holds all tokens; each of `qkv` is [T, H, K]."""
+    """Attention [T, H, K] on a rank that holds all tokens, in the order of `exchange.own`."""
     if exchange.own is None:
         return attend(*qkv, exchange.spans)
     parts = exchange.own.arrange(torch.cat(qkv, dim=-1)).chunk(len(qkv), dim=-1)
@@ -262,7 +270,7 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
     """Checks that the context-parallel exchange `comm` supports joint attention.
 
     Raises:
-        ValueError: it passes keys and values round a ring.
+        ValueError: `comm` passes keys and values round a ring of several ranks.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
@@ -288,10 +296,10 @@ def check_ring(ranks: int) -> None:
 def attend_in_ring(
     q_THK: Tensor, k_THK: Tensor, v_THK: Tensor, spans: Spans, *, group: dist.ProcessGroup
 ) -> Tensor:
-    """Attention [T, H, K] of this rank's tokens to their samples, round a ring of ranks.
+    """Attention [T, H, K] of this rank's tokens to their samples, by Transformer Engine's ring.
 
-    `spans` are those of the whole pack. A rank holds two pieces of each sample (`Share.halves`), as
-    Transformer Engine's THD layout prescribes.
+    `spans` are those of the whole pack. A rank holds two pieces of each sample
+    (`SequenceShard.halves`), as Transformer Engine's THD layout prescribes.
     """
     heads, width = q_THK.shape[1:]
     length = spans.total // group.size()
@@ -317,9 +325,9 @@ def attend_in_ring(
 
 
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
-    """Offsets of a pack's samples without and with padding, and the longest length.
+    """(offsets of samples without padding, offsets with padding, longest sample with padding).
 
-    The lengths are rounded so that packs can reuse each other's graphs and memory.
+    Their lengths are rounded up so that packs can reuse each other's graphs and memory.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)
@@ -331,7 +339,7 @@ def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
 
 @cache
 def _ring(heads: int, width: int, group: dist.ProcessGroup) -> Any:
-    """Transformer Engine's ring attention, one module for all layers, as it has no weights."""
+    """Transformer Engine's ring attention; one module serves all layers, as it has no weights."""
     return dot_product(
         heads,
         width,

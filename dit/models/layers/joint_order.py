@@ -51,7 +51,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Adjacent tokens of one sample in a row: real tokens, then padding."""
+    """Adjacent rows of one sample in a token row: other pictures' tokens, real tokens, padding."""
 
     sample: int
     start: int  # first row
@@ -60,7 +60,7 @@ class Piece:
     before: int = 0  # rows in front of the real ones, of another picture of the sample
 
     def on(self, share: SequenceShard) -> Piece:
-        """The piece's tokens on one context rank, with their place in that rank's row."""
+        """The part of the piece on the context rank of `share`, placed in that rank's row."""
         assert self.size % share.count == 0
         size = self.size // share.count
         first, stop = (
@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRow:
-    """One kind of tokens of a pack, concatenated; each context rank holds a shard of each piece."""
+    """One kind of tokens of a pack, end to end; each context rank holds a shard of each piece."""
 
     pieces: tuple[Piece, ...]  # of all ranks together, in the order of the row; sizes divide
     rows: int  # of one context rank, with those that fill up its end: as many on every rank
@@ -80,7 +80,7 @@ class TokenRow:
 
     @classmethod
     def of_stream(cls, stream: TokenStream, *, attended: Sequence[int]) -> TokenRow:
-        """The row of a stream as the loader packs its tokens and the step divides them.
+        """The row of the tokens of `stream`, as the loader packs them and a step divides them.
 
         `attended` are the numbers of tokens of each sample that attention processes, some padding
         included.
@@ -92,10 +92,10 @@ class TokenRow:
 
     @classmethod
     def of_pictures(cls, batch: PackedBatch, *, references_meet: bool = False) -> TokenRow:
-        """A row in which each target and each reference counts as a separate sample.
+        """A row in which each target and each reference counts as a sample of its own.
 
         So pictures do not attend to each other. With `references_meet` all references of a sample
-        count as one.
+        count as one, and attend to each other.
         """
         pieces: list[Piece] = []
         samples = zip(pairwise(batch.starts), batch.grids, batch.references, strict=True)
@@ -113,7 +113,7 @@ class TokenRow:
 
     @property
     def lengths(self) -> dict[int, int]:
-        """Sample -> number of its real tokens over all ranks, for samples with a piece."""
+        """Number of real tokens over all ranks by sample, for samples with a piece."""
         lengths: dict[int, int] = {}
         for piece in self.pieces:
             lengths[piece.sample] = lengths.get(piece.sample, 0) + piece.real
@@ -122,17 +122,14 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """The text of a pack as a token row, cut from the whole text."""
+    """The shard of a pack's text on this context rank, and how it is cut from the whole text."""
 
     row: TokenRow
     source_L: Tensor  # row of the whole text of each token here; one past its end for padding
     sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """This rank's rows of a whole tensor, such as embeddings or positions.
-
-        Zeros for padding.
-        """
+        """Rows of `whole_X`, such as embeddings, for this rank's text tokens; zeros at padding."""
         last = (0, 0) * (whole_X.dim() - 1)
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 
@@ -146,7 +143,7 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Number of text rows on each context rank, as arranged by `text_row`."""
+    """Number of text rows on each context rank, as `text_row` arranges texts of these lengths."""
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
 
@@ -154,7 +151,7 @@ def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) ->
 def text_row(
     lengths: Sequence[int], *, share: SequenceShard, multiple: int, device: torch.device
 ) -> TextRow:
-    """This context rank's shard of each text; `lengths` may hold zeros.
+    """This context rank's shard of texts with `lengths` tokens, some of which may be 0.
 
     The rows are padded to a `multiple` for sequence parallelism. There is at least one row, so that
     weights for text always have a gradient, if only of zeros.
@@ -184,7 +181,7 @@ def row_exchange(
     Context ranks divide both rows.
 
     Raises:
-        ValueError: they pass keys and values round a ring.
+        ValueError: the ranks pass keys and values round a ring.
     """
     check_joint_context(context.comm, context.group.size())
     gathers = context.group.size() > 1 and context.comm is ContextComm.ALL_GATHER
@@ -213,7 +210,7 @@ def row_exchange(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointOrder:
-    """Permutations between two rows of a pack and their joint row, for single-stream layers."""
+    """Permutations between separate rows of a pack and one joint row, for single-stream layers."""
 
     sizes: tuple[int, ...]  # of the rows of this context rank, before tensor ranks share them out
     own: TokenOrder  # both rows, one after the other <-> the joint row of this rank
@@ -231,10 +228,10 @@ class JointOrder:
         shared_by: dist.ProcessGroup | None,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """The joint order of `rows`, which are in the order of a sample's tokens.
+        """The joint order of `rows`: a sample's tokens of the first row, then of the next.
 
-        With `sequences` of all samples, attention is block-causal (`block_causal.py`); rows are
-        then latents and text.
+        `shared_by` are tensor ranks that divide the tokens, or None. With `sequences` of all
+        samples, attention is block-causal (`block_causal.py`); rows are then latents and text.
         """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
@@ -265,27 +262,27 @@ class JointOrder:
         )
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """The shard of the joint row [J, X] on this tensor rank, from its shards of `rows`."""
+        """This tensor rank's shard of the joint row [J, X], from its shards of `rows`."""
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """Rows [T, X] and [L, X] of a joint row [J, X]: the inverse of `join`."""
+        """This tensor rank's shard of each row, from that of the joint row: undoes `join`."""
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
     def latents(self, joint_JX: Tensor) -> Tensor:
-        """The latents of a joint row that this rank has whole."""
+        """The latents [T, X] of a joint row that this rank has whole."""
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
-        """Values [T, ...] and [L, ...] of this rank's tokens in joint order, [J, ...].
+        """Values [J, ...] in joint order, from the values of each row on this context rank.
 
         Examples are sample indices and rotary angles.
         """
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """The whole row [T, X], [L, X] or [J, X] of this context rank, from the shard `x`.
+        """The row of this context rank, from the shards `x` of all its tensor ranks.
 
         `_scattered` gives all tensor ranks the whole gradient, so gradients are not added up.
         """
@@ -296,7 +293,6 @@ class JointOrder:
         )
 
     def _scattered(self, x: Tensor) -> Tensor:
-        """This tensor rank's shard of a whole row [T, X], [L, X] or [J, X]."""
         if self.shared_by is None:
             return x
         return scatter_to_sequence_parallel_region(x, group=self.shared_by)
@@ -313,9 +309,10 @@ def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """Joint rows of all context ranks, whose `rows` are concatenated.
+    """Indices of the rows of all ranks in joint order, and numbers of real tokens by sample.
 
-    Samples without real tokens in `asked` come last, because no query attends to them.
+    An index counts in the concatenation of all ranks' `rows`. Samples without real tokens in
+    `asked` come last, because no query attends to them.
     """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
@@ -326,7 +323,10 @@ def _joint_rows_of_all(
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
-    """(sample, indices of its real tokens in one piece on a rank), row after row."""
+    """Pairs (sample, indices of its real tokens in one piece) on the context rank `rank`.
+
+    Indices count in the concatenation of `rows`.
+    """
     offset = 0
     for row in rows:
         for piece in row.on(rank):
@@ -341,9 +341,10 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """Position in its sequence of each token of the samples in `spans`, on `ranks`.
+    """(first row in joint order, positions of its tokens in the sequence) of each sample.
 
-    Tokens are ordered as in `_real_rows`: by rank, then by row.
+    The samples are those in `spans`; the tokens are those on `ranks`, ordered by rank, then by row
+    as in `_real_rows`.
     """
     kinds = [number > 0 for number in range(len(rows))]  # latents, then text
     whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]
@@ -367,9 +368,10 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """Row indices in joint order, int64 [J] or [W], padding last, and real tokens by sample.
+    """Row indices in joint order, int64 [J] or [W], and numbers of real tokens by sample.
 
     `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
+    Samples without real tokens in `asked` follow all others, and padding comes last.
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:
@@ -385,6 +387,6 @@ def _in_order(
 
 
 def _spans_of(real: Real) -> dict[int, tuple[int, int]]:
-    """(first row, number of rows) of each sample in joint order."""
+    """(first row, number of rows) of each sample in joint order, by its number of real tokens."""
     starts = accumulate(real.values(), initial=0)
     return {sample: (at, n) for (sample, n), at in zip(real.items(), starts, strict=False)}

@@ -33,11 +33,10 @@ _GUIDANCE_SCALE = 1000  # before its sinusoid, as of t
 
 
 def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
-    """Cosines then sines of the level at `width` / 2 frequencies, [N, width], float32.
+    """Cosines, then sines of `level_N` at `width` / 2 frequencies, [N, width], float32.
 
-    `scale` multiplies the angles last, as in Qwen-Image; earlier, rounding would differ.
-
-    Source: arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
+    `scale` multiplies the angles last, as in Qwen-Image; earlier, rounding would differ. Source:
+    arXiv:1706.03762, Sec. 3.5, with frequencies 10000^(-i / half).
     """
     half = width // 2
     index = torch.arange(half, dtype=torch.float32, device=level_N.device)
@@ -46,7 +45,7 @@ def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
 
 
 class TimestepEmbedding(nn.Module):
-    """Embedding of timesteps [N]: a sinusoid [N, D], normalised, and a shift [N, 3 D]."""
+    """Embedding of timesteps [N]: a normalised sinusoid [N, D] and a learned shift [N, 3 D]."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -62,7 +61,7 @@ class TimestepEmbedding(nn.Module):
 
 
 class ConditionEmbedding(nn.Module):
-    """Embedding of timestep, guidance scale and pooled text [N, D]: the sum of their embeddings.
+    """Sum [N, D] of the embeddings of timestep, guidance scale, pooled text and end of a step.
 
     The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX);
     without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
@@ -79,7 +78,7 @@ class ConditionEmbedding(nn.Module):
         step_end: bool = False,
         bias: bool = True,
     ):
-        """`pooled` is the width of the pooled text; `step_end` is for networks of mean flow."""
+        """`pooled` is the width of the pooled text; `step_end` adds a timestep (mean flow)."""
         super().__init__()
         make = partial(TwoLinears, config=config, bias=bias)
         self.level = make(LEVEL_WAVES)
@@ -96,9 +95,10 @@ class ConditionEmbedding(nn.Module):
         *,
         step_end_N: Tensor | None = None,
     ) -> Tensor:
-        """The embedding [N, D]; `pooled_XP` has a row per sample, shared by its level rows.
+        """The embedding [N, D]; `pooled_XP` has a row per sample, which all its level rows get.
 
-        Rows of the clean level, which follow the samples' own, get no guidance (HunyuanVideo).
+        `step_end_N` are the timesteps at which a step of mean flow ends. Level rows of clean
+        tokens, which follow those of the samples, get no guidance (HunyuanVideo).
         """
         t_emb_ND = self.level(self._waves(level_N))
         if self.step_end is not None:
@@ -120,7 +120,7 @@ class ConditionEmbedding(nn.Module):
 
 
 class TwoLinears(nn.Module):
-    """Linear, activation, linear, for level rows or a row of tokens."""
+    """Linear, activation, linear, for level rows or tokens."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class TwoLinears(nn.Module):
         activation: Callable[[Tensor], Tensor] = silu,
         token_row: str | None = None,
     ):
-        """`widths` are the outputs of the linears, by default the model's width.
+        """`widths` are the outputs of both linears, by default the model's width.
 
         `token_row` names the row of tokens that is the input; None is for level rows.
         """
@@ -149,15 +149,17 @@ class TwoLinears(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimestepConditioning:
-    """The embedded timestep that every modulation reads."""
+    """The embedded timestep from which each layer computes its modulation."""
 
     # Timestep embedding, with what a family adds to it (pooled text, guidance); where modulations
     # are made before the layers, those of all layers or stacks side by side
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
-    """Rows that all layers share: added by low-rank and table modulations, unknown to per-block."""
+    """Rows that all layers share, [N, X], to which low-rank and table modulations add; None in
+    families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Such rows by name, [M, X], where rows of tokens have noise levels of their own."""
+    """Rows [M, X] like `adaln_shift_NX`, by the name of a row of tokens that has noise levels of
+    its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,33 +178,33 @@ class AdaLN:
     gate_ND: Tensor | None  # of the part's output; None where it has none
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """LayerNorm of the tokens, scaled and shifted: the input of the sublayer."""
+        """LayerNorm of the tokens `h_TD`, scaled and shifted: the input of the sublayer."""
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
-        """(tokens for the residual sum, input of the sublayer).
+        """(tokens for the residual sum, input of the sublayer), from the tokens `h_TD`.
 
-        Layers must continue with the returned tokens, not their own; `PerSample.branch` explains
+        Layers must continue with the returned tokens instead of `h_TD`; `PerSample.branch` explains
         why.
         """
         return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """Tokens from a norm with weights, scaled and shifted: the input of the sublayer."""
+        """The tokens `x_TD`, normalised with weights already, scaled and shifted."""
         y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
         if self.shift_ND is None:
             return y_TD
         return y_TD + look_up(self.shift_ND, per_sample.level_row_T).type_as(y_TD)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """Tokens plus the gated output `x_TD` of the sublayer."""
+        """`h_TD` plus the gated output `x_TD` of the sublayer."""
         assert self.gate_ND is not None
         return per_sample.add(h_TD, x_TD, gate_ND=self.gate_ND)
 
     def add_and_branch(
         self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then `branch` of the next sublayer `then`; one kernel if kernels are fused."""
+        """`add`, then `branch` of the next sublayer's modulation `then`; one kernel if `fused`."""
         assert self.gate_ND is not None
         rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
         return per_sample.add_and_branch(h_TD, x_TD, **rows)
@@ -214,9 +216,9 @@ class AdaLN:
 
 
 class AdaLNModule(MegatronModule):
-    """`AdaLN` of each of `parts` sublayers, computed from the conditioning for each level row.
+    """Computes the `AdaLN` of each of `parts` sublayers from the embedded timestep.
 
-    A module of Megatron-Core, because torch's would store a split weight as a replicated one.
+    It is a module of Megatron-Core, because torch's would store a split weight as a replicated one.
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class AdaLNModule(MegatronModule):
         self.each = 1 + gated + shifted
 
     def rows(self, timestep: TimestepConditioning) -> Tensor:
-        """Shift, scale and gate of all sublayers in sequence: [N, parts * each * D]."""
+        """Shift, scale and gate of all sublayers side by side, [N, parts * each * D]."""
         raise NotImplementedError
 
     def forward(self, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
@@ -243,7 +245,7 @@ class AdaLNModule(MegatronModule):
 
 
 class PerBlockAdaLN(AdaLNModule):
-    """Modulation by one linear of the embedding, split over tensor ranks (FLUX, Qwen-Image)."""
+    """Modulation by a linear of the timestep embedding, split over tensor ranks (FLUX)."""
 
     def __init__(
         self,
@@ -271,9 +273,9 @@ class PerBlockAdaLN(AdaLNModule):
 
 
 class TableAdaLN(AdaLNModule):
-    """Modulation by a learned vector for each scale, shift and gate, and shared ones (Wan, LTX).
+    """Modulation by the sum of rows that all layers share and a learned table (Wan, LTX).
 
-    Computed in float32.
+    It is computed in float32.
     """
 
     def __init__(self, config: TransformerConfig, width: int, *, parts: int, gated: bool = True):
@@ -287,7 +289,7 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
     def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
-        """The modulation of each sublayer: its vector of the table, plus the embedding itself."""
+        """The modulation of each sublayer: its vector of the table, plus `t_emb_ND` itself."""
         rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
@@ -314,11 +316,11 @@ class PrecomputedAdaLN(AdaLNModule):
 
 
 class SharedModulations(MegatronModule):
-    """Embedding [N, D] -> the vectors of several modulations side by side, [N, R D].
+    """Modulations of whole stacks of layers, from the embedding [N, D] as vectors [N, R D].
 
-    Each modulation is one linear of the embedding's SiLU, shared by a whole stack of layers, which
-    read their vectors by `PrecomputedAdaLN`. Its gradient is the sum over these layers. Source:
-    FLUX.2, `Flux2Modulation` of Diffusers.
+    Each modulation is one linear of the embedding's SiLU; the layers read their vectors by
+    `PrecomputedAdaLN`, and its gradient is the sum over them. Source: FLUX.2, `Flux2Modulation` of
+    Diffusers.
     """
 
     def __init__(
@@ -331,7 +333,7 @@ class SharedModulations(MegatronModule):
         plain: Collection[str] = (),
         activation: Callable[[Tensor], Tensor] = silu,
     ):
-        """`vectors` has the number of scales, shifts and gates that each linear computes.
+        """`vectors` has the number of scales, shifts and gates that each named linear computes.
 
         `plain` are the names of linears that read the embedding without SiLU.
         """
@@ -360,10 +362,7 @@ def make_modulation(
     shifted: bool = True,
     layer: int = 0,
 ) -> AdaLNModule:
-    """The modulation that `spec` describes, for `parts` sublayers of one layer.
-
-    Layers are counted from 0.
-    """
+    """The module that `spec` describes, for the `parts` sublayers of the layer `layer`, from 0."""
     if isinstance(spec, FamilyModulation):
         return resolve_name(spec.runs)(context, width, spec)
     shared, config = {"parts": parts, "gated": gated}, context.config

@@ -40,7 +40,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """Facts about the tokens of one row that layers need, such as rotary angles."""
+    """What layers need to know of the tokens of one row, such as rotary angles."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
@@ -51,13 +51,13 @@ QKV = tuple[Tensor, Tensor, Tensor]
 
 
 class PackedAttention(MegatronModule):
-    """Attention with queries, keys and values from packed tokens.
+    """Base of attention modules: norms, positions, gates and context parallelism.
 
-    Megatron-Core recognises by their names the weights whose gradients it sums over tensor ranks.
+    Weights whose gradients Megatron-Core sums over tensor ranks have names by which it knows them.
     """
 
     head_norm: ClassVar[type[HeadNorm | CentredNorm]] = HeadNorm
-    """The norm of queries and keys of each head."""
+    """Class of the norm of the queries and keys of each head."""
 
     def __init__(
         self,
@@ -68,9 +68,9 @@ class PackedAttention(MegatronModule):
         output: bool = True,
         in_one_kernel: bool = True,
     ):
-        """`image` adds keys of an image; `output` adds `linear_proj`.
+        """`image` adds norms for keys of an image; `output` adds `linear_proj`.
 
-        `in_one_kernel`: one kernel may both normalise and rotate queries and keys.
+        `in_one_kernel` allows one kernel that both normalises and rotates queries and keys.
         """
         super().__init__(config=context.config)
         model, width = context.model, spec.width
@@ -108,7 +108,7 @@ class PackedAttention(MegatronModule):
         return self.q_layernorm(q_THK), self.k_layernorm(k_SHK)
 
     def positioned(self, q_THK: Tensor, k_THK: Tensor, row: RowConditions) -> tuple[Tensor, Tensor]:
-        """Queries and keys normalised and rotated."""
+        """Queries and keys [T, H, K], normalised and rotated."""
         if self.q_layernorm is None:  # normalised beforehand: a collective cannot be compiled
             q_THK, k_THK = self.normalised(q_THK, k_THK)
         if row.angles_TK is None:
@@ -122,7 +122,7 @@ class PackedAttention(MegatronModule):
     def positioned_parts(
         self, x_THX: Tensor, widths: Sequence[int], row: RowConditions
     ) -> tuple[Tensor, ...]:
-        """Queries and keys of each head, normalised and rotated, and the other slices unchanged."""
+        """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged."""
         norms, angles = (self.q_layernorm, self.k_layernorm), row.angles_TK
         if row.per_sample.fused and self.across_heads is not None:
             return fused_across_heads(self.across_heads, [(x_THX, 2, widths[2:])], angles)
@@ -152,7 +152,7 @@ class PackedAttention(MegatronModule):
         return attend(*inputs)
 
     def gated(self, out_THK: Tensor, x_TD: Tensor) -> Tensor:
-        """What heads made, each times its gate of the input `x_TD` of queries, if it has one."""
+        """The heads' outputs, each times its gate if the spec has gates, which read `x_TD`."""
         if self.linear_heads is None:
             return out_THK
         return out_THK * (2 * self.linear_heads(x_TD).sigmoid())[..., None]
@@ -172,7 +172,7 @@ class SelfAttention(PackedAttention):
     """Self-attention within each sample."""
 
     gates: ClassVar[int] = 0
-    """Gates that `linear_qkv` makes of each head of queries, for the output."""
+    """Number of output gates that `linear_qkv` computes for each head of queries."""
 
     def __init__(
         self,
@@ -189,12 +189,12 @@ class SelfAttention(PackedAttention):
         self.linear_qkv = split_linear(spec.width, made, context=context, bias=spec.bias, **parts)
 
     def qkv(self, x_TD: Tensor, row: RowConditions) -> QKV:
-        """Queries, keys and values [T, H, K] of this context rank's tokens."""
+        """Queries, keys and values [T, H, K] of the tokens `x_TD` of this context rank."""
         q, k, v, *_ = self.made(x_TD, row)
         return q, k, v
 
     def made(self, x_TD: Tensor, row: RowConditions) -> tuple[Tensor, ...]:
-        """Queries, keys, values and gates [T, H, K] of this context rank's tokens."""
+        """Queries, keys, values and gates [T, H, K] of the tokens `x_TD` of this context rank."""
         width, readers, gates = self.head_width, self.readers, self.gates
         x_TGX = self.linear_qkv(x_TD).unflatten(-1, (-1, (readers * (1 + gates) + 2) * width))
         if readers == 1:
@@ -220,7 +220,7 @@ class SelfAttention(PackedAttention):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttendedRows:
-    """Keys of cross-attention, whole on every context and tensor rank."""
+    """Rows from which cross-attention makes keys and values, whole on every rank."""
 
     rows_LE: Tensor  # text, or what an image encoder made
     spans: Spans  # of this context rank's tokens, and of the rows of their samples
@@ -283,9 +283,9 @@ class CrossAttention(PackedAttention):
         return self.linear_proj(self.gated(attended, x_TD).flatten(1))
 
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
-        """Queries [T, H, K], then keys and values [L, H, K] of text and of an image.
+        """Queries [T, H, K], then keys and values [L, H, K] of text and of an image, if any.
 
-        `products` are [T, H * K], then [L, H * 2 * K] for text and for an image.
+        `products` are [T, H * K] for queries, then [L, H * 2 * K] for text and for an image.
         """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)
@@ -304,8 +304,8 @@ def joint_attention(
 ) -> tuple[Tensor, Tensor]:
     """Joint attention over two token rows with separate weights.
 
-    Each row is (module, normalised tokens, conditions); the results are the outputs [T, H * K] of
-    each row before its own `linear_proj`.
+    `first` and `second` are each (module, normalised tokens, conditions); the results are the
+    outputs [T, H * K] of each row before its own `linear_proj`.
     """
     each = [attention.qkv(x_TD, row) for attention, x_TD, row in (first, second)]
     q, k, v = (torch.cat(pair) for pair in zip(*each, strict=True))

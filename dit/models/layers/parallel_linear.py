@@ -37,7 +37,7 @@ from dit.models.layers.transformer_engine import engine_linear
 
 
 def transformer_config(model: ModelConfig) -> TransformerConfig:
-    """The model's settings as Megatron-Core's configuration for layers, schedules, checkpoints."""
+    """Megatron-Core's configuration for layers, schedules and checkpoints, from `model`."""
     bf16, virtual = model.precision is Precision.BF16, model.virtual_stages
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -79,14 +79,14 @@ def transformer_config(model: ModelConfig) -> TransformerConfig:
 
 
 class HasPrecision(Protocol):
-    """A configuration of a network, or a part of one, that says its precision."""
+    """A configuration that has the precision of a network or of a part of one."""
 
     @property
     def precision(self) -> Precision: ...
 
 
 def dtype(model: HasPrecision) -> torch.dtype:
-    """Type of weights and activations."""
+    """Type of weights and activations for the precision of `model`."""
     return torch.bfloat16 if model.precision is Precision.BF16 else torch.float32
 
 
@@ -98,16 +98,16 @@ class BuildContext:
     config: TransformerConfig
     groups: ProcessGroupCollection
     token_row: str = TOKENS
-    """The row of tokens that split linears process."""
+    """Name of the row of tokens that split linears process."""
 
 
 class _ParallelLinear(Adaptable):
-    """Common base of our versions of Megatron-Core's two parallel linears."""
+    """What our versions of Megatron-Core's column and row linears have in common."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I]; Megatron-Core's linears return (output, bias)."""
+        """The output [T, O] for [T, I], with adapters; Megatron-Core's returns (output, bias)."""
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """With `partial_gradient` the input's gradient is a partial sum, completed later."""
+        """With `partial_gradient` the input's gradient is a partial sum of this tensor rank."""
         super().__init__(
             inputs,
             outputs,
@@ -176,10 +176,10 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
 
 
 class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
-    """Linear whose inputs are split over tensor ranks; outputs are summed.
+    """Linear whose inputs are split over tensor ranks; the outputs are summed over them.
 
     The bias is added once, after the sum. Under sequence parallelism each rank adds it to its own
-    tokens, for which it has Megatron-Core's mark.
+    tokens, so Megatron-Core's mark makes it sum the bias's gradient.
     """
 
     AXIS = 1
@@ -239,7 +239,7 @@ class GatheredLinear(ColumnLinear):
         self.shares_tokens = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """Level rows [M, I] -> all outputs [M, O] on every tensor rank."""
+        """The outputs [M, O], complete on every tensor rank, for the level rows `x` [M, I]."""
         part = super().forward(x)
         if self.shares_tokens:
             return all_gather_last_dim_from_tensor_parallel_region(part, group=self.tp_group)
@@ -255,9 +255,10 @@ def split_linear(
     bias: bool = False,
     parts: int = 1,
 ) -> nn.Module:
-    """`ColumnLinear` (axis 0, outputs), `RowLinear` (axis 1, inputs), or Transformer Engine's.
+    """A linear that tensor ranks split by outputs (`axis` 0) or by inputs (`axis` 1).
 
-    `parts` is the number of the published network's linears that it fuses (`Adaptable.parts`).
+    It is a `ColumnLinear`, a `RowLinear`, or Transformer Engine's. `parts` is the number of the
+    published network's linears that it fuses (`Adaptable.parts`).
     """
     shared: Any = {"bias": bias, "config": context.config, "groups": context.groups}
     if context.model.transformer_impl is Implementation.LOCAL:
@@ -269,13 +270,13 @@ def split_linear(
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Makes backward products of split weights add their gradients to DDP's buffers.
+    """Makes the backward products of split linears add weight gradients to DDP's buffers.
 
-    For models under Megatron-Core's DDP, which owns these buffers. Transformer Engine's layers do
-    so by themselves, Megatron-Core's by Apex; without Apex their gradients are added as usual.
+    For models under Megatron-Core's DDP, which owns these buffers. Transformer Engine's layers need
+    no library for it, Megatron-Core's need Apex; without Apex their gradients are added as usual.
 
     Raises:
-        ValueError: no layer has such a product on this machine.
+        ValueError: no layer of `model` can add them on this machine.
     """
     layers = list(model.modules())
     of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
@@ -288,7 +289,9 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex adds the gradients; `of_engine`: some layers are Transformer Engine's.
+    """Whether Apex, which adds gradients in Megatron-Core's layers, is installed.
+
+    `of_engine` says that some layers are Transformer Engine's, which need no Apex.
 
     Raises:
         ValueError: nothing on this machine can add them.
@@ -304,7 +307,7 @@ def check_fusion(*, of_engine: bool) -> bool:
 
 
 class WholeLinear(Adaptable, nn.Linear):
-    """A linear that every tensor rank holds whole, as it does the input."""
+    """A linear whose weight every tensor rank holds whole."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The output [T, O] for [T, I], including adapters."""
@@ -352,7 +355,7 @@ class Replicated(WholeLinear):
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """The gated activation f(gate) · up (arXiv:2002.05202); gates and ups alternate in `x_TX`.
 
-    Alternating columns give each tensor rank whole pairs.
+    By alternating columns each tensor rank has whole pairs.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF

@@ -3,8 +3,8 @@
 On a CPU adjacent samples of equal length form a rectangle, to which the rows are broadcast without
 a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices each
 token looks its row up inside the kernel that uses it: one of `dit/models/kernels` if they run, or
-one of torch.compile with `model.compile`. Without either, rows are copied to tokens first
-(`look_up`, also for other small tables).
+one of torch.compile with `model.compile`. Without either, rows are first copied to tokens
+(`look_up`, which serves other small tables, too).
 """
 
 # N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
@@ -48,10 +48,10 @@ def _usable(device: torch.device) -> bool:
 def compiled(
     function: Callable[..., Tensor], *, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Tensor]:
-    """`function` as a fused kernel, compiled once for packs of all sizes.
+    """`function` compiled to a fused kernel, once for packs of all sizes.
 
     The number of rows may vary. Widths are constants of the kernel, so a norm over the width is
-    computed at once.
+    computed in one pass.
     """
     made: Any = compile_here(function, dynamic=False, backend=backend)
 
@@ -94,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """The level row (scale, shift, gate) of each token of a pack.
+    """The level row (scale, shift, gate) of each token of a pack, and how rows are applied.
 
     There is one row for each sample, or two if a sample has clean and noisy tokens. If rows are
     float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the end.
@@ -112,7 +112,7 @@ class PerSample:
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """The layout of a pack in which `level_row_T` is each token's level row.
+        """A `PerSample` for tokens with the level rows `level_row_T` [T].
 
         `fused_kernels` allows our own kernels, if `kernels_run_on` this device.
         """
@@ -122,7 +122,7 @@ class PerSample:
         return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
-        """norm(h) * (1 + scale) + shift, by a LayerNorm or RMSNorm without weights."""
+        """norm(h) * scale + shift, by a LayerNorm or RMSNorm without weights."""
         if self.fused:
             return self.branch(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)[1]
         wide_TD = h_TD.to(scale_ND.dtype)
@@ -136,8 +136,8 @@ class PerSample:
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
         """`h_TD` for the residual sum, and `modulate` of `h_TD`.
 
-        Use the returned `h_TD` from here on: its gradient then goes to the kernel of `modulate`,
-        which adds both gradients.
+        Layers continue with the returned `h_TD`: its gradient then goes to the kernel of
+        `modulate`, which adds both gradients.
         """
         if not self.fused:
             return h_TD, self.modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)
@@ -145,7 +145,7 @@ class PerSample:
         return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, **how)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
-        """The gated residual h + gate * x of each token."""
+        """The gated residual h + gate * x, with the gate of each token's level row."""
         if self.fused:
             chunks = self._row_chunks(len(gate_ND))
             return _kernels().add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
@@ -165,7 +165,7 @@ class PerSample:
         scale_ND: Tensor,
         shift_ND: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """`branch` of the gated residual h + gate * x."""
+        """`branch` of the gated residual h + gate * x; in one kernel if `fused`."""
         next_rows = {"scale_ND": scale_ND, "shift_ND": shift_ND}
         if not self.fused:
             return self.branch(self.add(h_TD, x_TD, gate_ND=gate_ND), **next_rows)
@@ -173,7 +173,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """The chunks for `rows` level rows, computed once for all layers."""
+        """The chunks of tokens for a table of `rows` level rows, computed once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -229,7 +229,7 @@ def _on_rectangles(
 
 
 class _Rectangles(torch.autograd.Function):
-    """Autograd function of base + x · scale; `base` has rows of samples (`shifts`) or of tokens."""
+    """Autograd function of base + x · scale; `base` has rows of samples (`shifts`) or tokens."""
 
     @staticmethod
     def forward(
@@ -267,9 +267,9 @@ def look_up(table_RX: Tensor, index_T: Tensor) -> Tensor:
 
 
 class _LookUp(torch.autograd.Function):
-    """Autograd function of a look-up in a small table, whose backward pass does not sort rows.
+    """Autograd function of a look-up in a small table; its backward pass does not sort rows.
 
-    The table is [R, X], its rows and their gradient are [T, X].
+    The table is [R, X]; the result is [T, X], as is its gradient.
     """
 
     @staticmethod

@@ -31,20 +31,20 @@ from dit.models.layers.adaptable import mark_split
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm (arXiv:1910.07467) over the width of a head, with one weight for all heads.
+    """RMSNorm (arXiv:1910.07467) over the width of a head, with one weight [K] for all heads.
 
-    GPUs have a kernel for it. On a CPU torch composes it of small operations, whose backward pass
-    reads all tokens twice as often as necessary.
+    CUDA has a kernel for it. On a CPU torch composes it of small operations, whose backward pass
+    reads all tokens twice as often as necessary, so an autograd function of ours computes it.
     """
 
     def __init__(self, width: int, *, dtype: torch.dtype, eps: float = 1e-5):
         super().__init__(width, eps=eps, dtype=dtype)
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [T, H, K]; for None, the weight [K], for a fused kernel.
+        """The normalised `x` [T, H, K]; without `x`, the weight [K], for a fused kernel.
 
-        A call returns the weight, because Megatron-Core's DDP waits in calls for weights being
-        gathered.
+        A call returns the weight, because only a call makes Megatron-Core's DDP wait until it has
+        gathered the weight.
         """
         if x is None:
             return self.weight
@@ -67,7 +67,7 @@ class CentredNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normed `x` [..., X]; for None, the factors [X] (1 + weight), for a fused kernel."""
+        """The normalised `x` [..., X]; without `x`, the factors 1 + weight [X] of the norm."""
         weight_X = self.offset.float() + 1
         if x is None:
             return weight_X
@@ -75,7 +75,7 @@ class CentredNorm(nn.Module):
 
 
 class _Normalised(torch.autograd.Function):
-    """The autograd function of y = n · w with n = x / rms(x), in float32."""
+    """Autograd function of y = n · w with n = x / rms(x), in float32."""
 
     @staticmethod
     def forward(ctx: Any, x_THK: Tensor, weight_K: Tensor, eps: float) -> Tensor:
@@ -120,7 +120,7 @@ class AcrossHeadsNorm(nn.Module):
         group: dist.ProcessGroup,
         image: bool = False,
     ):
-        """With `image` there is also a norm for keys of an image."""
+        """`image` adds a norm for keys of an image."""
         super().__init__()
         self.width, self.eps, self.group = width, eps, group
         part = width // group.size()
@@ -151,7 +151,7 @@ class AcrossHeadsNorm(nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """All weights as sharded tensors, divided by heads."""
+        """All weights as sharded tensors, divided by heads between tensor ranks."""
         scales = dict(self.named_parameters())
         return make_sharded_tensors_for_checkpoint(
             scales,
@@ -189,11 +189,11 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def hold_key_bias(bias_P: Tensor, head_width: int) -> None:
-    """Sets the gradient of the keys' bias to zero, in a flattened bias [H, 3, K] of q, k, v.
+    """Makes the gradient of the keys' bias zero, in the flattened bias [H, 3, K] of q, k and v.
 
-    For keys without a norm. Their bias adds the same number to all scores of a query, which softmax
-    ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW would turn
-    into full steps that differ between layouts.
+    It is for keys without a norm. Their bias adds the same number to all scores of a query, which
+    softmax ignores, so its true gradient is zero. Rounding makes it a little noise, which AdamW
+    would turn into full steps that differ between layouts.
     """
 
     def without_keys(gradient_P: Tensor) -> Tensor:
@@ -222,10 +222,10 @@ class RotaryTable(nn.Module):
     ):
         """`dtype` is that of the angles; Wan, FLUX, Lumina and HiDream use float64.
 
-        In float32 the cosine at position 1024 is off by 4e-5. `rounded`: angles of `dtype` are
-        rounded to float32 before their cosines are taken, as in Z-Image. `twisted`: the numbers 2i
-        and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the two
-        numbers of a pair have different angles, which is no rotation.
+        In float32 the cosine at position 1024 is off by 4e-5. With `rounded`, angles of `dtype` are
+        rounded to float32 before their cosines are taken, as in Z-Image. With `twisted`, the
+        numbers 2i and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the
+        two numbers of a pair have different angles, which is no rotation.
         """
         super().__init__()
         self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
@@ -235,7 +235,7 @@ class RotaryTable(nn.Module):
             self.register_buffer(f"frequency_{axis}", 1.0 / theta**exponent, persistent=False)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, K], float32."""
+        """Cosines and sines [T, K], float32, at the positions [T, A]."""
         frequencies = [self.get_buffer(f"frequency_{axis}") for axis in range(self.axes)]
         parts = [
             torch.outer(position_TA[:, axis].to(frequency.dtype), frequency)
@@ -252,13 +252,14 @@ class RotaryTable(nn.Module):
 class InterleavedRotary(nn.Module):
     """Cosines and sines of one set of frequencies, divided among several axes (MRoPE).
 
-    Axis a of A, but for the first, has `sections[a]` frequencies, with numbers a, a + A, a + 2 A;
-    the first axis has all others. Angles are float32: positions beyond 65536 were trained so.
-    Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
+    Every axis a but the first has the `sections[a]` frequencies with numbers a, a + A, a + 2 A and
+    so on, where A is the number of axes; the first axis has all others. Angles are float32:
+    positions beyond 65536 were trained so. Source: the interleaved MRoPE of Qwen3-VL
+    (arXiv:2511.21631).
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):
-        """`width` is the width of a head."""
+        """`width` is that of a head; `sections` has the number of frequencies of each axis."""
         super().__init__()
         exponent_F = torch.arange(0, width, 2, dtype=torch.float32) / width
         axis_F, axes = torch.zeros(width // 2, dtype=torch.int64), len(sections)
@@ -269,7 +270,7 @@ class InterleavedRotary(nn.Module):
         self.register_buffer("axis_F", axis_F, persistent=False)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, K], float32."""
+        """Cosines and sines [T, K], float32, at the positions [T, A]."""
         angle_TF = position_TA[:, self.get_buffer("axis_F")] * self.get_buffer("frequency_F")
         angle_TK = torch.cat((angle_TF, angle_TF), dim=-1)
         return angle_TK.cos().float(), angle_TK.sin().float()
@@ -278,9 +279,10 @@ class InterleavedRotary(nn.Module):
 class WholeWidthRotary(nn.Module):
     """Cosines and sines of angles over the width of all heads, so that each head has its own.
 
-    Pair f * axes + a of a token has the f-th frequency of axis a; remaining pairs come first and
-    are not rotated. Angles are float32, by the operations of Diffusers' `LTXVideoRotaryPosEmbed` in
-    their order: they reach 15,700, so rounding is part of the arithmetic.
+    Pair f * axes + a of a token has the f-th frequency of axis a; the pairs left over come first
+    and are not rotated. Angles are float32, by the operations of Diffusers'
+    `LTXVideoRotaryPosEmbed` in their order: they reach 15,700, so rounding is part of the
+    arithmetic.
     """
 
     def __init__(
@@ -306,7 +308,7 @@ class WholeWidthRotary(nn.Module):
         self.heads, self.here = heads, slice(group.rank() * here, (group.rank() + 1) * here)
 
     def forward(self, position_TA: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, H, K], float32; trained positions lie in [0, 1]."""
+        """Cosines and sines [T, H, K], float32; positions [T, A] were trained within [0, 1]."""
         angle_TAF = self.get_buffer("frequency_F") * (position_TA[..., None] * 2 - 1)
         angle_TP = pad(angle_TAF.transpose(1, 2).flatten(1), (self.still, 0))
         angle_THP = angle_TP.unflatten(1, (self.heads, -1))[:, self.here]
@@ -315,7 +317,7 @@ class WholeWidthRotary(nn.Module):
 
 
 class _Rotate(torch.autograd.Function):
-    """Autograd function of the rotation; saves nothing of x: its gradient is rotated back.
+    """Autograd function of the rotation, which saves only angles: gradients are rotated back.
 
     x and its gradient are [T, H, K], cosines and sines [T, K] or [T, H, K].
     """
@@ -347,7 +349,7 @@ def _turned(x_THK: Tensor, cos: Tensor, sines: Sequence[Tensor], *, sign: int) -
 
 
 def rotate(x_THK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates each pair (i, i + K/2) of a head by the token's angles, in float32.
+    """`x_THK` with each pair (i, i + K/2) of a head rotated by the token's angles, in float32.
 
     Cosines and sines are [T, K], or [T, H, K] if heads differ; (a, b) becomes (a cos - b sin, b
     cos' + a sin'), where cos' and sin' of the second half may differ.
@@ -363,7 +365,7 @@ def fused_parts(
     norms: tuple[HeadNorm | CentredNorm, HeadNorm | CentredNorm],
     angles_TK: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, ...]:
-    """`x_THX` cut into `widths`; the first two, queries and keys, are normalised and rotated."""
+    """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged."""
     from dit.models.kernels import rotated_heads
 
     weights_K = norms[0](None), norms[1](None)
@@ -379,7 +381,7 @@ def fused_across_heads(
     *,
     twisted: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Slices of each row: normalised, and rotated if there are `angles`; then the other slices.
+    """Slices of each of `rows`: normalised, and rotated if `angles` are given; then the others.
 
     A row is (tensor [T, H, X], number of normalised slices of a head, widths of the others). With
     `twisted` the two halves of a head have separate angles.

@@ -1,4 +1,4 @@
-"""The token refiner of the Hunyuan models: attention among a caption's tokens before all layers.
+"""The token refiner of the Hunyuan models: attention within captions before all other layers.
 
 HunyuanVideo, HunyuanVideo 1.5 and HunyuanImage 2.1 have it. The arithmetic is that of Diffusers'
 `HunyuanVideoTokenRefiner` and `HunyuanVideo15ByT5TextProjection`, which each of the three has under
@@ -29,7 +29,7 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 
 class WholeTwoLinears(nn.Module):
-    """Linear, SiLU, linear: the embedding of a timestep or of a pooled text, [N, X] -> [N, D]."""
+    """Linear, SiLU, linear: embeds timesteps or pooled texts [N, X] as [N, D]."""
 
     def __init__(self, inputs: int, width: int, *, dtype: torch.dtype):
         super().__init__()
@@ -41,7 +41,7 @@ class WholeTwoLinears(nn.Module):
 
 
 class RefinesText(HasPrecision, Protocol):
-    """A configuration with a token refiner."""
+    """A configuration of a network with a token refiner."""
 
     @property
     def crossattn_emb_size(self) -> int: ...
@@ -56,7 +56,7 @@ class RefinesText(HasPrecision, Protocol):
 
 
 class EmbedsGlyphs(HasPrecision, Protocol):
-    """A configuration with an embedding of ByT5's rows."""
+    """A configuration of a network that embeds the states of the text encoder ByT5."""
 
     @property
     def glyph_embed_size(self) -> int: ...
@@ -67,7 +67,7 @@ class EmbedsGlyphs(HasPrecision, Protocol):
 
 
 class GlyphEmbedding(nn.Module):
-    """The embedding of ByT5's states for quoted words, [G, E] -> [G, D]."""
+    """Embeds ByT5's states for quoted words [G, E] as text rows [G, D]."""
 
     def __init__(self, model: EmbedsGlyphs):
         super().__init__()
@@ -83,7 +83,7 @@ class GlyphEmbedding(nn.Module):
 
 
 class TokenRefiner(nn.Module):
-    """Refinement of captions [L, E] -> [L, D], by layers in which a caption attends to itself."""
+    """Maps captions [L, E] to text rows [L, D], by layers in which a caption attends to itself."""
 
     def __init__(self, model: RefinesText):
         super().__init__()
@@ -111,7 +111,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, gated by the timestep and the caption's mean."""
+    """A layer of attention and feed-forward, gated by timestep and mean of the caption."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()
@@ -144,9 +144,10 @@ class RefinerLayer(nn.Module):
 
 
 def by_sample(rows: Sequence[Tensor], starts: Sequence[Sequence[int]]) -> Tensor:
-    """Rows of several kinds [., X] -> one row of text [L, X], sample after sample.
+    """The rows [L, X] of all kinds of text, concatenated for each sample in turn.
 
-    `starts` has, for each kind, the first row of each sample and the end of the last.
+    `rows` has a tensor for each kind; `starts` has, for each kind, the first row of each sample and
+    the end of the last.
     """
     parts = [
         kind[first:last]

@@ -45,7 +45,7 @@ def engine_linear(
     config: TransformerConfig,
     groups: ProcessGroupCollection,
 ) -> nn.Module:
-    """Transformer Engine's linear; tensor ranks divide its weight [outputs, inputs] at `axis`."""
+    """Transformer Engine's linear, whose weight [outputs, inputs] tensor ranks divide at `axis`."""
     linear = _linear_class()
     return linear(inputs, outputs, axis=axis, bias=bias, config=config, groups=groups)
 
@@ -83,7 +83,7 @@ def _linear_class() -> Any:
                 mark_split(self.bias, axis=0)
 
         def forward(self, x: Tensor) -> Tensor:
-            """Rows [T, I] -> [T, O] of this tensor rank, including adapters."""
+            """The output [T, O] of this tensor rank for `x` [T, I], including adapters."""
             return self.adapted(x, super().forward)
 
         def tensor_sharing(self) -> TensorSharing:
@@ -110,7 +110,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """A context in which `engine_linear` computes in FP8, if the model's precision says so."""
+    """A context in which `engine_linear` computes in FP8 if the precision of `model` is FP8."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

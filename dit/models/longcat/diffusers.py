@@ -1,4 +1,4 @@
-"""LongCat-Image in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""LongCat-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `LongCatImageTransformer2DModel`.
 """
@@ -55,7 +55,7 @@ KEYS = ConfigKeys(
 
 @dataclass(frozen=True, slots=True)
 class _BehindText:
-    """Positions as in the pipelines, for pictures after a text of so many rows."""
+    """Positions as in Diffusers' pipelines, for pictures after a text of `rows` tokens."""
 
     rows: int
     axes: int = 3
@@ -71,7 +71,6 @@ class _BehindText:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: LongCatConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     rows = len(sample.text_LE)

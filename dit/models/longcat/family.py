@@ -37,7 +37,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "longcat_image": {},
     "longcat_image_edit": {"reference_latents": 1},
 }
-"""Fields of `model` by size name; layer counts are those that other projects give."""
+"""Fields of `model` by size name; numbers of layers are those that other projects have."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "longcat_image_edit": {
         **TINY_DOUBLE_SINGLE,
@@ -47,7 +47,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
         "text_pad_to": TextPadding.STORED,
     }
 }
-"""Tiny size by name (`Family.tiny`). Without references it is the same network."""
+"""Keys of `model` for tiny networks (`Family.tiny`); without references it is the same network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +64,10 @@ class LongCatConfig(HasReferences, DoubleSingleConfig):
     num_single_layers: int = 20
     crossattn_emb_size: int = 3584
     text_pad_to: TextPadding | None = None
-    """Form of padding in shards: stored, with its text states (published weights); null: none."""
+    """How captions are padded: stored (shards hold the encoder's states of padding, which published
+    weights attend to), or null (not at all)."""
     reference_latents: OfInputs[int] = 0
-    """Largest number of pictures to edit in a sample, as additional tokens (Edit: 1)."""
+    """Largest number of pictures to edit in a sample, which become additional tokens (Edit: 1)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -76,7 +77,7 @@ class LongCatConfig(HasReferences, DoubleSingleConfig):
 
 
 def _codec(model: LongCatConfig) -> str:
-    """Name of the codec and text encoder; in edits the text encoder also sees the pictures."""
+    """Name of codec and text encoder; for edits the text encoder also sees the pictures."""
     return "longcat_edit" if model.reference_latents else "longcat"
 
 

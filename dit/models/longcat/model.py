@@ -1,4 +1,4 @@
-"""LongCat-Image: FLUX's layers; pictures come after their text on the axes of rows and columns."""
+"""LongCat-Image: FLUX's layers; rows and columns of pictures are counted on from their text."""
 
 # M level rows, D model width, N samples, T packed tokens, L text tokens, A axes of positions
 
@@ -19,7 +19,7 @@ from dit.pack_wire import to_device
 
 
 class LongCatNetwork(DoubleSingleTransformer):
-    """Noisy tokens, timesteps, text and pictures to edit of a pack -> velocity of each token.
+    """Denoiser of LongCat-Image: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `LongCatImageTransformer2DModel`, and positions (kind, row,
     column) are those of its pipelines: token n of a text has (0, n, n); after a text of L tokens,

@@ -47,7 +47,7 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 
 
 def _heads_norms(ours: str, theirs: str, **options: Any) -> tuple[Row, ...]:
-    """Rows of the RMSNorms of queries and keys over all heads, which tensor ranks divide."""
+    """Name-table rows of RMSNorms of queries and keys over all heads, which tensor ranks divide."""
     names = {"query": "norm_q", "key": "norm_k"}
     return tuple(
         Row(f"{ours}.across_heads.{a}_scale", (f"{theirs}.{b}.weight",), _COLUMN, ("D",), **options)
@@ -123,7 +123,7 @@ LTX_NAMES: dict[str, str] = {
     "adaln_single.linear": "time_embed.linear",
     **{name: name for name in _SAME},
 }
-"""Names in Lightricks' own code and ComfyUI -> names in Diffusers."""
+"""Diffusers' names of linears by their names in Lightricks' own code and ComfyUI."""
 
 
 def _width(t: Any) -> int:
@@ -131,7 +131,6 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     fixed = {
         "activation_fn": "gelu-approximate",
         "qk_norm": "rms_norm_across_heads",

@@ -54,12 +54,12 @@ TRAINED_SHIFT: Mapping[str, Any] = {
     "base_image_seq_len": 1024,
     "max_image_seq_len": 4096,
 }
-"""Keys of `objective`: the shift by number of target tokens with logit-normal levels, as in
-Lightricks' trainer, and the samplers' scheduler of 0.9.0."""
+"""Keys of `objective`: a shift by the number of target tokens, for logit-normal levels. Lightricks'
+trainer has it, and the scheduler of 0.9.0."""
 
 
 class FramePositions(StrEnum):
-    """Rule for the start time of a latent frame in seconds; config.json does not contain it."""
+    """When a latent frame begins, in seconds; config.json does not say it."""
 
     EVEN = "even"  # 8 f / fps (0.9.0 and 0.9.1)
     CAUSAL = "causal"  # max(8 f - 7, 0) / fps: the first is one pixel frame (0.9.5 and later)
@@ -77,7 +77,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "ltxv_2b_0.9": _TINY,
     "ltxv_2b": {**_TINY, "hidden_size": 32, "reference_latents": 1},
 }
-"""Tiny size by name (`Family.tiny`): 2 pairs in front that are not turned, and 1."""
+"""Keys of `model` for tiny networks (`Family.tiny`), with two and with one rotary pair that is left
+over and not rotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,8 @@ class LtxConfig(HasReferences, ModelConfig):
     frame_positions: FramePositions = FramePositions.CAUSAL
     """Seconds at which latent frames begin: even (0.9.0, 0.9.1), or causal (0.9.5 and later)."""
     reference_latents: OfInputs[int] = 0
-    """Largest number of reference videos of a sample, as clean tokens at the target's positions."""
+    """Largest number of reference videos of a sample, which become clean tokens at the target's
+    positions."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -137,7 +139,7 @@ def _inputs(model: LtxConfig) -> tuple[SampleInput, ...]:
 
 
 def ltx_positions(model: LtxConfig) -> PixelPositions:
-    """The positions of tokens, in seconds and pixels."""
+    """The rule for positions of tokens, in seconds and pixels."""
     from dit.models.positions import PixelPositions
 
     causal = model.frame_positions is FramePositions.CAUSAL
@@ -145,7 +147,7 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
 
 
 def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
-    """Rules for pictures and clips at any frame; None unless positions are causal."""
+    """Rules for pictures and clips given at any frame; None unless positions are causal."""
     from dit.models.positions import CELL
 
     if model.frame_positions is not FramePositions.CAUSAL or model.patch_temporal > 1:
@@ -156,7 +158,7 @@ def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
 
 
 def ltx_stack(model: LtxConfig) -> StackSpec:
-    """The layers of LTX-Video."""
+    """The specification of LTX-Video's layers."""
     width = model.hidden_size
     attention = AttentionSpec(
         width=width,

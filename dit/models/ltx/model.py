@@ -24,7 +24,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes
 
 
 class LtxNetwork(CrossTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of LTX-Video: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `LTXVideoTransformer3DModel`.
     """

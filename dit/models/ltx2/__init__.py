@@ -3,9 +3,8 @@
 `DIT_FAMILIES=ltx2=dit.models.ltx2.family:FAMILY` registers it; the registry does not name it before
 its videos have been compared with those of Diffusers' pipelines.
 
-family      fields, sizes, rules; inputs; layers, from which parameters and operations follow
-connectors  layers over captions, before the network
-layers      what no other family has in a layer: its tables and its captions
-model       the network: a row of latents and one of a sound, which attend to each other
-diffusers   names of tensors, config.json, pipelines, names in other projects
+family fields, sizes, rules; inputs; layers, from which parameters and operations follow connectors
+layers over captions, before the network layers modules that no other family has in a layer: its
+tables, and attention to captions model the network: a row of latents and one of sound, which attend
+to each other diffusers names of tensors, config.json, pipelines, names in other projects
 """

@@ -1,8 +1,8 @@
-"""LTX-2's connectors: layers over a caption's rows, which learned rows fill up, before the network.
+"""LTX-2's connectors: layers over captions that learned rows fill up, before the network.
 
 The arithmetic is that of Diffusers' `LTX2ConnectorTransformer1d`. Every tensor rank has all rows
-and their whole gradient, so the weights need no mark for sequence parallelism; tensor ranks share
-the matrices out.
+and their whole gradient, so the weights need no mark for sequence parallelism; tensor ranks divide
+the matrices.
 """
 
 # L rows of the captions of a pack, R learned rows, E width of a row
@@ -32,11 +32,11 @@ from dit.pack_wire import to_device
 
 _EPS = 1e-6
 _LONGEST = 4096
-"""Rows by which places in a caption are divided, in Diffusers."""
+"""Number of rows by which positions in a caption are divided, as in Diffusers."""
 
 
 class Connector(MegatronModule):
-    """Rows of captions [L, E] -> `connector_rows` rows for each sample, of the same width."""
+    """Maps captions [L, E] to `connector_rows` rows of the same width for each sample."""
 
     def __init__(self, model: Ltx2Config, context: BuildContext, width: int):
         whole = copy(context.config)
@@ -69,10 +69,10 @@ class Connector(MegatronModule):
     def forward(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
         """The rows that layers attend to; `starts` are the N + 1 offsets of the samples in L.
 
-        `per_sample` tells what kernels there are.
+        `per_sample` says which kernels may be used.
 
         Raises:
-            ValueError: a caption has more rows than there are.
+            ValueError: a caption has more than `connector_rows` rows.
         """
         h_LE, samples = self._filled_up(text_LE, starts), len(starts) - 1
         place_L = torch.arange(self.rows, dtype=torch.float32).repeat(samples)
@@ -88,7 +88,7 @@ class Connector(MegatronModule):
         return _normed(h_LE)
 
     def _filled_up(self, text_LE: Tensor, starts: Sequence[int]) -> Tensor:
-        """Each caption, and behind it the learned rows of the places that it leaves free."""
+        """Each caption, followed by learned rows at the positions that it leaves free."""
         repeated_LE = self.registers.repeat(self.rows // len(self.registers), 1)
         parts = list[Tensor]()
         for first, stop in pairwise(starts):

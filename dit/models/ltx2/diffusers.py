@@ -70,7 +70,10 @@ def _projects(model: Any) -> bool:
 
 
 def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tuple[Row, ...]:
-    """Rows of an attention; `widths` of what asks, of what is asked, and of all heads."""
+    """Name-table rows of an attention of each layer, and of its norms.
+
+    `widths` are those of the tokens that make queries, of those that make keys, and of all heads.
+    """
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
     joined = ByHead() if inner == "D" else ByOwnHead()
@@ -99,7 +102,10 @@ def _attention_rows(ours: str, theirs: str, widths: tuple[str, str, str]) -> tup
 
 
 def _level_rows(ours: str, theirs: str, width: str, count: str, **exists: Any) -> tuple[Row, ...]:
-    """Rows of a `LevelRows`, `LTX2AdaLayerNormSingle` of Diffusers."""
+    """Name-table rows of a `LevelRows`, which is `LTX2AdaLayerNormSingle` in Diffusers.
+
+    `count` is the number of vectors that it computes.
+    """
     inner = f"{theirs}.emb.timestep_embedder"
     return (
         *linear_rows(f"{ours}.level.linear_1", f"{inner}.linear_1", width, "W", **exists),
@@ -114,24 +120,24 @@ def _table(ours: str, theirs: str, rows: str, width: str, **options: Any) -> Row
 
 @dataclass(frozen=True, slots=True)
 class _StreamNames:
-    """How both networks call the parts of a stream, and the letters of its sizes."""
+    """Names of the parts of a stream in both networks, and letters of the stream's sizes."""
 
     ours: str
-    """How the names of its parts begin here."""
+    """What our names of its parts begin with."""
     theirs: str
     name: str
     gate: str
     """Diffusers' word for the attention to the other stream."""
     width: str
     other: str
-    """Width of the other stream."""
+    """Letter of the other stream's width."""
     hidden: str
     features: str
     text: str
 
     @property
     def inside(self) -> str:
-        """Our module with its embeddings."""
+        """Name of our module that embeds the stream's inputs."""
         return f"{self.ours or 'video_'}in"
 
 
@@ -144,7 +150,7 @@ _ACROSS = {
 
 
 def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Rows of what embeds the tokens, levels and captions of a stream."""
+    """Name-table rows of the modules that embed tokens, levels and captions of a stream."""
     inside, theirs, width = one.inside, one.theirs, one.width
     ours, caption = f"{inside}.text_embedder", f"{theirs}caption_projection"
     projects: Any = {"exists": _projects}
@@ -162,7 +168,7 @@ def _embedding_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Rows of the tables of a stream in the layers."""
+    """Name-table rows of the tables of a stream in the layers."""
     ours, theirs, width = f"{_LAYER}.{one.ours}", f"{_BLOCK}.{one.theirs}", one.width
     text = f"{theirs}prompt_scale_shift_table"
     between = f"{_BLOCK}.{one.name}_a2v_cross_attn_scale_shift_table"
@@ -174,7 +180,7 @@ def _table_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 def _feed_rows(one: _StreamNames) -> Iterator[Row]:
-    """Rows of the MLP of a stream."""
+    """Name-table rows of the MLP of a stream."""
     mlp, ff = f"{_LAYER}.{one.ours}mlp", f"{_BLOCK}.{one.theirs}ff.net"
     width, hidden = one.width, one.hidden
     rows = (
@@ -187,7 +193,7 @@ def _feed_rows(one: _StreamNames) -> Iterator[Row]:
 
 
 def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
-    """Rows of a stream: of its embedding, of its own part of the layers, and of its head."""
+    """Name-table rows of a stream: of its embedding, its part of the layers, and its head."""
     ours, theirs, width = one.ours, one.theirs, one.width
     own = (width, width, width)
     return (
@@ -203,11 +209,11 @@ def _stream_rows(one: _StreamNames) -> tuple[Row, ...]:
 
 
 CONNECTORS = "connectors"
-"""The folder of the connectors in a pipeline."""
+"""Name of the folder with the connectors in a pipeline."""
 
 
 def _connector_rows(one: _StreamNames, number: int) -> Iterator[Row]:
-    """Rows of a layer of the connector of a stream."""
+    """Name-table rows of the layer `number` of a stream's connector."""
     at = f"{CONNECTORS}.{one.name}_connector.transformer_blocks.{number}"
     attention, mlp = (f"{one.inside}.connector.{part}_{number}" for part in ("attention", "mlp"))
     width, size = one.text, "crossattn_emb_size" if one is _VIDEO else "sound_text_size"
@@ -306,12 +312,11 @@ _FIXED = {
     "cross_attn_timestep_scale_multiplier": 1000,
     "audio_ff_bias": True,
 }
-"""Keys with one value, which is Diffusers' default."""
+"""Keys of config.json that must have this value, which is Diffusers' default."""
 _ROPE = "split"
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the file `t` of Diffusers must satisfy for our network."""
     heads, width = t.num_attention_heads, t.num_attention_heads * t.attention_head_dim
     sound = t.audio_num_attention_heads * t.audio_attention_head_dim
     found = {key: getattr(t, key) for key in _FIXED}
@@ -351,7 +356,7 @@ def _text_modulation(t: Any) -> TextModulation:
 
 
 def _text_widths(t: Any) -> tuple[int, int]:
-    """Widths of the captions for the video and for the sound."""
+    """(width of captions for the video, width of captions for the sound)."""
     if t.use_prompt_embeddings:
         return t.caption_channels, t.caption_channels
     return t.cross_attention_dim, t.audio_cross_attention_dim
@@ -444,7 +449,7 @@ KEYS = ConfigKeys(
 
 
 def _rules_of_connectors(t: Any) -> list[Rule]:
-    """Rules that the config.json `t` of connectors must satisfy for ours."""
+    """Rules that the connectors' config.json `t` must satisfy so that ours can be the same."""
     pairs = {
         "connector_num_layers": (t.video_connector_num_layers, t.audio_connector_num_layers),
         "connector_num_attention_heads": (
@@ -532,7 +537,7 @@ def _inexpressible(model: Ltx2Config) -> list[str]:
 
 
 def _filled_up(connector: Any, rows_1LE: Tensor, model: Ltx2Config) -> Tensor:
-    """What a connector of Diffusers makes of a caption [1, L, E] and the padding before it."""
+    """The output of Diffusers' `connector` for a caption [1, L, E], which is padded in front."""
     import torch
     from torch.nn.functional import pad
 
@@ -604,7 +609,7 @@ _RENAMED = {
     "q_norm": "norm_q",
     "k_norm": "norm_k",
 }
-"""Words in the names of tensors in Lightricks' code, and in ComfyUI, that are others there."""
+"""Diffusers' words in names of tensors, by the words of Lightricks' code and of ComfyUI."""
 _BACK = {theirs: own for own, theirs in _RENAMED.items()}
 _ROWS = (*_stream_rows(_VIDEO), *_stream_rows(_SOUND), _KEYFRAMES, *_connectors_rows())
 _TABLE = NameTable(rows=_ROWS, sizes=_sizes, layers=lambda model: {"blocks": model.num_layers})
@@ -619,12 +624,12 @@ LTX2_NAMES: dict[str, str] = {
     for name in own_names(_TABLE)
     if not name.startswith(f"{CONNECTORS}.")
 }
-"""Diffusers' names of linears by those of Lightricks' own code, and of ComfyUI."""
+"""Diffusers' names of linears by their names in Lightricks' own code and in ComfyUI."""
 _PREFIX = "model.diffusion_model."
 _OTHER_PARTS = ("vae.", "audio_vae.", "vocoder.", "text_embedding_projection.")
 _CONNECTORS = ("video_embeddings_connector.", "audio_embeddings_connector.")
 HEADS = 32
-"""Heads of the published networks, which no tensor of 2.0 tells."""
+"""Number of heads of the published networks, which no tensor of 2.0 shows."""
 
 
 def _name_in_file(name: str) -> str | None:
@@ -635,7 +640,7 @@ def _name_in_file(name: str) -> str | None:
 
 
 def _config_of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-    """config.json of a network with tensors of these `shapes`; None if it is no LTX-2."""
+    """The config.json of a network with tensors of these `shapes`; None if it is no LTX-2."""
     first = "transformer_blocks.0"
     if not {"proj_in.weight", "audio_proj_in.weight", f"{first}.scale_shift_table"} <= {*shapes}:
         return None

@@ -46,14 +46,14 @@ from dit.models.registry import imported
 SOUND_RATE = 25.0
 """Latent frames a second of the published audio VAE."""
 SOUND = "sound"
-"""The stream of the sound in a pack."""
+"""Name of the stream of sound in a pack."""
 SOUND_TEXT = "sound_text"
-"""The rows of a caption that the sound attends to."""
+"""Name of the caption's rows to which sound attends."""
 FIRST_FRAME = "first_frame_latent"
 
 
 class TextModulation(StrEnum):
-    """What scales and shifts the rows of captions, and the queries that attend to them."""
+    """What scales and shifts the captions' rows, and the queries that attend to them."""
 
     NONE = "none"  # neither (2.0)
     TOLD = "told"  # a table of each layer, plus rows of the noise level of the sample (2.3, 2.5)
@@ -61,14 +61,14 @@ class TextModulation(StrEnum):
 
 
 class CrossLevels(StrEnum):
-    """The noise level that the attention between video and sound is told of."""
+    """Which noise level conditions the attention between video and sound."""
 
     OTHER = "other"  # the sample's of the other stream (Diffusers' pipelines)
     OWN = "own"  # of each token itself (`use_cross_timestep=False` of Diffusers' network)
 
 
 class TextConnectors(StrEnum):
-    """Where the rows come from that layers attend to: connectors make them of captions."""
+    """Which rows of captions shards hold: the output of the connectors, or their input."""
 
     STORED = "stored"  # shards hold what the connectors make
     FROZEN = "frozen"  # the first stage has the connectors, which are not trained
@@ -76,12 +76,12 @@ class TextConnectors(StrEnum):
 
 MOST_CONNECTOR_LAYERS = 16
 CONNECTOR_MLP_RATIO = 4
-"""Width of a connector's MLPs over that of its rows; fixed in Diffusers."""
+"""Width of a connector's MLPs divided by that of its rows; fixed in Diffusers."""
 _WIDE_TEXT = {"crossattn_emb_size": 4096, "sound_text_size": 2048, "text_projections": False}
 _V23 = {**_WIDE_TEXT, "head_gates": True, "text_modulation": TextModulation.TOLD}
 _V25 = {**_V23, "video_mlp_bias": False, "keyframe_embedding": True}
 MODEL_SIZES: dict[str, dict[str, Any]] = {"ltx2.0": {}, "ltx2.3": _V23, "ltx2.5": _V25}
-"""What each `model.name` sets: the three sets of switches of Diffusers' class."""
+"""Fields of `model` by size name, according to the options of Diffusers' class."""
 _TINY = {
     **TINY_NETWORK,
     "hidden_size": 40,
@@ -99,12 +99,13 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "ltx2.3": _TINY_WIDE,
     "ltx2.5": _TINY_WIDE,
 }
-"""Tiny size by name (`Family.tiny`): 2 pairs in front that are not turned, and none."""
+"""Keys of `model` for tiny networks (`Family.tiny`), with two rotary pairs and with none that are
+left over and not rotated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ltx2Config(ModelConfig):
-    """The network: sizes of both streams, switches, precision and parallelism."""
+    """Keys of `model`: sizes of both streams, options, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = MODEL_SIZES
 
@@ -114,7 +115,7 @@ class Ltx2Config(ModelConfig):
     num_layers: int = 48
     hidden_size: int = 4096
     num_attention_heads: int = 32
-    """Heads of every attention, of both streams and between them."""
+    """Number of heads of every attention, in both streams and between them."""
     in_channels: int = 128
     patch_spatial: int = 1
     crossattn_emb_size: int = 3840
@@ -123,20 +124,21 @@ class Ltx2Config(ModelConfig):
     sound_rate: Refused[float] = bounded(SOUND_RATE, most=1e6, least=None)
     """Latent frames of a sound a second: 25 of the published audio VAE."""
     sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
-    """Width of the sound's tokens inside the model, and of the attention between the streams."""
+    """Width of the sound's tokens in the layers, and of the attention between the streams."""
     sound_text_size: Refused[int] = bounded(3840, most=2**20)
     """Width of the caption's rows for the sound in the shards."""
     text_projections: Refused[bool] = True
-    """Whether two linears project the rows of captions for each stream (2.0); else these are as
-    wide as the streams."""
+    """Whether two linears project the captions' rows for each stream (2.0); if not, captions must
+    be as wide as the streams."""
     text_modulation: Refused[TextModulation] = TextModulation.NONE
-    """Scales and shifts of captions and of what attends to them: none (2.0), told, or table."""
+    """Scales and shifts of captions and of the queries that attend to them: none (2.0), told (a
+    table plus vectors of the noise level; 2.3, 2.5), or table (the table alone)."""
     head_gates: Refused[bool] = False
     """Whether each head of every attention has a gate (2.3, 2.5)."""
     video_mlp_bias: Refused[bool] = True
     """Whether the linears of the video's MLP have biases (2.0, 2.3)."""
     keyframe_embedding: Refused[bool] = False
-    """Whether there is an embedding of keyframes (2.5), which no pack here uses."""
+    """Whether there is an embedding of keyframes (2.5), which no pack uses yet."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
     """Texts in the shards: what the connectors make (stored), or the rows before them (frozen).
     Frozen ones stand in the first stage and are not trained."""
@@ -145,12 +147,12 @@ class Ltx2Config(ModelConfig):
     connector_heads: Refused[int | None] = bounded(None, most=2**10)
     """Attention heads of a connector; null: the published number, 30 (2.0) or 32."""
     connector_rows: Refused[int] = bounded(1024, most=2**14)
-    """Rows that a connector makes of each caption."""
+    """Number of rows that a connector makes of each caption."""
     connector_registers: Refused[int] = bounded(128, most=2**14)
     """Number of learned rows, which are repeated to fill captions up."""
     cross_levels: Live[CrossLevels] = CrossLevels.OTHER
-    """Levels that the attention between the streams is told: the other's of the sample (other, as
-    Diffusers' pipelines), or each token's own (own)."""
+    """Noise level that conditions the attention between the streams: the level of the other stream
+    of the sample (other, as in Diffusers' pipelines), or each token's own (own)."""
 
     def own_sizes(self) -> list[Rule]:
         return [
@@ -252,7 +254,10 @@ class Ltx2Config(ModelConfig):
 
     @property
     def table_rows(self) -> int:
-        """Scales, shifts and gates of a stream in a layer, without those between the streams."""
+        """Number of a stream's own scales, shifts and gates in a layer.
+
+        Those of the attention between the streams are not counted.
+        """
         return 6 if self.text_modulation is TextModulation.NONE else 9
 
     @property
@@ -263,13 +268,13 @@ class Ltx2Config(ModelConfig):
 
 @dataclass(frozen=True)
 class TableRows(FamilyModulation):
-    """A learned table, plus rows that all layers share, of which slots take some."""
+    """Modulation by a learned table plus rows of all layers; each slot takes some of them."""
 
     runs: ClassVar[str] = "dit.models.ltx2.layers:SlotTable"
     shared: str
-    """Name of the shared rows (`TimestepConditioning.of_rows`)."""
+    """Name of the shared rows, as in `TimestepConditioning.of_rows`."""
     slots: tuple[tuple[int, int, int | None], ...]
-    """Rows of the shift, the scale and the gate of each slot."""
+    """For each slot, the indices of its shift, scale and gate; None: no gate."""
 
     @property
     def rows(self) -> int:
@@ -278,25 +283,25 @@ class TableRows(FamilyModulation):
 
 @dataclass(frozen=True)
 class AttendToCaption(AttendTo):
-    """Tokens attend to their caption, whose rows each layer may scale and shift."""
+    """Cross-attention to the caption, whose rows each layer may scale and shift."""
 
     runs: ClassVar[str] = "dit.models.ltx2.layers:CaptionAttending"
     table: Modulation | None = None
-    """Scale and shift of the caption's rows."""
+    """Modulation with scale and shift of the caption's rows; None: they stay as they are."""
 
 
 def rows_of_table(stream: str) -> str:
-    """Name of the shared rows of a stream's own scales, shifts and gates."""
+    """Name of the shared rows for a stream's own scales, shifts and gates."""
     return f"{stream}_rows"
 
 
 def rows_between(stream: str) -> str:
-    """Name of the shared rows for the attention between the streams."""
+    """Name of the shared rows for the attention of a stream to the other."""
     return f"{stream}_between"
 
 
 def rows_of_text(stream: str) -> str:
-    """Name of the shared rows of the captions that a stream attends to."""
+    """Name of the shared rows for the captions that a stream attends to."""
     return f"{stream}_text_rows"
 
 
@@ -312,7 +317,7 @@ def _attention(model: Ltx2Config, width: int) -> AttentionSpec:
 
 
 def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, LayerPart]:
-    """What a stream computes without the other: attention, that to its caption, and the MLP."""
+    """Self-attention, attention to the caption, and MLP of the stream whose tokens are `row`."""
     is_video = row == TOKENS
     prefix, caption = ("", "text") if is_video else ("sound_", SOUND_TEXT)
     width = model.hidden_size if is_video else model.sound_hidden_size
@@ -339,7 +344,7 @@ def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, Layer
 
 
 def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
-    """What the streams compute of each other, both of the tokens as they were."""
+    """Attention of each stream to the other, both to the tokens as they were before."""
     width, sound = model.hidden_size, model.sound_hidden_size
     # Diffusers' rows: scale and shift of the attention of the video to the sound, then of the sound
     # to the video; the gate of the stream's own.
@@ -364,14 +369,14 @@ def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
 
 
 def ltx2_layer(model: Ltx2Config) -> LayerSpec:
-    """One layer: each stream by itself, its caption, both to each other, and the MLPs."""
+    """One layer: each stream attends to itself, its caption and the other; then the MLPs."""
     parts = zip(_own_parts(model, TOKENS), _own_parts(model, SOUND_TOKENS), strict=True)
     attends, texts, feeds = parts
     return LayerSpec((*attends, *texts, _parts_between(model), *feeds))
 
 
 def ltx2_stack(model: Ltx2Config) -> StackSpec:
-    """The layers of LTX-2."""
+    """The specification of LTX-2's layers."""
     return StackSpec(name="blocks", count=model.num_layers, layer=ltx2_layer(model))
 
 

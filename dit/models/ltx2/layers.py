@@ -1,6 +1,6 @@
 """Modules of LTX-2's layers: tables that are added to rows of the noise level, and captions.
 
-A layer scales and shifts the rows of its captions where the version has tables for them.
+A layer scales and shifts the rows of its captions if the version has tables for them.
 """
 
 # T tokens of a row as this rank holds them, L text tokens, M level rows, D any width
@@ -22,16 +22,16 @@ from dit.models.ltx2.family import AttendToCaption, TableRows
 from dit.models.stacks.parts import CrossAttending, LayerConditions
 
 CAPTIONS = "captions"
-"""What the parts here read in `LayerConditions.of_parts`."""
+"""Name in `LayerConditions.of_parts` of what these modules read."""
 
 
 class SlotTable(AdaLNModule):
-    """A table [R, D] plus shared rows [M, R D], in float32, whose rows are shared out to slots."""
+    """A table [R, D] plus shared rows [M, R D], in float32, of which each slot takes some."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: TableRows, *, of_tokens: bool = True
     ):
-        """`of_tokens` says that tensor ranks may share out the rows that it scales."""
+        """`of_tokens` says that tensor ranks may divide the tokens that it scales."""
         super().__init__(context.config, parts=len(spec.slots))
         self.spec = spec
         rows = torch.zeros(spec.rows, width, dtype=context.config.params_dtype)
@@ -58,7 +58,7 @@ class SlotTable(AdaLNModule):
 
 
 class CaptionAttending(CrossAttending):
-    """Tokens attend to their caption, whose rows the layer may scale and shift."""
+    """Runs cross-attention to captions whose rows the layer may scale and shift."""
 
     part: AttendToCaption  # type: ignore[reportIncompatibleVariableOverride]
 

@@ -1,4 +1,4 @@
-"""LTX-2: a row of latents and one of a sound, which see their captions and each other."""
+"""LTX-2: a row of latents and one of sound, which attend to their captions and to each other."""
 
 # T packed tokens of a stream, C patch features, M level rows, N samples, L text tokens
 # D width of a stream, E width of a text, X any width
@@ -52,10 +52,10 @@ from dit.models.stacks.stacked_transformer import Blocks, Output, Shapes, Stacke
 from dit.pack_wire import to_device
 
 ROWS = {TOKENS: (LATENTS, TEXT), SOUND_TOKENS: (SOUND, SOUND_TEXT)}
-"""Row of tokens -> its stream in a pack, and the text that it attends to."""
+"""(stream in a pack, text that it attends to) of each row of tokens."""
 SCALES_BETWEEN, GATES = 4, 1
-"""Rows that all layers share for the attention between the streams: those of its inputs, and the
-gate of its output."""
+"""Number of vectors that all layers share for the attention between the streams: scales and shifts
+of its inputs, and the gate of its output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +63,17 @@ class StreamLayout:
     """What a pass computes once of the streams of a pack."""
 
     streams: Mapping[str, TokenStream]
-    """The streams by the row of tokens."""
+    """The streams by the name of their row of tokens."""
     per_sample: Mapping[str, PerSample]
     hears_T1: Tensor | None
-    """Whether samples have a sound, as in `Crossing.has_keys_T1`."""
+    """1 for the latents' tokens of samples with sound, else 0, float32 [T, 1], for
+    `Crossing.has_keys_T1`; None: all samples have sound."""
 
 
 class LevelRows(nn.Module):
-    """Levels [M] -> rows [M, n D] that all layers share, and their embedding [M, D].
+    """Maps timesteps [M] to vectors [M, n D] that all layers share, and their embedding [M, D].
 
-    `LTX2AdaLayerNormSingle` of Diffusers.
+    It is `LTX2AdaLayerNormSingle` of Diffusers.
     """
 
     def __init__(self, width: int, rows: int, config: TransformerConfig):
@@ -87,7 +88,7 @@ class LevelRows(nn.Module):
 
 
 class CaptionProjection(nn.Module):
-    """Rows of a caption, whole on every rank, as a stream attends to them: [L, E] -> [L, D]."""
+    """Maps captions [L, E], whole on every rank, to the width [L, D] of a stream."""
 
     def __init__(self, inputs: int, width: int, dtype: torch.dtype):
         super().__init__()
@@ -99,7 +100,7 @@ class CaptionProjection(nn.Module):
 
 
 class StreamEmbedding(MegatronModule):
-    """The inputs of one stream: tokens, levels, and the captions that it attends to."""
+    """Embeds the inputs of one stream: tokens, timesteps, and the captions that it attends to."""
 
     def __init__(self, model: Ltx2Config, context: BuildContext, row: str):
         config = context.config
@@ -127,7 +128,11 @@ class StreamEmbedding(MegatronModule):
             self.connector.requires_grad_(False)
 
     def caption(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
-        """The rows that layers attend to [L, D], of those of the shards [L, E]."""
+        """The rows [L, D] that layers attend to, from those of the shards [L, E].
+
+        `starts` has the first row of each sample and the end of the last; `per_sample` says which
+        kernels may be used.
+        """
         if self.connector is not None:
             with torch.no_grad():
                 text_LE = self.connector(text_LE, starts, per_sample)
@@ -135,11 +140,11 @@ class StreamEmbedding(MegatronModule):
 
 
 class Ltx2Network(StackedTransformer):
-    """Noisy tokens, timesteps and captions of a pack -> velocity of each token of its streams.
+    """Denoiser of LTX-2: predicts the velocity of each noisy token of a pack, in both streams.
 
-    The arithmetic is that of Diffusers' `LTX2VideoTransformer3DModel`. What is fed of the sound is
-    `NoisyTokens` of the pack's stream `sound`. Without that stream the sound's layers see zeros,
-    which change nothing, and the output is that of the latents alone.
+    The arithmetic is that of Diffusers' `LTX2VideoTransformer3DModel`. The noisy sound is
+    `NoisyTokens` of the pack's stream `sound`. Without that stream the sound's layers process
+    zeros, which change nothing, and the output is that of the latents alone.
     """
 
     shares_samples = True
@@ -177,12 +182,12 @@ class Ltx2Network(StackedTransformer):
         return [*super().parameters_without_gradient(), *unused]
 
     def streams(self, batch: PackedBatch) -> dict[str, TokenStream]:
-        """The streams of a pack by rows of tokens; without a sound one of idle tokens."""
+        """The streams of a pack by their rows of tokens; without sound, one of idle tokens."""
         sound = batch.others.get(SOUND)
         return {TOKENS: batch, SOUND_TOKENS: self._idle(batch) if sound is None else sound}
 
     def _idle(self, batch: PackedBatch) -> TokenStream:
-        """A sound of which no sample has any: zeros, so that each weight has a gradient."""
+        """A stream of sound that no sample has: zeros, so that each weight has a gradient."""
         rows, device = self.model.token_multiple, batch.segment_T.device
         last_T = torch.full((rows,), batch.num_samples - 1, device=device)
         nothing_T = torch.zeros(rows, dtype=torch.bool, device=device)
@@ -227,12 +232,12 @@ class Ltx2Network(StackedTransformer):
         return shapes
 
     def _source(self, row: str) -> str:
-        """Name of the text in shards that a stream's captions are made of."""
+        """Name of the text in shards from which the captions of the row `row` are made."""
         one_text = self.model.has_connectors and self.model.text_projections
         return TEXT if one_text else ROWS[row][1]
 
     def _text_starts(self, batch: PackedBatch, row: str) -> Sequence[int]:
-        """N + 1 offsets of the samples in the captions that a stream attends to."""
+        """N + 1 offsets of the samples in the captions that the row `row` attends to."""
         if self.model.has_connectors:
             rows = self.model.connector_rows
             return range(0, rows * batch.num_samples + 1, rows)
@@ -345,7 +350,10 @@ class Ltx2Network(StackedTransformer):
         return AttendedRows(rows_LE=blocks[_text(row)], spans=spans)
 
     def _owners(self, batch: PackedBatch) -> Mapping[str, PerSample]:
-        """The sample of each row of the texts, by their names; of one level all the same."""
+        """The sample of each row of the texts, by the name of the text.
+
+        If captions do not depend on the noise level, all rows count as rows of sample 0.
+        """
         found = dict[str, PerSample]()
         told = self.model.text_modulation is TextModulation.TOLD
         for row, (_, text) in ROWS.items():

@@ -1,4 +1,4 @@
-"""Lumina Image 2.0 in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""Lumina Image 2.0 in Diffusers: names of tensors, config.json, pipelines, its network's calls.
 
 Its class is `Lumina2Transformer2DModel`.
 """
@@ -39,7 +39,7 @@ _TABLE = NameTable(
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Names of linears in a stack of the original project -> Diffusers' names."""
+    """Diffusers' names of the linears in a stack, by their names in the original project."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     made = " ".join(f"{stack}.*.attn.to_{letter}" for letter in "qkv")
     names = {f"{attention}.qkv": made, f"{attention}.out": f"{stack}.*.attn.to_out.0"}
@@ -59,7 +59,8 @@ LUMINA2_NAMES = {
     "final_layer.linear": "norm_out.linear_2",
     "x_embedder": "x_embedder",
 }
-"""Names in the original project, ComfyUI and diffusion-pipe -> names in Diffusers."""
+"""Diffusers' names of linears by their names in the original project, ComfyUI and
+diffusion-pipe."""
 
 
 KEYS = ConfigKeys(
@@ -78,7 +79,6 @@ KEYS = ConfigKeys(
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, _: Lumina2Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     text_1LE = sample.text_LE[None]

@@ -28,15 +28,15 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 AXES_LENS = (300, 512, 512)
-"""Lengths of Diffusers' rotary tables: position in the sequence, row, column."""
+"""Lengths of Diffusers' rotary tables: index in the sequence, row, column."""
 
 LONGEST_TEXT = AXES_LENS[0] - 1
-"""Largest number of caption tokens; the picture's position follows them."""
+"""Largest number of caption tokens; the picture's index follows theirs."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """Fields of `model` by size name, from config.json of Alpha-VLLM/Lumina-Image-2.0."""
 TINY: Mapping[str, Mapping[str, Any]] = {"lumina2": {**TINY_REFINED, "num_kv_heads": 4}}
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Lumina2Config(GroupedRefinedConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """The largest latent for the tables of Diffusers' network."""
+        """Largest latent (frames, rows, columns) that the tables of Diffusers' network cover."""
         return sides_of_tables(self, AXES_LENS)
 
 

@@ -9,7 +9,7 @@ from dit.models.stacks.refined_transformer import RefinedTransformer
 
 
 class Lumina2Network(RefinedTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Lumina Image 2.0: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Lumina2Transformer2DModel`.
     """

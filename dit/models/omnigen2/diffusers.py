@@ -63,7 +63,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 _LARGEST = (10_000, 10_000, 10_000)
-"""Lengths of the published rotary tables: position in the sequence, row, column."""
+"""Lengths of the published rotary tables: index in the sequence, row, column."""
 KEYS = ConfigKeys(
     keys=(
         *lumina_keys(layers=(26, 2), largest=_LARGEST),
@@ -106,7 +106,7 @@ def _run_network(
 
 
 def _sampling(scheduler: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling options of a scheduler's file; it shifts the schedule unless the file says no."""
+    """Sampling options from a scheduler's file, which may switch off the shift by tokens."""
     return {} if scheduler.get("dynamic_time_shift", True) else {"shift_base_tokens": None}
 
 

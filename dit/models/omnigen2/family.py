@@ -35,9 +35,9 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 MOST_REFERENCES = 5
-"""Largest number of references: rows of the table of picture embeddings."""
+"""Largest number of references: the number of embeddings of pictures that the network has."""
 _SIDE = 2
-"""Patch size: rows and columns of the latent in one token."""
+"""Side of a patch in latent cells."""
 LEVELS: Mapping[str, Any] = {**EVEN_STEPS, "shift_base_tokens": 40**2 // _SIDE**2}
 """Keys of `objective` as in the pipeline, whose scheduler shifts by sqrt(rows * columns) / 40 of
 the latent: no shift for 400 tokens."""
@@ -47,7 +47,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {"omnigen2": {}}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "omnigen2": {**TINY_REFINED, "num_kv_heads": 4, "reference_latents": 1}
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,10 @@ class OmniGen2Config(HasReferences, GroupedRefinedConfig):
     """A named size (omnigen2) or `custom`."""
     family: str = "omnigen2"
     num_layers: int = 32
-    """Layers over text, references and target together."""
+    """Number of layers over text, references and target together."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Layers before these over the target alone, as many over each reference, and over text."""
+    """Number of refiner layers over the target alone, over each reference, and over text, before
+    the joint layers."""
     hidden_size: int = 2520
     num_attention_heads: int = 21
     num_kv_heads: int = bounded(7, most=2**14)

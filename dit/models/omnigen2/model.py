@@ -16,11 +16,11 @@ from dit.models.omnigen2.family import FAMILY, MOST_REFERENCES, OmniGen2Config, 
 from dit.models.stacks.refined_transformer import RefinedTransformer
 
 _NUMBER = 3
-"""Number of a position that counts references; 0 for the target."""
+"""Axis of positions that counts references from 1; 0 for the target."""
 
 
 class OmniGen2Network(RefinedTransformer):
-    """Noisy tokens, timesteps, text and reference pictures of a pack -> velocity of each token.
+    """Denoiser of OmniGen2: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of the public code's `OmniGen2Transformer2DModel`.
     """

@@ -61,7 +61,6 @@ def _latent_channels(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     channels = _latent_channels(t)
     features = t.patch_size**2 * channels
     return [
@@ -77,7 +76,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _references(t: Any) -> int:
-    """The most references of published weights; `zero_cond_t` marks those of Edit-2511.
+    """Largest number of references of published weights; `zero_cond_t` marks those of Edit-2511.
 
     Nothing in the file tells Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or
     none.
@@ -106,7 +105,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImageConfig) -> list[str]:
-    """Why Diffusers' network cannot express a run, in words."""
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [
@@ -139,7 +137,6 @@ def _pipeline(name: str) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImageConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
     from torch.nn.functional import pad
 

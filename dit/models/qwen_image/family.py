@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 SCALE = 1000
-"""Factor between the network's timestep and t, as in all schedulers of Diffusers."""
+"""Ratio of the network's timestep to t, as in all schedulers of Diffusers."""
 
 MOST_REFERENCES = 3
 """Largest number of pictures to edit; `QwenImageEditPlusPipeline` itself has no limit."""
@@ -62,7 +62,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen_image": _TINY,
     "qwen_image_edit_2511": _TINY | {"reference_latents": 1},
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,12 @@ class QwenImageConfig(ModelConfig):
     num_attention_heads: int = 24
     crossattn_emb_size: int = 3584
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**20, least=None)
-    """Even widths of a head rotated by picture, row and column; their sum is a head's width."""
+    """Widths of a head rotated by picture, row and column, all even; their sum is the head's
+    width."""
     reference_latents: OfInputs[int] = 0
-    """Pictures to edit that a sample may have, as latents of any size; at most 3."""
+    """Largest number of pictures to edit in a sample, as latents of any size; at most 3."""
     clean_references: bool = False
-    """Whether pictures to edit get noise level 0 (2511) instead of the level of the sample."""
+    """Whether pictures to edit have noise level 0 (2511) instead of the level of their sample."""
 
     def own_sizes(self) -> list[Rule]:
         count = self.reference_latents
@@ -112,7 +113,7 @@ def _positions(_: QwenImageConfig) -> PositionRule:
 
 
 def _codec(model: QwenImageConfig) -> str:
-    """Name of the codec and text encoder; in edits the text encoder also sees the pictures."""
+    """Name of codec and text encoder; for edits the text encoder also sees the pictures."""
     if not model.reference_latents:
         return "qwen_image"
     return "qwen_image_edit_2511" if model.clean_references else "qwen_image_edit"
@@ -125,7 +126,7 @@ def _inputs(model: QwenImageConfig) -> tuple[SampleInput, ...]:
 
 
 def qwen_image_stack(model: QwenImageConfig) -> StackSpec:
-    """The layers of Qwen-Image; no later layer reads the last layer's text output."""
+    """The layers of Qwen-Image; no later layer reads the last one's text, so it is not computed."""
     layer = double_layer(**joint_layer_parts(model))
     return StackSpec(name="blocks", count=model.num_layers, layer=layer)
 

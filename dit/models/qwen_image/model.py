@@ -25,7 +25,7 @@ from dit.pack_wire import to_device
 
 
 class QwenImageNetwork(JointTransformer):
-    """Noisy tokens, timesteps, text and pictures to edit of a pack -> velocity of each token.
+    """Denoiser of Qwen-Image: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `QwenImageTransformer2DModel`.
     """
@@ -70,7 +70,7 @@ class QwenImageNetwork(JointTransformer):
 
 
 def text_positions(lengths: Sequence[int], grids: Sequence[Sequence[Grid]]) -> Tensor:
-    """Positions [L, 3] float32 of the texts of samples, whose pictures are `grids`.
+    """Positions [L, 3] float32 of texts with these `lengths`, in samples with pictures of `grids`.
 
     A token has the same position on all axes, counted from half of the longest side.
     """

@@ -1,4 +1,4 @@
-"""Qwen-Image-2.1 in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""Qwen-Image-2.1 in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `QwenImage21Transformer2DModel`.
 """
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 CLASS = "QwenImage21Transformer2DModel"
 PATCH = 1
-"""Rows and columns of a token."""
+"""Side of a patch in latent cells."""
 SLOT = SIDES**2
-"""Tokens of a picture for each of its slots in the text."""
+"""Number of tokens of a picture for each of its slots in the text encoder's output."""
 _COLUMN = TensorSplit.COLUMN
 _LAYERS = SequentialNames(
     norms=(),
@@ -78,7 +78,7 @@ _TABLE = NameTable(
     layers=lambda model: {"blocks": model.num_layers},
 )
 QWEN_IMAGE21_NAMES = own_names(_TABLE)
-"""Names in ComfyUI and trainers -> names in Diffusers, which are equal."""
+"""Diffusers' names of linears by their names in ComfyUI and trainers, which are equal."""
 
 
 def _rules(t: Any) -> list[Rule]:
@@ -118,7 +118,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: QwenImage21Config) -> list[str]:
-    """Why Diffusers' network cannot express this one, in words."""
     ratio = model.mlp_ratio
     if ratio == int(ratio):
         return []
@@ -128,7 +127,7 @@ def _inexpressible(model: QwenImage21Config) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImage21Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample; states in place of pictures are not read."""
+    """Output of Diffusers' network for one sample; it reads no states in place of pictures."""
     import torch
     from torch.nn.functional import pad
 

@@ -54,14 +54,14 @@ EPS = 1e-6
 THETA = 10_000.0
 """Base of the rotary frequencies on all axes."""
 VECTORS: Mapping[str, int] = {"blocks": 4, "out": 1}
-"""Number of modulation vectors (scales, gates) of all layers together, and of the head."""
+"""Number of modulation vectors (scales, gates) that all layers share, and of the head's."""
 MOST_REFERENCES = 10
 SIDES = 2
-"""Number of latent cells that must divide a picture's sides: a slot of the text encoder covers 2 x
-2 cells."""
+"""Number of latent cells that must divide a picture's sides: a slot in the text encoder's output
+covers 2 x 2 cells."""
 TITLE = "Qwen-Image-2.1"
 CODEC = "qwen_image21"
-"""Name of the codec, and of the text encoder."""
+"""Name of the codec and of the text encoder."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"qwen_image21": {}, "qwen_image21_turbo": {}}
 """Fields of `model` by size name, from config.json of Qwen/Qwen-Image-2.1 and its Turbo."""
@@ -76,7 +76,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "qwen_image21": {**_TINY, "reference_latents": 1},
     "qwen_image21_turbo": _TINY,
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,11 @@ class QwenImage21Config(HasReferences, ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 4096
     rope_axes: tuple[int, int, int] = bounded((16, 56, 56), most=2**17, least=None)
-    """Widths of a head turned by place in the sequence, row and column; their sum is its width."""
+    """Widths of a head rotated by index in the sequence, by row, and by column; their sum is the
+    head's width."""
     causal_condition: bool = True
-    """Whether text and references are told noise level 0; else they are told the sample's."""
+    """Whether text and references have noise level 0; if not, they have the level of their
+    sample."""
     reference_latents: OfInputs[int] = bounded(0, most=MOST_REFERENCES, least=0)
 
     def own_sizes(self) -> list[Rule]:
@@ -131,7 +133,7 @@ class QwenImage21Config(HasReferences, ModelConfig):
 
 
 def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
-    """The layers of the network, which share one set of modulations (`VECTORS`)."""
+    """The layers of the network, which share one set of modulation vectors (`VECTORS`)."""
     width = model.hidden_size
     attention = AttentionSpec(width=width, heads=model.num_attention_heads, eps=EPS)
     mlp = FeedForwardSpec(width=width, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU)
@@ -144,7 +146,7 @@ def qwen_image21_stack(model: QwenImage21Config) -> StackSpec:
 
 
 def text_names(model: QwenImage21Config) -> tuple[str, ...]:
-    """Names of the texts of a sample in order: one before each reference, and the last."""
+    """Names of a sample's texts in their order: one before each reference, then the caption."""
     return (*(f"text_before_{n}" for n in range(model.reference_latents)), "text")
 
 

@@ -41,13 +41,12 @@ X = TypeVar("X")
 
 
 class QwenImage21Network(JointTransformer):
-    """Noisy tokens, timesteps, texts and reference pictures of a pack -> velocity of each token.
+    """Denoiser of Qwen-Image-2.1: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `QwenImage21Transformer2DModel` for one sample. A sample is
-    a sequence: texts with references between them, then its picture. A sample has two level rows:
-    its picture has its noise level, texts and references have level 0. The first pipeline stage
-    computes the rows of all modulations, 5 for each level row, which are sent with the hidden
-    states.
+    Each sample is computed as by Diffusers' `QwenImage21Transformer2DModel`. It is a sequence:
+    texts with references between them, then its picture. A sample has two level rows: its picture
+    has its noise level, texts and references have level 0. The first pipeline stage computes all
+    modulations, 5 vectors for each level row, which are sent with the hidden states.
     """
 
     text_level = 1
@@ -93,7 +92,7 @@ class QwenImage21Network(JointTransformer):
         return found
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """`batch` whose positions have the place in the sequence instead of a picture's number."""
+        """A copy of `batch` whose positions have the index in the sequence, not the picture's."""
         places = [_places(*sample)[1] for sample in _samples(batch)]
         # The target, whose number is 0, stands behind all references.
         rows = [[own[-1], *own[:-1], *[0] * (1 + MOST_REFERENCES - len(own))] for own in places]
@@ -104,7 +103,7 @@ class QwenImage21Network(JointTransformer):
         return replace(batch, position_TA=moved_TA)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """The place of each text token, on all axes."""
+        """Positions [L, A] of text tokens: the index in the sequence, on all axes."""
         places = [place for sample in _samples(batch) for place in _places(*sample)[0]]
         place_L = torch.tensor(places, dtype=batch.position_TA.dtype)
         place_LA = place_L[:, None].repeat(1, batch.position_TA.shape[1])
@@ -131,20 +130,23 @@ class QwenImage21Network(JointTransformer):
 
 
 def _texts_in_order(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Offsets of the texts of a pack, by name: texts before references first, the caption last."""
+    """Offsets of a pack's texts by name, in order: before references first, the caption last."""
     names = [name for name in batch.text_offsets if name != TEXT]
     return {name: batch.text_offsets[name] for name in (*names, TEXT)}
 
 
 def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, ...]]]:
-    """Lengths of the texts of each sample, in order, and grids of its references."""
+    """(lengths of its texts in order, grids of its references) of each sample."""
     offsets = _texts_in_order(batch).values()
     lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
     return zip(zip(*lengths, strict=True), batch.references, strict=True)
 
 
 def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:
-    """`texts` and `pictures` in sequence: a text before each reference, other texts, the target."""
+    """`texts` and `pictures` in sequence, the last picture (the target) at the end.
+
+    Each reference follows a text; texts that are left over precede the target.
+    """
     *references, target = pictures
     count = len(references)
     assert len(texts) > count, "a text before each reference, and the caption"
@@ -153,9 +155,10 @@ def _laid(texts: Sequence[X], pictures: Sequence[X]) -> list[X]:
 
 
 def _places(texts: Sequence[int], references: Sequence[Grid]) -> tuple[list[int], list[int]]:
-    """The place of each text token of a sample, and of each of its pictures, the target last.
+    """Indices in the sequence of each text token of a sample, and of each of its pictures.
 
-    A text token takes one place, a reference as many as its longest side has tokens.
+    A text token takes one index, a reference as many as its longest side has tokens. The target is
+    the last picture.
     """
     of_texts, of_pictures, place = list[int](), list[int](), 0
     sides = [max(grid[1:]) for grid in references]

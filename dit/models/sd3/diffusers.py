@@ -55,7 +55,7 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Name-table rows of a stack; nothing is rotated, and the last layer gives no text."""
+    """Name-table rows of `stack`; nothing is rotated, and the last layer outputs no text."""
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}
@@ -140,11 +140,10 @@ SD3_NAMES: dict[str, str] = {
     "final_layer.adaLN_modulation.1": "norm_out.linear~",
     "final_layer.linear": "proj_out",
 }
-"""Names in Stability's own code -> names in Diffusers."""
+"""Diffusers' names of linears by their names in Stability's own code."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     dual, width = t.dual_attention_layers, t.num_attention_heads * t.attention_head_dim
     return [
         outputs_as_inputs(t),
@@ -206,7 +205,6 @@ KEYS = ConfigKeys(
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: Sd3Config) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
 
     (made,) = network(

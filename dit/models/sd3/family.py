@@ -68,7 +68,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "sd3": _TINY,
     "sd3.5_medium": _TINY | {"dual_attention_layers": 1},
 }
-"""Tiny size by name (`Family.tiny`). 3.5 large has no layer that medium lacks."""
+"""Keys of `model` for tiny networks (`Family.tiny`). 3.5 large has no layer that medium lacks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,23 +82,27 @@ class Sd3Config(ModelConfig):
     """A named size (sd3, sd3.5_medium, sd3.5_large) or `custom`."""
     family: str = "sd3"
     num_layers: int = 24
-    """Number of double-stream layers: separate weights for latents and text, joint attention."""
+    """Number of double-stream layers, in which latents and text have weights of their own, and
+    attention is over both."""
     hidden_size: int = 1536
     num_attention_heads: int = 24
     crossattn_emb_size: int = 4096
     text_pad_to: TextPadding | None = None
-    """Padding of captions: stored (shards hold its states, which published weights attend to), or
-    null (none)."""
+    """How captions are padded: stored (shards hold the encoder's states of padding, which published
+    weights attend to), or null (not at all)."""
     pooled_size: int = bounded(2048, most=2**20)
-    """Width of `pooled_text`, the concatenated outputs of two CLIP encoders for a caption."""
+    """Width of `pooled_text`, the concatenated pooled outputs of two CLIP encoders for a
+    caption."""
     qk_norm: bool = False
     """Whether queries and keys are normalised (3.5)."""
     dual_attention_layers: int = 0
-    """First layers with a second attention, among latents only (3.5 medium: 13)."""
+    """Number of first layers that have a second attention, among latents only (3.5 medium: 13)."""
     max_size: tuple[int, int, int] = bounded((1, 384, 384), most=2**12, least=None)
-    """Latent frames (1), rows and columns that the table of positions covers; a square."""
+    """Latent frames (1), rows and columns that the table of positions covers; rows equal
+    columns."""
     sample_size: int = bounded(128, most=2**12)
-    """A new table has positions from 0 to this number of latent rows, divided by the patch."""
+    """Positions in a new table go from 0 to this number of latent rows divided by the patch
+    size."""
 
     own_stages = ModelConfig.enough_layers
 
@@ -139,12 +143,12 @@ class Sd3Config(ModelConfig):
 
     @property
     def table_side(self) -> int:
-        """Rows and columns of the table of positions, in tokens."""
+        """Number of rows, and of columns, of the table of positions, in tokens."""
         return self.max_size[1] // self.patch_spatial
 
     @property
     def stack_layers(self) -> dict[str, int]:
-        """Number of layers of each stack, in order; the last layer is a stack of its own."""
+        """Number of layers of each stack by name, in order; the last layer is its own stack."""
         dual = min(self.dual_attention_layers, self.num_layers - 1)
         counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
         return {name: count for name, count in counts.items() if count}
@@ -169,7 +173,7 @@ def _inputs(model: Sd3Config) -> tuple[SampleInput, ...]:
 
 
 def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
-    """The layers: those with a second attention, the others, and the last, where the text ends."""
+    """The stacks: layers with a second attention, others, and the last, without text output."""
     layers = {
         "dual_blocks": _layer(model, dual=True),
         "blocks": _layer(model, dual=False),
@@ -180,9 +184,9 @@ def sd3_stacks(model: Sd3Config) -> tuple[StackSpec, ...]:
 
 
 def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
-    """A double-stream layer; `dual`: latents also attend to each other alone, side by side.
+    """A double-stream layer; with `dual`, latents also attend to latents alone, in parallel.
 
-    The `last` one has no weights that would compute the text.
+    The `last` layer has no weights that would compute the text's output.
     """
     parts = joint_layer_parts(model, norm=QkNorm.PER_HEAD if model.qk_norm else QkNorm.NONE)
     attention, mlp = parts["attention"], parts["feed_forward"]
@@ -197,7 +201,7 @@ def _layer(model: Sd3Config, *, dual: bool, last: bool = False) -> LayerSpec:
 
 
 def ends_dual(model: Sd3Config) -> bool:
-    """Whether the last layer also has a second attention."""
+    """Whether the last layer has a second attention, too."""
     return model.dual_attention_layers == model.num_layers
 
 

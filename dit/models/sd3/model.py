@@ -21,7 +21,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class Sd3Network(JointTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Stable Diffusion 3: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `SD3Transformer2DModel`.
     """
@@ -56,7 +56,7 @@ class Sd3Network(JointTransformer):
 
 
 class PositionTable(nn.Module):
-    """A row for each place of a square, which is never trained and is stored in checkpoints.
+    """A table with an embedding for each position of a square, which is stored but never trained.
 
     Published weights include theirs. A new one has sines and cosines, first of columns, then of
     rows, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4; the table of Diffusers'
@@ -78,6 +78,6 @@ class PositionTable(nn.Module):
         self.register_buffer("table", table_GGD.flatten(0, 1))
 
     def forward(self, position_TA: Tensor) -> Tensor:
-        """The rows [T, D] for positions (row, column)."""
+        """The rows [T, D] of the table at the positions (row, column)."""
         row_T, column_T = position_TA.long().unbind(1)
         return self.table[row_T * self.side + column_T]

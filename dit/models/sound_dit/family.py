@@ -1,4 +1,4 @@
-"""The family `sound_dit`, a DiT with two rows of tokens: its fields, sizes, rules and layers."""
+"""The family `sound_dit`, a DiT with latents and sound: its fields, sizes, rules and layers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 TEXT_OF_SOUND = "text_of_sound"
-"""The caption among the keys of a layer, as tokens of sound attend to it."""
+"""Name of the caption's rows to which sound attends, among the keys for cross-attention."""
 BASE_FPS = 24.0
-"""Positions in time count frames of this rate, those of sound as those of latents."""
+"""Frame rate in which positions in time are counted, for latents and for sound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoundDitConfig(ModelConfig):
-    """The network: sizes of both rows and parallelism."""
+    """Keys of `model`: sizes of both streams, and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sound_dit_s": {},
@@ -68,15 +68,15 @@ class SoundDitConfig(ModelConfig):
     hidden_size: int = 384
     num_attention_heads: int = 6
     sound_channels: Refused[int] = bounded(160, most=2**16)
-    """Channels of the latent of a sound: `sound_latent.channels` of the dataset card."""
+    """Channels of a sound's latent: `sound_latent.channels` of the dataset card."""
     sound_rate: Refused[float] = bounded(100.0, most=1e6, least=None)
-    """Latent frames of a sound a second: wave_rate / wave_frame of `data_prep`."""
+    """Latent frames of sound per second: wave_rate / wave_frame of `data_prep`."""
     sound_hidden_size: Refused[int] = bounded(192, most=2**17)
-    """Width of a token of sound inside the model; a multiple of sound_attention_heads."""
+    """Width of sound tokens in the layers; a multiple of sound_attention_heads."""
     sound_attention_heads: Refused[int] = bounded(6, most=2**10)
-    """Heads of the attention of sound, and of that between sound and frames."""
+    """Number of heads of the attention among sound, and of that between sound and frames."""
     streams_meet: Refused[bool] = True
-    """Whether frames and sound attend to each other; false: to tokens of their own alone."""
+    """Whether frames and sound attend to each other; false: each attends only to itself."""
 
     def own_sizes(self) -> list[Rule]:
         return [(self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive")]
@@ -127,7 +127,7 @@ class SoundDitConfig(ModelConfig):
 
 
 def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
-    """The layers: both rows attend to themselves, to each other and to text."""
+    """The layers, in which both rows attend to themselves, to each other and to text."""
     modulation = PerBlockModulation(inputs=model.hidden_size)
     v, s = Modulation("modulation", modulation), Modulation("sound_modulation", modulation)
     width, sound = model.hidden_size, model.sound_hidden_size

@@ -1,4 +1,4 @@
-"""The network: a row of latents and a row of sound, which attend to each other."""
+"""The network of `sound_dit`: a row of latents and a row of sound, which attend to each other."""
 
 # T tokens of a row, S keys of the other row, N samples, M level rows of both streams
 # C patch features or channels of sound, D model width, X any width, H heads, K head width
@@ -43,14 +43,14 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.pack_wire import to_device
 
 Layout = dict[str, PerSample]
-"""Level rows of the tokens of latents and of sound, by row."""
+"""How level rows are applied to the tokens of each row, by the row's name."""
 
 
 class SoundDit(StackedTransformer):
-    """Noisy latents, noisy sound, their timesteps and text of a pack -> raw outputs of both.
+    """Denoiser for videos with sound: raw outputs for noisy latents and noisy sound of a pack.
 
     Times of latents and of sound are rotary positions of the attention between them, so that sound
-    meets the frames that it belongs to.
+    and the frames that it belongs to have equal positions.
     """
 
     shares_samples = True
@@ -181,7 +181,10 @@ class SoundDit(StackedTransformer):
 
 
 def text_spans(stream: TokenStream, starts: Sequence[int]) -> Spans:
-    """Spans of this rank's tokens, and of their samples' captions."""
+    """Spans that connect this rank's tokens to the captions of their samples.
+
+    `starts` has the first text token of each sample, and the end of the last.
+    """
     captions = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(stream.segment_T), stream.segment_T.device
     return Spans.of(stream.shared_spans, captions, total=tokens, device=device)

@@ -4,7 +4,7 @@ step_layer           a layer: the steps of its specification, over named rows of
 parts                the computations of steps: attention, feed-forward
 views                the tokens of a row that a layer sees, and those that it changes
 stack                layers of one kind: divided into pipeline stages, built, recomputed
-offload              page-locked host memory, from and to which a GPU copies beside its work;
+offload              page-locked host memory, which a GPU reads and writes while it computes;
                      activations that are offloaded to it
 frozen_blocks        frozen matrices in 8 bits, and blocks of them in host memory
 token_routing        layers that see only some tokens in training; the others skip them

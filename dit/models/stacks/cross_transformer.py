@@ -28,7 +28,7 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """Numbers of a head that are rotated by frame, by row and by column.
+    """Numbers of a head of width `head` that are rotated by (frame, row, column).
 
     Rows and columns get a third each, rounded down to an even number, and frames the rest.
     """
@@ -37,7 +37,7 @@ def axis_widths(head: int) -> tuple[int, int, int]:
 
 
 class CrossTransformer(StackedTransformer):
-    """A network with cross-attention to text, padded with zeros to `model.text_pad_to`."""
+    """A network with cross-attention to text, which is padded to `model.text_pad_to` tokens."""
 
     rotary: RotaryTable | WholeWidthRotary
     """Rotary positions; each family sets its own."""
@@ -58,7 +58,7 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """Inputs of every layer beside the tokens; `others` are further keys of cross-attention."""
+        """Inputs of every layer besides tokens; `others` are more rows to attend to, by name."""
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
         return LayerConditions(
@@ -71,7 +71,7 @@ class CrossTransformer(StackedTransformer):
 
 
 class TextEmbedding(nn.Module):
-    """The embedding of the text encoder's output, padding included, [L, E] -> [L, D].
+    """Embeds the text encoder's output, padding included: two linears [L, E] -> [L, D].
 
     Every tensor rank has all rows and their whole gradient, so the weights need no mark for
     sequence parallelism.
@@ -88,24 +88,30 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans of this rank's tokens, and of their samples' text tokens, which begin at `starts`."""
+    """Spans that connect this rank's tokens to text tokens of their samples.
+
+    `starts` has the first text token of each sample, and the end of the last.
+    """
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
     return Spans.of(batch.shared_spans, rows, total=tokens, device=device)
 
 
 def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int:
-    """Number of text tokens of a pack, each caption padded to `length` (None: no padding)."""
+    """Number of rows of the text input `text`, if each caption is padded to `length` tokens.
+
+    None stands for no padding.
+    """
     return batch.text_offsets[text][-1] if length is None else length * batch.num_samples
 
 
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
-    """Appends zero vectors to every caption up to `length` tokens (None: does nothing).
+    """A copy of the pack with every caption padded by zero vectors to `length` tokens.
 
-    The published weights of Cosmos and of Wan attend to this padding.
+    The published weights of Cosmos and of Wan attend to this padding. None changes nothing.
 
     Raises:
-        ValueError: a caption is longer.
+        ValueError: a caption is longer than `length`.
     """
     if length is None:
         return batch
@@ -120,7 +126,10 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, followed by zeros up to `length` (None: unchanged)."""
+    """The rows of each sample, followed by zeros up to `length` rows; with None, `rows_LE`.
+
+    `starts` has the first row of each sample, and the end of the last.
+    """
     if length is None:
         return rows_LE
     parts, width = [], rows_LE.shape[-1]

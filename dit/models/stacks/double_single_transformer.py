@@ -26,15 +26,15 @@ from dit.models.stacks.stacked_transformer import Blocks
 
 
 class DoubleSingleTransformer(JointTransformer):
-    """Denoiser: noisy tokens, timesteps, text and references of a pack -> velocity of each token.
+    """Denoiser with double-stream, then single-stream layers: predicts the velocity of each token.
 
-    `told`, also in names of weights, embeds the timestep; each family has its own.
+    The module `told` embeds the timestep, with what a family adds to it.
     """
 
     theta: ClassVar[float] = 10_000.0
     """Base of the rotary frequencies."""
     has_biases: ClassVar[bool] = True
-    """Whether linears before and after the layers have biases."""
+    """Whether the linears of patches, text and head have biases."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class DoubleSingleTransformer(JointTransformer):
         self.build_head(JOINT_TOKENS, modulate_out=modulate_out, bias=self.has_biases)
 
     def t_emb(self, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """The embedding [M, X] of the timesteps, which all modulations read."""
+        """The embedding [M, X] of the timesteps `level_M`, which all modulations read."""
         raise NotImplementedError
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings of this tensor rank's patches of `x_TC`."""
+        """Embeddings [T, D] of the patches `x_TC` of this tensor rank."""
         return self.patches(x_TC)
 
     def embed(

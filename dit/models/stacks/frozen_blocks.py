@@ -1,6 +1,6 @@
 """Frozen blocks: matrices in 8 bits, and in host memory until they are computed.
 
-1. rounded         a matrix -> float8_e4m3 (arXiv:2209.05433) and a scale for each of its rows
+1. rounded         a matrix in float8_e4m3 (arXiv:2209.05433), with a scale for each of its rows
 2. FrozenMatrix    the matrix of a linear, dequantized for each product and not saved for backward
 3. frozen_product  x W^T, which dequantizes the matrix again in the backward pass
 4. round_blocks    the matrices of all layers to 8 bits, one after the other
@@ -10,8 +10,8 @@
 8. WaitingBlock    the matrices of a block in host memory, as one row of bytes
 9. Places          buffers on the device, which swapped blocks use in turn
 
-A block is copied while the block before it, in the order of the pass, is computed. Correctness does
-not depend on the time of the copy: a product waits for its block.
+A block is copied while the block before it, in the order of the pass, is computed. Results do not
+depend on the time of the copy, because a product waits for its block.
 """
 
 # T rows, I inputs, O outputs (both of this tensor rank)
@@ -37,28 +37,29 @@ from dit.models.stacks.offload import Arrival, PinnedRows, PlainCopies, copies_o
 
 ROUNDED = torch.float8_e4m3fn
 _FACTOR = torch.float8_e8m0fnu
-"""Dtype of the scales: powers of two alone (OCP Microscaling Formats 1.0, Sec. 5.4.1)."""
+"""Dtype of the scales, which are powers of two (OCP Microscaling Formats 1.0, Sec. 5.4.1)."""
 _MANTISSA, _EXPONENT = 0.875, 9
-"""`torch.frexp` of 448, the largest number of the format."""
+"""Mantissa and exponent, as by `torch.frexp`, of 448, the largest number of float8_e4m3."""
 _MOST_EXPONENT = 100
-"""Largest exponent of a scale: beyond it scales, or scaled numbers, exceed bfloat16 and float32."""
+"""Largest exponent of a scale; with larger ones scales, or scaled numbers, overflow in bfloat16 and
+float32."""
 _ALIGNMENT = 256
-"""Byte alignment at which products read matrices fastest."""
+"""Alignment in bytes at which products read matrices fastest."""
 _ROW = 16
-"""Bytes that a GPU thread reads at once."""
+"""Number of bytes that a GPU thread reads at once."""
 _ROWS = PinnedRows()
 _AT_ONCE = 2
-"""Buffers on the device: one for the block that is computed, one for the next."""
+"""Number of buffers on the device: one for the block that is computed, one for the next."""
 
 
 def rounded(
     weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The matrix in 8 bits, and a scale [O] for each row, equal on all ranks.
+    """The matrix in 8 bits [O, I], and a scale [O] for each row, float32.
 
-    `columns` are the ranks that divide the columns of a matrix; all of them call it. A scale is the
-    smallest power of two with which the row fits. Dequantized numbers have four significant bits,
-    which bfloat16 holds exactly.
+    A scale is the smallest power of two with which the row fits, so dequantized numbers have four
+    significant bits, which bfloat16 holds exactly. `columns` are the ranks that divide the columns
+    of the matrix: all of them call this function, and get the same scales.
     """
     most_O = weight_OI.abs().amax(dim=1).float()
     if columns is not None and columns.size() > 1:
@@ -73,7 +74,7 @@ def rounded(
 def restored(
     weight_OI: Tensor, factor_O: Tensor, dtype: torch.dtype, *, fused_kernels: bool = False
 ) -> Tensor:
-    """The matrix in `dtype` from its 8-bit numbers and row scales, without further rounding.
+    """The matrix in `dtype` from 8-bit numbers and row scales `factor_O`, exactly.
 
     `fused_kernels` allows our kernel, if `kernels_run_on` this device.
     """
@@ -87,25 +88,25 @@ def restored(
 
 @dataclass(frozen=True, slots=True)
 class ByteRows:
-    """Storage of an 8-bit matrix in rows of bytes: the numbers, then the scale and zeros.
+    """Storage of an 8-bit matrix in rows of bytes: a row's numbers, its scale, then zeros.
 
-    So ranks can divide its rows (`dit.distributed.row_shares.PackedRows`). The zeros align each row
-    for reads of 16 bytes.
+    In this form ranks can divide its rows (`dit.distributed.row_shares.PackedRows`). The zeros
+    align each row for reads of 16 bytes.
     """
 
     width: int
-    """Number of matrix elements in a row."""
+    """Number of matrix elements in a row, one byte each."""
     columns: dist.ProcessGroup | None = None
-    """Ranks that divide the columns of the matrix; see `rounded`."""
+    """Ranks that divide the columns of the matrix, which share scales; see `rounded`."""
     fused_kernels: bool = False
-    """Whether our kernels may be used; see `restored`."""
+    """Whether our kernel may dequantize; see `restored`."""
 
     def shape(self, whole: torch.Size) -> torch.Size:
-        """Shape of the bytes for a matrix of shape `whole`, [O, I]."""
+        """Shape of the bytes that store a matrix of shape `whole`, [O, I]."""
         return torch.Size((whole[0], whole[1] // _ROW * _ROW + _ROW))
 
     def pack(self, rows_OI: Tensor) -> Tensor:
-        """The bytes of the rows `rows_OI`; all ranks of `columns` call it."""
+        """The bytes that store the rows `rows_OI`; all ranks of `columns` call it."""
         narrow_OI, factor_O = rounded(rows_OI, columns=self.columns)
         bytes_OB = narrow_OI.new_zeros(self.shape(rows_OI.shape), dtype=torch.uint8)
         bytes_OB[:, : self.width] = narrow_OI.view(torch.uint8)
@@ -113,13 +114,13 @@ class ByteRows:
         return bytes_OB
 
     def unpack(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The rows [O, I] in `dtype`, exactly, from their bytes."""
+        """The matrix rows [O, I] in `dtype`, exactly, from the bytes `rows` that store them."""
         narrow_OI, factor_O = rows[:, : self.width].view(ROUNDED), rows[:, self.width].view(_FACTOR)
         return restored(narrow_OI, factor_O, dtype, fused_kernels=self.fused_kernels)
 
 
 class FrozenMatrix:
-    """The frozen matrix of a linear, which may be in 8 bits, in host memory or sharded."""
+    """The frozen matrix of a linear, which may be in 8 bits, in host memory, or sharded."""
 
     def __init__(self, linear: Any):
         self._linear, self.dtype = linear, linear.weight.dtype
@@ -134,13 +135,13 @@ class FrozenMatrix:
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
-        """Replaces the weight by 8-bit numbers on the device (see `rounded`)."""
+        """Replaces the weight by 8-bit numbers on `device` (see `rounded` for `columns`)."""
         whole = self.weight.detach().to(device)
         self.weight.data, factor_O = rounded(whole, columns=columns)
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """Output of `linear`, which has this matrix, for `x_TI`, summed over ranks as usual."""
+        """Output of `linear`, whose matrix this is, for `x_TI`, with the sum over tensor ranks."""
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
@@ -160,20 +161,20 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """Makes the linear's products dequantize or fetch its matrix each time."""
+    """Makes the linear's products dequantize or fetch its matrix each time; returns the matrix."""
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear with a frozen matrix; saves nothing for backward."""
+    """The output of a linear with a frozen matrix, for `x_TI`; saves nothing for backward."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of a product [T, I] -> [T, O]; frees the matrix on the device."""
+    """Autograd function of a product [T, I] -> [T, O]; keeps no dequantized matrix."""
 
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, bias_O: Tensor | None, matrix: FrozenMatrix) -> Tensor:
@@ -191,13 +192,13 @@ class _Product(torch.autograd.Function):
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
-    """Rounds the matrices of all layers to 8 bits on the device; all tensor ranks call it."""
+    """Rounds the matrices of all layers to 8 bits on `device`; all tensor ranks call it."""
     for matrix, columns in _matrices(network):
         matrix.round(device, columns=columns)
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """The matrices of all layers, without memory yet, and their storage as rows of bytes."""
+    """Each matrix of a layer, without memory yet, and its storage as rows of bytes."""
     for matrix, columns in _matrices(network):
         weight = matrix.weight
         matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
@@ -205,7 +206,7 @@ def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
-    """Frozen matrices of all layers, each with the ranks that divide its columns."""
+    """Frozen matrices of all layers; each with the ranks that divide its columns, or None."""
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
@@ -217,9 +218,9 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
     """Moves a pipeline stage's networks to the device, except for `swapped` blocks of each.
 
-    These, and two more blocks, are in host memory and share two buffers on the device. They are
-    spread evenly over the blocks with frozen matrices, so that there is time to copy one while
-    earlier ones are computed. If there are too few of them, all are swapped.
+    The swapped blocks, and two more, are in host memory and share two buffers on the device. They
+    are spread evenly over the blocks with frozen matrices, so that there is time to copy one while
+    earlier ones are computed. If fewer blocks have frozen matrices, all of these are swapped.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -239,7 +240,7 @@ def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: in
 
 
 def _layers(network: Any) -> list[nn.Module]:
-    """Layers of all stacks, in the order of a pass."""
+    """Layers of all stacks of this stage, in the order of the forward pass."""
     return [layer for stack in network.stacks.values() for layer in stack.layers]
 
 
@@ -248,7 +249,7 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
-    """The swapped blocks, by the index of the layer on this stage."""
+    """The swapped blocks by the index of their layer on this stage."""
     frozen = [
         (number, linears)
         for number, layer in enumerate(_layers(network))
@@ -275,7 +276,7 @@ class WaitingBlock:
     """The frozen matrices of a swapped block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Takes the matrices from the device, or from host memory."""
+        """Moves the matrices of `linears` to host memory, from the device if they are there."""
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0
@@ -291,7 +292,7 @@ class WaitingBlock:
             matrix.weight.data = matrix.weight.new_empty(0)
 
     def settle(self, places: Places) -> None:
-        """Moves the matrices to the host; products then read them from `places`."""
+        """Makes the linears read their matrices from `places`; the host keeps the weights."""
         for matrix, part in zip(self.matrices, self.parts, strict=True):
             matrix.weight.data = part.of(self.home)
             matrix.fetched = partial(self._fetched, part, places)
@@ -306,7 +307,7 @@ class _Copy(NamedTuple):
 
 
 class Places:
-    """Device buffers for swapped blocks; the least recently used block makes room."""
+    """Device buffers for swapped blocks; the least recently used block is overwritten."""
 
     def __init__(
         self, count: int, size: int, device: torch.device, *, copies: PlainCopies | None = None
@@ -317,7 +318,7 @@ class Places:
         self.held: OrderedDict[WaitingBlock, _Copy] = OrderedDict()
 
     def fetch(self, block: WaitingBlock) -> _Copy:
-        """Starts to copy a block to the device, unless it is there or being copied."""
+        """Starts to copy `block` to the device, unless a buffer has it or is receiving it."""
         if block not in self.held:
             row = self.free.pop() if self.free else self.held.popitem(last=False)[1].row
             arrival = self.copies.overwrite(row[: block.home.numel()], block.home)
@@ -326,24 +327,27 @@ class Places:
         return self.held[block]
 
     def take(self, block: WaitingBlock) -> Tensor:
-        """The bytes of a block on the device; later computations wait for the copy."""
+        """The bytes of `block` on the device; computations queued later wait for the copy."""
         row, arrival = self.fetch(block)
         self.copies.wait(arrival)
         return row
 
 
 class BlockPrefetch:
-    """Copies a network's swapped blocks ahead of the pass, by the index of their layer."""
+    """Copies swapped blocks to the device before the pass needs them.
+
+    `blocks` has the blocks by the index of their layer.
+    """
 
     def __init__(self, blocks: Mapping[int, WaitingBlock], places: Places):
         self.blocks, self.places = dict(sorted(blocks.items())), places
 
     def forward_from(self, number: int) -> None:
-        """Starts to copy blocks for the forward pass, from layer `number` on."""
+        """Starts to copy the next blocks of the forward pass, from layer `number` on."""
         self._fetch(n for n in self.blocks if n >= number)
 
     def backward_from(self, number: int) -> None:
-        """Starts to copy blocks for the backward pass, from layer `number` down."""
+        """Starts to copy the next blocks of the backward pass, from layer `number` down."""
         self._fetch(n for n in reversed(self.blocks) if n <= number)
 
     def _fetch(self, numbers: Iterable[int]) -> None:

@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """Positions of a pack's latents and text on this rank."""
+    """Places of a pack's latents and text on this rank, and their level rows."""
 
     text: TextRow
     order: JointOrder
@@ -56,23 +56,24 @@ class JointTransformer(StackedTransformer):
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's shard, and
     `my_tokens` of that is this tensor rank's shard. `embed` returns the rows `hidden` and
     `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations read. The head
-    of `build_head` predicts for all latents of this context rank.
+    that `build_head` makes predicts for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
     padding_has_keys: ClassVar[bool] = True
-    """Whether padding inside attention has keys as real tokens do; else its keys are zeros."""
+    """Whether padding that attention processes has keys like real tokens; if not, its keys are
+    zeros."""
     refines_references: ClassVar[bool] = False
-    """Whether reference latents have layers of their own, before which pictures do not see each
-    other."""
+    """Whether reference latents have layers of their own, before which pictures do not attend to
+    each other."""
     references_meet: ClassVar[bool] = False
-    """Whether the references of a sample see each other in these layers."""
+    """Whether the references of a sample attend to each other in these layers of their own."""
     text_level: ClassVar[int] = 0
-    """First level row of the text, in multiples of the number of samples; 0: the samples' own
-    rows."""
+    """First level row of the text, in multiples of the number of samples; 0: text has the level
+    rows of its sample's noisy tokens."""
     rotary: nn.Module | None
-    """Rotary positions, set by the family and called with positions of latents and of text; None:
-    no rotation."""
+    """Module that maps the positions of latents, and of text, to rotary angles; a family sets it.
+    None: no rotation."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class JointTransformer(StackedTransformer):
         self.attends = {shape.queries for shape in shapes}  # to each other: joint rows, or one
 
     def text_lengths(self, batch: PackedBatch) -> list[int]:
-        """Number of tokens in all text inputs of each sample; may be zero."""
+        """Number of tokens of each sample in all text inputs together; may be zero."""
         return list(batch.text_rows)
 
     def latents_row(self, batch: PackedBatch) -> TokenRow:
@@ -97,14 +98,14 @@ class JointTransformer(StackedTransformer):
         return TokenRow.of_stream(batch, attended=self.model.attended_in(batch))
 
     def sequences(self, batch: PackedBatch) -> Sequence[Sequence[Segment]] | None:  # noqa: ARG002
-        """Texts and pictures of each sample in sequence, for block-causal attention.
+        """The order of texts and pictures in each sample, for block-causal attention.
 
         None: all tokens of a sample attend to each other.
         """
         return None
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """Positions [L, A] of the whole text; zeros mean no rotation."""
+        """Positions [L, A] of the whole text on all axes; zeros mean no rotation."""
         rows = sum(self.text_lengths(batch))
         return batch.position_TA.new_zeros(rows, batch.position_TA.shape[1])
 
@@ -133,7 +134,7 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Positions of tokens in the pack; text comes after all latents."""
+        """Position in the pack of each token by row; text is numbered after all latents."""
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
         joint_J = layout.order.arranged((latents_T, text_L))
@@ -169,7 +170,10 @@ class JointTransformer(StackedTransformer):
         )
 
     def _references(self, batch: PackedBatch) -> Tensor | None:
-        """Mask [T] of reference tokens, or None (see `JointConditions.is_reference_T`)."""
+        """Mask [T] of the reference tokens among this tensor rank's latents, or None.
+
+        See `JointConditions.is_reference_T`.
+        """
         if not (self.refines_references and any(batch.references)):
             return None
         return self.my_tokens(batch.is_real_T & ~batch.is_target_T)
@@ -185,7 +189,7 @@ class JointTransformer(StackedTransformer):
     def _keys(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Tensor | None]:
         """Masks of the tokens that have keys: of latents, of text and of the joint row.
 
-        None: all tokens have keys.
+        A mask is None if all tokens of its row have keys.
         """
         attended = self.model.attended_in(batch)
         if self.padding_has_keys or attended == list(batch.num_tokens):
@@ -205,7 +209,7 @@ class JointTransformer(StackedTransformer):
         return JointOrder.of(rows, context=self.context, **options)
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """The rows of a stack: latents and text, or their joint row for single-stream layers."""
+        """The rows that exist while `stack` runs: latents and text, or their joint row."""
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
@@ -234,9 +238,9 @@ class JointTransformer(StackedTransformer):
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
         bias: bool = True,
     ) -> None:
-        """Creates the modulated norm and the linear after the layers, over `token_row`.
+        """Creates the modulated norm and the linear after the layers, over the row `token_row`.
 
-        `modulate_out` builds a modulation other than one with its own linear.
+        `modulate_out` builds another modulation than the default, which has a linear of its own.
         """
         if self.post_process:
             model, config = self.model, self.config
@@ -257,15 +261,15 @@ class JointTransformer(StackedTransformer):
 
 
 class TextFirstTransformer(JointTransformer):
-    """A network in which a picture's positions follow the caption's positions.
+    """A joint network in which the positions of a picture's tokens follow those of the caption.
 
-    On the first axis, tokens of the picture have the caption's length as position.
+    On the first axis, all tokens of the picture have the caption's length as position.
     """
 
     first_place: ClassVar[int] = 0
-    """Position of the first token of a caption, on the first axis."""
+    """Position of the first token of a caption on the first axis."""
     text_axes: ClassVar[int] = 1
-    """Number of leading axes on which a caption's token has its position."""
+    """Number of leading axes on which a caption token has its number as position; 0 on others."""
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         position_TA = batch.position_TA

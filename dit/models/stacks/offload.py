@@ -6,8 +6,8 @@
 4. when_reached     calls `fetch` as soon as the backward pass reaches a layer
 5. StreamCopies     copies on two streams, one for each direction; PlainCopies on a CPU
 
-Computing kernels do not wait for copies to the host. A layer is fetched while the layer after it is
-computed in the backward pass, so kernels rarely wait for copies from the host.
+Computation does not wait for copies to the host. A layer is fetched while the layer after it is
+computed in the backward pass, so computation rarely waits for copies from the host.
 
 Host memory is page-locked (`PinnedRows`), so that a GPU copies during its work. torch's own
 (`pin_memory=True`) rounds each tensor up to a power of two, to at most twice its size
@@ -34,11 +34,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 _PARTS = 16
-"""Sizes between two powers of two to which a buffer is rounded up, at most 1/16 too long."""
+"""Number of buffer sizes between two powers of two, so that rounding up adds at most 1/16."""
 
 
 def lock_pages(address: int, size: int) -> None:
-    """Lets GPUs read and write `size` bytes from `address` on.
+    """Page-locks `size` bytes of host memory from `address` on, so that GPUs can access them.
 
     Raises:
         RuntimeError: the driver cannot lock this much memory.
@@ -56,19 +56,19 @@ def lock_pages(address: int, size: int) -> None:
 class PinnedRows:
     """Allocator of page-locked host tensors, which reuses memory for tensors of similar size.
 
-    A buffer is free as soon as its tensor and all views of it are gone; whoever drops a tensor
-    during a copy must order the buffer's next use after the copy. Memory is never returned to the
-    system.
+    A buffer is free as soon as its tensor and all views of it are gone. Code that drops a tensor
+    while it is copied must make the buffer's next use wait for that copy. Memory is never returned
+    to the system.
     """
 
     def __init__(self, lock: Callable[[int, int], None] = lock_pages):
         self._lock = lock
         self._free: dict[int, list[mmap.mmap]] = defaultdict(list)
         self.bytes = 0
-        """Bytes of all buffers, free ones included."""
+        """Number of bytes of all buffers, free ones included."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor with undefined values.
+        """A page-locked tensor of this shape and dtype with undefined values.
 
         Raises:
             RuntimeError: the driver cannot lock this much memory.
@@ -91,22 +91,22 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Bytes of a buffer for `size` bytes: whole pages, and few sizes, for reuse."""
+    """Size in bytes of a buffer for `size` bytes: whole pages, and one of few sizes."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 
 
 _SMALL = 1 << 16
-"""Size in bytes below which a copy costs more than it frees."""
+"""Size in bytes below which a tensor is not offloaded."""
 Arrival = Any
-"""A CUDA event that a copy has finished; None if copies are immediate."""
+"""A CUDA event that follows a copy; None if copies are immediate."""
 
 
 class PlainCopies:
     """Immediate copies, for devices without memory of their own (CPU)."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """A copy of `kept` in `home`, or in new host memory."""
+        """A copy of `kept` in host memory (in `home`, if given), and its `Arrival`."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -116,14 +116,14 @@ class PlainCopies:
         return home.to(device, copy=True), None
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
-        """Copies into device memory that queued work may still read."""
+        """Copies `home` into `row`, device memory that queued work may still read."""
         row.copy_(home)
 
     def wait(self, arrival: Arrival) -> None:
-        """Makes later computations wait for a copy."""
+        """Makes computations that are queued later wait for the copy of `arrival`."""
 
     def settle(self) -> None:
-        """Frees device memory whose copies to the host have finished; called after each layer."""
+        """Frees device tensors whose copies to the host have finished; called after each layer."""
 
 
 class StreamCopies(PlainCopies):
@@ -131,8 +131,8 @@ class StreamCopies(PlainCopies):
 
     All memory belongs to the computing stream, whose next tensors reuse it at once. So tensors are
     held until this stream has waited for their copies. `record_stream` would need no wait, but
-    holds memory until the device is done with it, while Python, which is ahead by whole layers,
-    allocates new memory for each.
+    holds memory until the device is done with it, while Python, which runs ahead of the device by
+    whole layers, allocates new memory for each.
     """
 
     def __init__(self, cuda: Any = torch.cuda):
@@ -142,7 +142,7 @@ class StreamCopies(PlainCopies):
         self.under_way: dict[Arrival, Tensor] = {}
         """Device tensors for whose copies the computing stream has not yet waited."""
         self.earlier: list[Arrival] = []
-        """Copies that began before the last layer."""
+        """Copies to the host that began before the last layer."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
         if home is None:
@@ -185,15 +185,15 @@ class StreamCopies(PlainCopies):
 
 @cache
 def copies_of(device: torch.device) -> PlainCopies:
-    """The object that makes copies between the host and `device`."""
+    """The object that copies between the host and `device`, one for each device."""
     return StreamCopies() if device.type == "cuda" else PlainCopies()
 
 
 class _Away:
-    """Memory of saved tensors that has been copied to the host."""
+    """Memory of tensors saved by autograd, copied to the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
-        """`kept` is all of that memory as one row."""
+        """`kept` is all of that memory as one tensor of one dimension."""
         self.copies, self.device = copies, kept.device
         self.home, self.left = copies.to_host(kept)
         self.returned: tuple[Tensor, Arrival] | None = None
@@ -217,7 +217,7 @@ class _Away:
 
 
 class _View:
-    """A saved tensor, as a view of memory that is on the host."""
+    """A tensor saved by autograd, as a view of memory that is on the host."""
 
     def __init__(self, kept: Tensor, away: _Away):
         self.away = away
@@ -230,7 +230,7 @@ class _View:
 
 
 class OffloadedLayer:
-    """The saved tensors of one layer that are in host memory."""
+    """The tensors of one layer that autograd saved and that are in host memory."""
 
     def __init__(self) -> None:
         self.memory: list[_Away] = []
@@ -245,9 +245,9 @@ class OffloadedLayer:
 def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
     """A context in which tensors that autograd saves go to pinned host memory.
 
-    The weights of `layer` and the tensors of `shared` stay on the device, which holds them anyway.
-    Views of the same memory, such as values and the row of queries, keys and values, are copied
-    once.
+    It yields the `OffloadedLayer` that holds them. The weights of `layer` and the tensors in
+    `shared` stay on the device, which holds them anyway. Tensors with common memory, such as values
+    and the product that also has queries and keys, are copied once.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
     offloaded = OffloadedLayer()
@@ -276,7 +276,7 @@ def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
 
 
 def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
-    """Calls `fetch` when the backward pass reaches `hidden`, one tensor or several."""
+    """Calls `fetch` when the backward pass reaches `hidden`, a tensor or several."""
     row = _row(hidden)
 
     def hook(_: Tensor) -> None:
@@ -290,7 +290,7 @@ def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
 def settle(hidden: Any) -> None:
     """Frees device tensors whose copies to the host began before the layer that made `hidden`.
 
-    Only that layer's tensors may still be in the process of copying.
+    The copies of that layer's own tensors may still be running.
     """
     copies_of(_row(hidden).device).settle()
 
@@ -304,7 +304,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(of: Any) -> Iterator[Tensor]:
-    """Tensors of a dataclass or mapping, nested ones included."""
+    """Tensors in a dataclass or mapping, nested ones included."""
     if isinstance(of, Tensor):
         yield of
     elif is_dataclass(of):

@@ -1,6 +1,6 @@
 """The computations of a layer's parts, as specified in `dit.models.layer_spec.steps`.
 
-A part creates modules, which the layer registers by name, and returns an output for each of its
+A part creates modules, which the layer registers by name, and computes an output for each of its
 ports.
 """
 
@@ -34,19 +34,21 @@ from dit.models.layers.queries_and_keys import hold_key_bias
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerConditions:
-    """Inputs of every layer beside the tokens."""
+    """Inputs of every layer besides the tokens."""
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]
-    """Row name -> facts about its tokens, such as rotary angles."""
+    """What layers need to know of the tokens of each row, such as rotary angles, by the row's
+    name."""
     meetings: Mapping[tuple[str, ...], TokenExchange]
-    """Names of rows that attend to each other -> their exchange."""
+    """The exchange for attention, by the names of the rows that attend to each other."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
-    """Name -> rows for cross-attention, which no layer changes."""
+    """Rows for cross-attention by name, which no layer changes."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    """Name of a row -> how its tokens attend to those of another row; none: they do not."""
+    """How the tokens of a row attend to those of another row, by the name of the first; rows that
+    do not are absent."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> input that only parts of one family read."""
+    """Inputs that only parts of one family read, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +61,10 @@ class JointConditions(LayerConditions):
 
 
 class RunningPart:
-    """A part of one layer, built from its specification."""
+    """A part of one layer, as specified by `part`."""
 
     def __init__(self, part: Any, idle: Collection[Port] = ()):
-        """`idle` are ports whose output is never used."""
+        """`idle` are those of the layer's ports whose output is never used."""
         self.part, self.idle = part, idle
 
     @property
@@ -71,17 +73,17 @@ class RunningPart:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of its outputs is used."""
+        """Whether none of the part's outputs is used."""
         return all(port in self.idle for port in self.ports)
 
     @property
     def idle_modules(self) -> Sequence[str]:
-        """Names of modules whose outputs are never used, so that they are not called."""
+        """Names of the part's modules that are not called, because their outputs are never used."""
         return [port.module for port in self.ports if port in self.idle]
 
     @property
     def unused(self) -> Sequence[str]:
-        """Patterns of names of weights whose gradient is zero in any pack."""
+        """Name patterns of the part's weights whose gradient is zero in any pack."""
         return [f"{name}.*" for name in self.idle_modules]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002
@@ -91,14 +93,14 @@ class RunningPart:
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """An output for the row of each port, from `inputs`, the tokens [T, D] of the ports."""
+        """The output for each port's row, or None, from the tokens [T, D] that enter the ports."""
         raise NotImplementedError
 
 
 class SelfAttending(RunningPart):
-    """Self-attention, over one row or jointly over two.
+    """Self-attention over one row, or joint attention over two rows.
 
-    A row whose result is never used has no output, though others attend to its tokens.
+    A row whose output is never used has none, though other tokens attend to its tokens.
     """
 
     part: Attend
@@ -117,7 +119,7 @@ class SelfAttending(RunningPart):
         return [*super().unused, *(f"{name}.q_layernorm.*" for name in queries)]
 
     def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
-        """The attention of one row."""
+        """The attention module of one row, with or without an output linear."""
         in_one_kernel = self.part.in_one_kernel
         return SelfAttention(
             context, self.part.attention, output=output, in_one_kernel=in_one_kernel
@@ -211,14 +213,14 @@ class AttendingAndFeeding(RunningPart):
 
     The published block is Diffusers' `FluxSingleTransformerBlock`. Tensor ranks gather and sum the
     tokens once. Both matrices are ordered head by head, each head with its part of the hidden
-    units: any number of tensor ranks that divides the heads then divides either matrix.
+    units, so that they can be divided by as many tensor ranks as divide the heads.
     """
 
     part: AttendAndFeed
 
     @property
     def each_head(self) -> tuple[int, ...]:
-        """Widths that the first matrix outputs for each head: q, k, v and hidden units."""
+        """Numbers of outputs of the first matrix for each head: q, k, v and hidden units."""
         attention, mlp = self.part.attention, self.part.feed_forward
         wide = mlp.hidden * mlp.activation.inputs // attention.heads
         return *(attention.head_width,) * 3, wide

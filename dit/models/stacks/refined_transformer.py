@@ -34,21 +34,21 @@ from dit.pack_wire import to_device
 
 
 class RefinedTransformer(TextFirstTransformer):
-    """Denoiser: noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser with refiners of latents and of text, then layers over both.
 
-    Its stacks are sequential layers: over latents only and over text only, then over both. With
-    `ModelConfig.attended_multiple`, learned tokens pad text and latents of each sample: those of
-    text have their own positions, those of latents have position 0.
+    It predicts the velocity of each token. With `ModelConfig.attended_multiple`, learned tokens pad
+    text and latents of each sample: those of text have their own positions, those of latents have
+    position 0.
     """
 
     theta: ClassVar[float]
     """Base of the rotary frequencies."""
     told_divisor: ClassVar[float]
-    """Divisor of the timestep, which is in [0, 1000]."""
+    """Number by which timesteps, which are in [0, 1000], are divided before they are embedded."""
     wave_scale: ClassVar[float] = 1.0
-    """Factor of the angles of the timestep's sinusoid, applied after the divisor."""
+    """Factor of the angles of the timestep's sinusoid, applied after the division."""
     rounds_angles: ClassVar[bool] = False
-    """Whether angles are rounded to float32 before their cosines are taken."""
+    """Whether rotary angles are rounded to float32 before their cosines are taken."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RefinedTransformer(TextFirstTransformer):
         *,
         told: tuple[int, int],
     ):
-        """`told` has the widths of the timestep embedding's two linears (`told` in weights)."""
+        """`told` has the output widths of the two linears that embed the timestep."""
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         axes, norm = model.rope_axes, next(stacks[-1].layer.ports).norm
@@ -108,11 +108,11 @@ class RefinedTransformer(TextFirstTransformer):
         return {TOKENS: h_TD, TEXT_TOKENS: text_LD, T_EMB: self.told(wave_MX.to(dtype))}
 
     def embedded_patches(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:  # noqa: ARG002
-        """Embeddings of this tensor rank's patches of `x_TC`."""
+        """Embeddings [T, D] of the patches `x_TC` of this tensor rank."""
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """All captions [L, E], padded to `text_lengths`, and a mask [L] of their own rows."""
+        """Captions [L, E], padded to `text_lengths`, and a mask [L] of the captions' own rows."""
         text_LE, lengths = batch.text_LE, self.text_lengths(batch)
         starts, device = pairwise(batch.text_starts), text_LE.device
         source_L = torch.full((sum(lengths),), len(text_LE))
@@ -125,7 +125,7 @@ class RefinedTransformer(TextFirstTransformer):
 
 
 class PadToken(nn.Module):
-    """The learned token that pads the text or latents of a sample."""
+    """The learned token that pads the text or the latents of samples."""
 
     def __init__(self, width: int, config: TransformerConfig):
         super().__init__()

@@ -45,7 +45,7 @@ class StageLayers:
 def pipeline_stages(
     stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
 ) -> list[dict[str, StageLayers]]:
-    """For each pipeline stage, including virtual ones, its layers of each stack by name.
+    """The layers of each stack, by its name, for each pipeline stage, including virtual ones.
 
     Minimises the multiplications of the slowest stage; layers of equal cost are divided evenly.
     `work_of` returns the multiplications of a layer of a stack.
@@ -75,9 +75,9 @@ def pipeline_stages(
 
 
 def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Contiguous ranges [first, last), none empty, with the smallest maximum of summed costs.
+    """Contiguous ranges [first, last) of `costs`, none empty, with the smallest maximum of sums.
 
-    Among these, the ranges with the smallest sum of squares.
+    Among equal ones it takes the ranges with the smallest sum of squares.
     """
     ends = [0]
     for cost in costs:
@@ -105,10 +105,10 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
-    """Multiplications of a layer's linears for each latent token, over all tensor ranks.
+    """Multiplications of a layer's linears for each latent token, summed over tensor ranks.
 
-    Attention is left out, because it depends on the packs; so are references, which few samples
-    have.
+    Attention is left out, because it depends on the packs. Layers of references count 0, because
+    few samples have references.
     """
     if spec.layer.over is RowKind.REFERENCES:
         return 0
@@ -129,8 +129,8 @@ def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
 class _PipelineSplit:
     """A substitute for Megatron-Core's `pipeline_model_parallel_layout` with our own division.
 
-    It returns the number of layers on this stage and before it. Megatron-Core's own division knows
-    one kind of layers and only even stages.
+    It returns the number of layers on this stage, and the index of the first. Megatron-Core's own
+    division knows one kind of layers and only even stages.
     """
 
     here: StageLayers
@@ -159,7 +159,7 @@ class LayerStack(TransformerBlock):
         layers_before: int = 0,
         unread: tuple[str, ...] = (),
     ):
-        """`layers_before` counts the layers of other stacks that this stage runs first.
+        """`layers_before` is the number of layers of other stacks that this stage runs first.
 
         `unread` are the rows whose values are not used after the last layer of the stack.
         """
@@ -177,7 +177,7 @@ class LayerStack(TransformerBlock):
     def forward(  # type: ignore[override]
         self, hidden: Any, conditions: Any, part: tuple[int, int] | None = None
     ) -> Any:
-        """`hidden` after the layers: one row of tokens, or latents and text.
+        """`hidden` after the layers: the tensor of one row of tokens, or a tuple of several.
 
         `part` is (first layer, layer after the last) among the layers on this stage; None: all.
         """
@@ -206,7 +206,7 @@ class LayerStack(TransformerBlock):
     def _group(
         self, hidden: Any, conditions: Any, dropout: DropoutRows | None, first: int, last: int
     ) -> Any:
-        """Output of layers [first, last); with recomputation autograd saves only their input."""
+        """Output of layers [first, last); with recomputation autograd saves only `hidden`."""
         if not self._recomputed(first):
             return self._run(hidden, conditions, dropout, first, last)
         return checkpoint(self._run, hidden, conditions, dropout, first, last, use_reentrant=False)
@@ -236,7 +236,7 @@ class LayerStack(TransformerBlock):
         return self._full() and (not block or number < self.model.recompute_num_layers)
 
     def without_gradient(self) -> Sequence[str]:
-        """Name patterns of weights whose gradient may be all zeros."""
+        """Name patterns of weights in this stack whose gradient is zero in any pack."""
         return [
             f"layers.{index}.{pattern}"
             for index, layer in enumerate(self.layers)

@@ -1,4 +1,4 @@
-"""A network of stacks, divided into pipeline stages: the base of the networks of all families.
+"""Base of the networks of all families: stacks of layers, divided into pipeline stages.
 
 embed -> layers of one stack after another -> head
 """
@@ -39,15 +39,15 @@ from dit.models.stacks.token_routing import WAITING, RoutedPass, RoutedTokens, k
 from dit.pack_wire import to_device
 
 Blocks = dict[str, Tensor]
-"""Hidden states and what is learned of a pack's inputs, by name."""
+"""Hidden states, and embeddings of a pack's other inputs, by name."""
 Output = Tensor | Mapping[str, Tensor]
-"""The output for the latents, or for each stream by name."""
+"""The output for the latents, or a mapping with that of each stream by its name."""
 
 
 class StackedTransformer(MegatronModule):
-    """Denoiser: noisy tokens, timesteps and conditions of a pack -> raw output for each token.
+    """Denoiser: predicts a raw output for each noisy token of a pack.
 
-    Every sample of the pack has its own timestep, positions and text, and does not see other
+    Every sample of the pack has its own timestep, positions and text, and does not attend to other
     samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
     are sent on with hidden states, so that no stage needs a copy of those weights.
 
@@ -59,13 +59,13 @@ class StackedTransformer(MegatronModule):
     shares_samples: ClassVar[bool] = False
     """Whether every context rank needs an equal shard of each sample."""
     sign: ClassVar[int] = 1
-    """Sign of the family's `ObjectiveConventions`, by which the output is multiplied."""
+    """Sign by which the head's output is multiplied, from the family's `ObjectiveConventions`."""
     tells_data_part: ClassVar[bool] = False
-    """Whether the network embeds 1 - t; everywhere else in this project it is t."""
+    """Whether the network embeds 1 - t instead of t, which all other code uses."""
     unread: ClassVar[tuple[str, ...]] = ()
-    """Rows that the head does not use: their last outputs are not computed."""
+    """Names of rows that the head does not use; the last layer does not compute them."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
-    """Names in `condition_shapes` of tensors with a row for each token."""
+    """Names, among those of `condition_shapes`, of tensors that have a row for each token."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class StackedTransformer(MegatronModule):
         self.adapter_dropout = 0.0  # `attach_adapters` sets it
 
     def build_stacks(self) -> None:
-        """Creates the stacks as attributes; called between embedders and head.
+        """Creates the stacks as attributes; called between the embedders and the head.
 
         The order in which weights register is the order of sums in the norm of the gradient.
         """
@@ -116,13 +116,13 @@ class StackedTransformer(MegatronModule):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """Stacks by name, in order; those without layers on this stage are empty."""
+        """Stacks by name, in the order of the pass; some have no layers on this stage."""
         return {spec.name: getattr(self, spec.name) for spec in self.stack_specs}
 
     def parameters_without_gradient(self) -> list[str]:
         """Name patterns of weights on this stage whose gradient is zero in any pack.
 
-        They must not decay, because nothing would counteract it.
+        They get no weight decay, because no gradient would counteract it.
         """
         return [
             f"{name}.{pattern}"
@@ -131,14 +131,14 @@ class StackedTransformer(MegatronModule):
         ]
 
     def set_input_tensor(self, input_tensor: list[Tensor | None]) -> None:
-        """Takes the previous stage's output, [rows, 1, D], or None on the first stage.
+        """Stores the previous stage's output, [rows, 1, D], or None on the first stage.
 
         Megatron-Core's schedules call it, with one tensor in the list.
         """
         self.input_tensor = input_tensor[0]
 
     def hidden_shape(self, batch: PackedBatch) -> list[int]:
-        """Shape of the tensor that stages send for a pack; the same between all stages."""
+        """Shape of the tensor that stages send for `batch`; the same between all stages."""
         # Which stage makes no difference: latents and text apart are as many rows as together.
         shapes = self.stage_shapes(batch, after=0)
         return [stage_rows(shapes, self.config.hidden_size), 1, self.config.hidden_size]
@@ -146,9 +146,8 @@ class StackedTransformer(MegatronModule):
     def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Output:
         """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
-        Of a pack with other streams, that of each stream by its name.
-
-        On a stage that is not the last, the next stage's input.
+        For a pack with other streams, a mapping with the output of each stream by its name. On
+        every stage but the last, the next stage's input.
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
@@ -159,11 +158,11 @@ class StackedTransformer(MegatronModule):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        """The timestep for networks with `tells_data_part`, from timesteps [M] in [0, 1000]."""
+        """1000 - `level_M`: timesteps of networks with `tells_data_part`; both are in [0, 1000]."""
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
-        """Positions for the dropout of adapters in this pass.
+        """The seed and positions for the dropout of adapters in this pass.
 
         None without adapters or in evaluation.
         """
@@ -178,7 +177,7 @@ class StackedTransformer(MegatronModule):
         return DropoutRows(seed=drops.seed, places=places, fused_kernels=kernels)
 
     def token_places(self, batch: PackedBatch, layout: Any) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Position in the pack, int64, of each token of this context rank, by row."""
+        """Position in the pack, int64, of each token of this context rank, by row name."""
         place_T = to_device(batch.rows(batch.share), batch.segment_T.device)
         # Alignment of a context rank's part: no other token depends on these rows.
         return {TOKENS: pad(place_T, (0, len(batch.segment_T) - len(place_T)))}
@@ -203,11 +202,13 @@ class StackedTransformer(MegatronModule):
         return {name: self._raw(made_TC) for name, made_TC in made.items()}
 
     def _raw(self, made_TC: Tensor) -> Tensor:
-        """What the head made, in the family's sign."""
         return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
-        """Inputs of the layers of a token route; None if all layers see all tokens."""
+        """Inputs of the layers of a token route, from the blocks `learned`.
+
+        None if all layers see all tokens.
+        """
         route = self.model.token_route
         if route is None or not batch.is_routed:
             return None
@@ -226,7 +227,7 @@ class StackedTransformer(MegatronModule):
     def run_stacks(
         self, blocks: Blocks, conditions: Any, routed: RoutedPass | None = None
     ) -> Blocks:
-        """The hidden states after the layers of this stage.
+        """The hidden states by name after the layers of this stage, from the stage's `blocks`.
 
         Inside a route of `routed`, they include those of tokens that skip it.
         """
@@ -244,9 +245,9 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """The hidden states after a token route's layers of `stack`.
+        """The hidden states after the layers of `stack`, some of which a token route holds.
 
-        `first` is the stack's first layer, counted over all stacks.
+        `first` is the stack's first layer on this stage, counted over all stacks.
         """
         tokens, here = routed.tokens, first + len(stack.layers)
         for start, stop, inside in tokens.route.parts(first, here):
@@ -288,13 +289,13 @@ class StackedTransformer(MegatronModule):
         return hidden if stack.hidden[0] in hidden else self.joined(hidden, conditions)
 
     def _first_layer(self, stack: str, stage: int) -> int:
-        """Index, over all stacks, of a stack's first layer on a stage."""
+        """Index, over all stacks, of the first layer of `stack` on the pipeline stage `stage`."""
         names = [spec.name for spec in self.stack_specs]
         before = self.stack_specs[: names.index(stack)]
         return sum(spec.count for spec in before) + self.plan[stage][stack].first
 
     def stage_shapes(self, batch: PackedBatch, *, after: int) -> Shapes:
-        """Shapes that the stage `after` sends to the next: hidden states, then conditions.
+        """Shapes by name that the stage `after` sends on: hidden states, then conditions.
 
         Inside a token route, tokens that skip it are sent as well.
         """
@@ -317,12 +318,12 @@ class StackedTransformer(MegatronModule):
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """Level rows for this tensor rank's tokens."""
+        """A `PerSample` for tokens of this tensor rank, whose level rows are `level_row_T`."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens of all tensor-parallel ranks, for an output whose loss each rank computes."""
+        """The tokens of all tensor ranks, each of which computes the whole loss, from `x_T`."""
         if not self.config.sequence_parallel:
             return x_T
         # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
@@ -338,42 +339,42 @@ class StackedTransformer(MegatronModule):
     # What a family says.
 
     def at_step(self, step: int) -> None:  # noqa: ARG002
-        """Sets the training step, counted from 1; most networks do not depend on it."""
+        """Informs the network of the training step, from 1; most networks do not depend on it."""
         return
 
     def step_values(self) -> dict[str, float]:
-        """Values for the log that depend on the step."""
+        """Values for the log, by name, that depend on the training step."""
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """The pack, adjusted to the network, for example with padded text."""
+        """A copy of the pack as the network needs it, for example with padded text."""
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
-        """Number of rows of each hidden state on this rank."""
+        """Number of rows on this rank of each hidden state, by its name."""
         return {"hidden": len(batch.segment_T) // self.token_parts}
 
     def hidden_width(self, name: str) -> int:  # noqa: ARG002
-        """Width of the hidden state `name`.
+        """Width of the hidden state `name`, by default the model's.
 
-        A stream of another modality may have a width of its own. Stages send rows of the model's
-        width with as many numbers.
+        A stream of another modality may have a width of its own. Between stages its numbers are
+        sent in rows of the model's width.
         """
         return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """Shapes of the tensors that stages send with hidden states, for `conditions` and `head`.
+        """Shapes by name of what stages send besides hidden states, for `conditions` and `head`.
 
         They must depend only on the pack, and be the same on all stages.
         """
         raise NotImplementedError
 
     def layout(self, batch: PackedBatch) -> Any:
-        """The order of the tokens of `batch`; computed once for a pass, on every stage."""
+        """Places and order of the tokens of `batch`; computed once for a pass, on every stage."""
         raise NotImplementedError
 
     def embed(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch, layout: Any) -> Blocks:
-        """Hidden states, and the blocks of `condition_shapes`, on the first stage."""
+        """Hidden states and the tensors of `condition_shapes`; called on the first stage."""
         raise NotImplementedError
 
     def conditions(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Any:
@@ -381,21 +382,21 @@ class StackedTransformer(MegatronModule):
         raise NotImplementedError
 
     def rows_beside(self, stack: LayerStack) -> tuple[str, ...]:
-        """Names of the hidden states that exist while a stack runs."""
+        """Names of the hidden states that exist while `stack` runs."""
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """Hidden states of one stack, arranged for the next kind of layers."""
+        """The joint row by name, from the separate rows in `hidden`, for single-stream layers."""
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
-        """The inverse of `joined`, for hidden states of either kind."""
+        """The separate rows in `hidden`, also where it has the joint row, which is then split."""
         return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Output:
-        """Last stage: hidden states -> output [T, C] of all tokens of this context rank.
+        """The output [T, C] for all tokens of this context rank; called on the last stage.
 
-        Of a pack with other streams, that of each stream by its name.
+        For a pack with other streams, a mapping with the output of each stream by its name.
         """
         raise NotImplementedError
 
@@ -409,12 +410,12 @@ def _rows(shape: tuple[int, ...], width: int) -> int:
 
 
 def stage_rows(shapes: Shapes, width: int) -> int:
-    """Number of rows of `width` numbers for tensors of `shapes`; each begins a new row."""
+    """Number of rows of `width` numbers that hold tensors of `shapes`; each begins a new row."""
     return sum(_rows(shape, width) for shape in shapes.values())
 
 
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
-    """The tensors as rows [rows, 1, D], in the order of `shapes`.
+    """The tensors `blocks` as rows [rows, 1, `width`], in the order of `shapes`.
 
     All have the dtype of the hidden states, which come first.
     """
@@ -427,7 +428,7 @@ def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -
 
 
 def unpack_stage_state(rows: Tensor, shapes: Shapes, width: int) -> dict[str, Tensor]:
-    """Tensors by name from `rows` [rows, 1, D]: the inverse of `pack_stage_state`."""
+    """The tensors of `shapes` by name, from the `rows` that `pack_stage_state` made of them."""
     parts = rows[:, 0].split([_rows(shape, width) for shape in shapes.values()])
     return {
         name: part.flatten()[: math.prod(shape)].view(shape)

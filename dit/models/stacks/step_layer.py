@@ -100,7 +100,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
     def _modulation(
         self, modulation: Modulation, ports: Sequence[Port], context: BuildContext, width: int
     ) -> nn.Module:
-        """The module that computes scale, shift and gate of these ports."""
+        """The module that computes scale, shift and gate for `ports`."""
         return make_modulation(
             modulation.kind,
             context,
@@ -112,7 +112,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         )
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All parameters, even for one module, if packs may lack the tokens of this layer.
+        """All parameters, even if not `recurse`, if packs may lack the tokens of this layer.
 
         Before a call of a module Megatron-Core's DDP waits for its own weights that are being
         gathered (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
@@ -122,7 +122,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return super().parameters(recurse or whole)
 
     def forward(self, hidden: Any, conditions: Any) -> Any:
-        """Rows after the layer; `hidden` is the row [T, D], or a tensor for each of its rows."""
+        """The rows after the layer; `hidden` is its row [T, D], or a tuple if it has several."""
         several = isinstance(hidden, tuple)
         whole = dict(zip(self.rows, hidden if several else (hidden,), strict=True))
         if self.view is None:
@@ -167,9 +167,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return made
 
     def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
-        """Scale, shift and gate of each slot of a modulation.
+        """Scale, shift and gate of each slot of `modulation`.
 
-        Tanh acts on level rows, not tokens.
+        Tanh is applied to level rows, which are fewer than tokens.
         """
         made = getattr(self, modulation.name)(timestep)
         if not modulation.tanh:
@@ -177,10 +177,9 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return tuple(replace(one, gate_ND=one.gate_ND.tanh()) for one in made)
 
     def _tied(self, adaln: AdaLN) -> AdaLN:
-        """`adaln`, with zero gradients for weights that are not used.
+        """`adaln`, connected to weights that are not used, so that they get zero gradients.
 
-        Otherwise they would have no gradient: Megatron-Core's DDP waits for the gradient of every
-        weight.
+        Without a gradient Megatron-Core's DDP would wait for them, as it does for every weight.
         """
         modules = (self.get_submodule(name) for name in self.idle)
         idle_weights = (weight for module in modules for weight in module.parameters())
@@ -190,16 +189,16 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
     def _untouched(self, h_TD: Tensor) -> Tensor:
-        """The tokens unchanged, with zero gradients for all weights, which DDP waits for."""
+        """`h_TD` unchanged, connected to all weights, so that they get zero gradients for DDP."""
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
         return h_TD + torch.stack(nothing).sum() if nothing else h_TD
 
 
 class _OpenRow:
-    """The tokens of a row, and the last output, which is added together with the next norm.
+    """The tokens of a row, and a part's output that is not yet added to them.
 
-    Sum and norm are then one kernel, if kernels are fused.
+    It is added together with the next norm, in one kernel if kernels are fused.
     """
 
     def __init__(self, h_TD: Tensor, conditions: RowConditions):
@@ -220,7 +219,7 @@ class _OpenRow:
         return x_TD
 
     def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
-        """Adds the output of a part: at once without a gate, else with the next norm."""
+        """Takes the output `x_TD` of a part; with a gate it is added only before the next norm."""
         h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
         if adaln is None:
             self.h_TD = h_TD + x_TD
@@ -228,7 +227,7 @@ class _OpenRow:
             self.waiting = (adaln, x_TD)
 
     def added(self) -> Tensor:
-        """The tokens after all outputs were added."""
+        """The tokens, with all outputs of parts added."""
         if self.waiting is not None:
             (last, x_TD), self.waiting = self.waiting, None
             self.h_TD = last.add(self.h_TD, x_TD, self.per_sample)

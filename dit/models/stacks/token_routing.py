@@ -1,4 +1,4 @@
-"""Token routes (TREAD): some layers see only a part of the tokens; the others skip these layers.
+"""Token routes (TREAD): some layers see only a part of the tokens; the others skip them.
 
 The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
 computes its conditions, attention included, as from any other pack. Every rank keeps the same
@@ -27,7 +27,7 @@ WAITING = "waiting"
 
 
 def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
-    """The pack of the tokens that a route's layers see, from a whole pack or one rank's shard."""
+    """A pack of the tokens that the layers of `route` see; `batch` is whole or one rank's shard."""
     draw = batch.method(Route)
     assert draw is not None
     rows_T = _in_runs(draw.move_T, route)[:, : route.kept].flatten()
@@ -39,14 +39,14 @@ def kept_pack(batch: PackedBatch, route: TokenRoute) -> PackedBatch:
 
 
 def _in_runs(move_T: Tensor, route: TokenRoute) -> Tensor:
-    """Indices [runs, tokens of a run] of tokens, in each run those that the layers see first."""
+    """Indices of the tokens, [runs, tokens of a run]; in each run kept tokens come first."""
     order_T = torch.arange(len(move_T), device=move_T.device) + move_T
     return order_T.view(-1, route.run)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedTokens:
-    """Separates this rank's tokens into those that a route sees and those that skip it."""
+    """Separates this rank's tokens into those that a route's layers see, and the others."""
 
     route: TokenRoute
     order: TokenOrder  # as they stand in the pack <-> in each run, kept ones first
@@ -63,13 +63,13 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `x_TD` that the route sees, and the rows that skip it."""
+        """The rows of `x_TD` that the route's layers see, and the rows that skip them."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)
 
     def together(self, kept_TD: Tensor, others_TD: Tensor) -> Tensor:
-        """The inverse of `apart`: all tokens in their order."""
+        """All tokens in their order, from the two tensors that `apart` returns."""
         runs = len(kept_TD) // self.route.kept
         parts = (x.unflatten(0, (runs, -1)) for x in (kept_TD, others_TD))
         return self.order.restore(torch.cat([*parts], dim=1).flatten(0, 1))
@@ -77,7 +77,7 @@ class RoutedTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutedPass:
-    """Inputs of the routed layers in one pass; other layers have their own."""
+    """Inputs of a route's layers in one pass, where they differ from those of other layers."""
 
     tokens: RoutedTokens
     conditions: Any

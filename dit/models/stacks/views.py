@@ -14,7 +14,7 @@ from dit.models.stacks.parts import JointConditions
 
 
 class RunningView:
-    """The tokens of a row that one layer sees, and those that it changes."""
+    """Applies a `View`: which tokens of a row one layer sees, and which it changes."""
 
     may_be_absent: ClassVar[bool] = False
     """Whether packs may lack the tokens that the layer changes."""
@@ -32,7 +32,7 @@ class RunningView:
         width: int,  # noqa: ARG002
         layer: int,  # noqa: ARG002
     ) -> dict[str, nn.Module]:
-        """The view's modules by name, registered last; layers are counted from 0."""
+        """Modules of the view by name, registered after the layer's; layers count from 0."""
         return {}
 
     def seen(
@@ -41,16 +41,16 @@ class RunningView:
         h_TD: Tensor,
         conditions: JointConditions,  # noqa: ARG002
     ) -> Tensor:
-        """The tokens that the layer sees."""
+        """The tokens on which the layer computes, from its row `h_TD`."""
         return h_TD
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The row after the layer, whose output for the seen tokens is `made_TD`."""
+        """The row after the layer: `h_TD`, and `made_TD` where the layer changes tokens."""
         raise NotImplementedError
 
 
 class SeeingPictures(RunningView):
-    """A view of latents that leaves references unchanged; they have other layers."""
+    """Applies a view of latents that leaves reference tokens unchanged."""
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
         is_reference_T = conditions.is_reference_T
@@ -60,7 +60,7 @@ class SeeingPictures(RunningView):
 
 
 class SeeingReferences(RunningView):
-    """A view of the reference tokens.
+    """Applies a view of latents that changes reference tokens alone.
 
     The layer computes all rows of a pack that has any references, so that ranks hold as many as for
     other layers.

@@ -65,7 +65,7 @@ def _has_image(model: WanConfig) -> bool:
 
 
 def _heads_norm(ours: str, theirs: str, **options: Any) -> Row:
-    """The row of an RMSNorm over all heads, which tensor ranks divide."""
+    """Name-table row of an RMSNorm over all heads, which tensor ranks divide."""
     return Row(f"{ours}_scale", (f"{theirs}.weight",), _COLUMN, ("D",), **options)
 
 
@@ -193,7 +193,7 @@ WAN_NAMES: dict[str, str] = {
     "img_emb.proj.3": f"{_EMBEDDER}.image_embedder.ff.net.2",
     "head.head": "proj_out",
 }
-"""Names in Wan's own code -> names in Diffusers."""
+"""Diffusers' names of linears by their names in Wan's own code."""
 
 
 def _latent_channels(t: Any) -> int:
@@ -201,7 +201,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether mask and condition are input channels besides the noisy latent."""
+    """Whether the network of `t` has mask and condition as input channels besides the latent."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
@@ -210,7 +210,6 @@ def _width(t: Any) -> int:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     width, image, channels = _width(t), t.image_dim is not None, _latent_channels(t)
     return [
         (
@@ -235,7 +234,7 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _condition(t: Any) -> ImageCondition:
-    """The kind of given picture that published weights `t` take; config.json only implies it."""
+    """How a published network takes given pictures, which its config.json `t` only implies."""
     if _shows_channels(t):
         two = t.pos_embed_seq_len is not None
         return ImageCondition.FIRST_AND_LAST_FRAME if two else ImageCondition.FIRST_FRAME
@@ -244,7 +243,7 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """The truth value of `value`: a Boolean of a file, or a user's `true` or `false`."""
+    """`value` as a Boolean; a user may have written `true` or `false`."""
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
@@ -317,7 +316,6 @@ KEYS = ConfigKeys(
 
 
 def _inexpressible(model: WanConfig) -> list[str]:
-    """Why Diffusers' network cannot express a run, in words."""
     if not _has_image(model) or model.text_pad_to == _TEXT_ROWS:
         return []
     return [
@@ -362,7 +360,6 @@ def _pipeline(name: str, *, shows: bool) -> Pipeline:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: WanConfig
 ) -> Tensor:
-    """Output of Diffusers' network for one sample."""
     import torch
     from torch import nn
 

@@ -46,11 +46,11 @@ from dit.models.registry import imported
 CONDITION, IMAGE, FIRST_FRAME = "condition_latent", "image_embed", "first_frame_latent"
 
 MASK_CHANNELS = 4
-"""Channels of the given-frame mask: one for each pixel frame that a latent frame covers."""
+"""Number of channels of the mask of given frames: one for each pixel frame of a latent frame."""
 
 
 class ImageCondition(StrEnum):
-    """How the network takes given pictures."""
+    """How the network gets given pictures."""
 
     NONE = "none"  # text-to-video
     FIRST_FRAME = "first_frame"  # a mask and `condition_latent`, as channels
@@ -109,7 +109,7 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "wan2.2_i2v_a14b": _TINY,
     "wan2.2_ti2v_5b": _TINY,
 }
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,22 +128,26 @@ class WanConfig(ModelConfig):
     """Width of the MLP divided by the hidden size; the width is rounded to an integer."""
     crossattn_emb_size: int = 4096
     text_pad_to: int | None = 512
-    """A number fills captions up to it with zeros that are attended to (Wan: 512), null none."""
+    """Number of tokens to which captions are padded with zeros, which layers attend to (Wan: 512);
+    null: no padding."""
     freq_dim: int = bounded(256, most=2**17)
-    """Cosines and sines of the noise level from which its embedding is computed."""
+    """Number of cosines and sines of the timestep from which its embedding is computed."""
     image_condition: ImageCondition = ImageCondition.NONE
-    """How pictures are given: none, first_frame, first_and_last_frame or clean_first_frame."""
+    """How the network gets given pictures: none, first_frame, first_and_last_frame or
+    clean_first_frame."""
     image_embed_size: int | None = bounded(None, most=2**20)
-    """Width of `image_embed`, an image encoder's output for given pictures (1280); null: none."""
+    """Width of `image_embed`, an image encoder's output for given pictures (1280); null: the
+    network reads none."""
     image_embed_length: int = bounded(257, most=2**20)
-    """Rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two pictures."""
+    """Number of rows of `image_embed` in each sample: 257 for CLIP's ViT-H, 514 for two
+    pictures."""
     image_embed_positions: bool = False
     """Whether rows of `image_embed` have learned positions (first and last frame: true)."""
     sparse_attention: bool = False
-    """Cubes of 4 x 4 x 4 tokens attend to each other's means, by a learned gate, and to some in
-    full (VSA)."""
+    """Whether cubes of 4 x 4 x 4 tokens attend in full to some cubes only, and, through a learned
+    gate, to the means of all (VSA)."""
     sparse_share: Live[float] = 0.1
-    """Final fraction of a sample's cubes whose tokens a cube attends to; 1: all cubes."""
+    """Final fraction of a sample's cubes to whose tokens a cube attends; 1: all cubes."""
     sparse_share_step: Live[float] = 0.03
     """Decrease of the fraction of cubes per interval, from 1; with 1, sparse_share applies at
     once."""
@@ -170,7 +174,7 @@ class WanConfig(ModelConfig):
         ]
 
     def _shares(self) -> list[Rule]:
-        """Rules about the fields of sparse attention."""
+        """Rules that the fields of sparse attention must satisfy."""
         ranks, comm, named = self.context_parallel_size, self.cp_comm_type, "sparse_attention=true"
         shares = [
             (0 < value <= 1, f"{key}={value} must lie in (0, 1]")
@@ -206,7 +210,7 @@ class WanConfig(ModelConfig):
 
     @property
     def ffn_hidden_size(self) -> int:
-        """Width of the MLP: Wan's widths are no round multiples, so `mlp_ratio` is a fraction."""
+        """Width of the MLP, rounded to an integer: Wan's `mlp_ratio` is a fraction."""
         return round(self.hidden_size * self.mlp_ratio)
 
     @property
@@ -217,15 +221,12 @@ class WanConfig(ModelConfig):
 
     @property
     def input_features(self) -> int:
-        """Number of features of one token of the network's input."""
+        """Number of features of a token that enters the network."""
         return (self.in_channels + self.condition_channels) * self.patch_volume
 
     @property
     def image_rows(self) -> int | None:
-        """Number of image rows per sample that cross-attention reads besides text.
-
-        None: no image.
-        """
+        """Number of image rows per sample to which cross-attention attends; None: no image."""
         return None if self.image_embed_size is None else self.image_embed_length
 
     @property
@@ -265,7 +266,7 @@ def _inputs(model: WanConfig) -> tuple[SampleInput, ...]:
 
 
 def wan_stack(model: WanConfig) -> StackSpec:
-    """The layers of Wan."""
+    """The specification of Wan's layers."""
     width = model.hidden_size
     attention = AttentionSpec(
         width=width, heads=model.num_attention_heads, bias=True, norm=QkNorm.ACROSS_HEADS
@@ -291,15 +292,15 @@ def wan_stack(model: WanConfig) -> StackSpec:
 
 @dataclass(frozen=True)
 class AttendCubes(Attend):
-    """Cubes of tokens see some others in full, and by a gate the means of all (VSA)."""
+    """Attention of cubes to some cubes in full, and by a gate to the means of all (VSA)."""
 
     runs: ClassVar[str] = "dit.models.wan.model:AttendingCubes"
     share: float = 1.0
-    """Share of the cubes of a sample that each sees in full."""
+    """Fraction of a sample's cubes to which each cube attends in full."""
 
     @property
     def pairs(self) -> float:
-        """Pairs of a query and a key for each pair of tokens, as if all cubes were whole.
+        """Fraction of a sample's pairs of query and key that attend, as if all cubes were whole.
 
         The means of two cubes make one pair.
         """

@@ -48,7 +48,7 @@ from dit.pack_wire import to_device
 
 
 class WanNetwork(CrossTransformer):
-    """Noisy tokens, timesteps, text and pictures of a pack -> velocity of each token.
+    """Denoiser of Wan: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `WanTransformer3DModel`.
     """
@@ -107,7 +107,7 @@ class WanNetwork(CrossTransformer):
         return blocks | {"hidden": self.patches(x_TC)}
 
     def _with_condition(self, x_TC: Tensor, batch: PackedBatch) -> Tensor:
-        """`x_TC` with the mask and then the condition as further channels."""
+        """`x_TC` with the mask of given frames and the condition latent as further channels."""
         if not self.model.condition_channels:
             return x_TC
         assert batch.condition_TC is not None
@@ -127,7 +127,7 @@ class WanNetwork(CrossTransformer):
         return self._with_cubes(conditions, batch) if self.model.sparse_attention else conditions
 
     def _with_cubes(self, conditions: LayerConditions, batch: PackedBatch) -> LayerConditions:
-        """Self-attention among the cubes of the samples, at the share of the step."""
+        """`conditions` with the samples' cubes, and the fraction of them that each attends to."""
         (exchange,) = conditions.meetings.values()
         spans = exchange.spans
         at = {"total": spans.total, "device": spans.device}
@@ -141,7 +141,7 @@ class WanNetwork(CrossTransformer):
 
 
 class CubeAttention(SelfAttention):
-    """Attention to the chosen cubes of tokens, plus a gate times attention among means of all."""
+    """Attention of cubes to chosen cubes, plus a gate times attention to the means of all cubes."""
 
     def __init__(self, context: BuildContext, spec: AttentionSpec, *, output: bool = True):
         super().__init__(context, spec, output=output)
@@ -163,14 +163,14 @@ class CubeAttention(SelfAttention):
 
 
 class AttendingCubes(SelfAttending):
-    """Cubes of tokens see some others in full, and by a gate the means of all."""
+    """Runs attention of cubes to some cubes in full, and by a gate to the means of all."""
 
     def attention(self, context: BuildContext, *, output: bool) -> SelfAttention:
         return CubeAttention(context, self.part.attention, output=output)
 
 
 class LevelEmbedding(nn.Module):
-    """Timestep [M] -> its embedding [M, D] and the rows [M, 6 D] that all layers share."""
+    """Maps timesteps [M] to their embedding [M, D] and the rows [M, 6 D] that all layers share."""
 
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
@@ -187,14 +187,17 @@ class LevelEmbedding(nn.Module):
 
 
 class Float32Linear(Replicated):
-    """A linear for level rows [M, X] -> [M, D], in float32 whatever the type of the weights."""
+    """A linear over level rows, [M, X] to [M, D], in float32 whatever the type of its weights."""
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())
 
 
 class ImageEmbedding(nn.Module):
-    """Rows of the image encoder [I, E] -> [I, D]; weights have no mark, as in `TextEmbedding`."""
+    """Maps rows of the image encoder [I, E] to rows [I, D] that layers attend to.
+
+    Its weights need no mark for sequence parallelism, for the same reason as `TextEmbedding`.
+    """
 
     def __init__(self, model: WanConfig):
         super().__init__()

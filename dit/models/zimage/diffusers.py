@@ -1,4 +1,4 @@
-"""Z-Image in Diffusers: names of tensors, config.json, pipelines, running its network.
+"""Z-Image in Diffusers: names of tensors, config.json, pipelines, calls of its network.
 
 Its class is `ZImageTransformer2DModel`.
 """
@@ -40,7 +40,7 @@ _EMBED, _HEAD = f"all_x_embedder.{_PATCH}", f"all_final_layer.{_PATCH}"
 
 
 def _names(stack: str) -> SequentialNames:
-    """Names of the weights of a stack's layers; those of text have no modulation."""
+    """Diffusers' names in the layers of `stack`; those over text alone have no modulation."""
     return SequentialNames(
         norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
         modulation=None if stack == "context_refiner" else "adaLN_modulation.0",
@@ -90,7 +90,7 @@ def _sizes(model: ZImageConfig) -> dict[str, int]:
 
 
 def _linears(stack: str) -> dict[str, str]:
-    """Names of linears in a stack of the original project -> Diffusers' names."""
+    """Diffusers' names of the linears in a stack, by their names in the original project."""
     attention, mlp = f"{stack}.*.attention", f"{stack}.*.feed_forward"
     names = {
         f"{attention}.qkv": " ".join(f"{attention}.to_{letter}" for letter in "qkv"),
@@ -112,12 +112,11 @@ ZIMAGE_NAMES = {
     **{name: theirs for stack in _STACKS.values() for name, theirs in _linears(stack).items()},
     **_BESIDE,
 }
-"""Names in the original project and ComfyUI, which fuse queries, keys and values -> names in
-Diffusers."""
+"""Diffusers' names of linears by their names in the original project and ComfyUI, which fuse
+queries, keys and values."""
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that Diffusers' config.json `t` must satisfy for our network."""
     sizes = tuple(t.all_patch_size), tuple(t.all_f_patch_size)
     return [
         (
@@ -182,7 +181,6 @@ def _inexpressible(model: ZImageConfig) -> list[str]:
 
 
 def _run_network(network: nn.Module, sample: LatentSample, level: float, _: ZImageConfig) -> Tensor:
-    """The output of Diffusers' network for one sample, with the sign that its pipeline gives it."""
     import torch
 
     told = torch.tensor([1 - level / ALL_NOISE])

@@ -28,16 +28,16 @@ from dit.models.registry import imported
 
 EPS = 1e-5
 INSIDE_OF_TOLD = 1024
-"""Hidden width of the timestep MLP; a constant in Diffusers."""
+"""Hidden width of the timestep embedding's MLP; a constant in Diffusers."""
 THETA = 256.0
-"""Base of the rotary frequencies for text position, row and column."""
+"""Base of the rotary frequencies for index in the text, row and column."""
 MLP_RATIO = 8 / 3
 """MLP ratio of Diffusers' class, whose config.json has no key for it."""
 AXES_LENS = (1536, 512, 512)
-"""Lengths of Diffusers' rotary tables: position in the sequence, row, column."""
+"""Lengths of Diffusers' rotary tables: index in the sequence, row, column."""
 LONGEST_TEXT = (AXES_LENS[0] - 2) // 32 * 32
-"""Largest number of caption tokens, a multiple of 32; positions start at 1, and the picture's
-position follows."""
+"""Largest number of caption tokens, a multiple of 32; their indices start at 1, and the picture's
+index follows."""
 _OTHER_PICTURES = (
     "sees pictures beside the target, by features of SigLIP that this family has no layers for"
 )
@@ -45,7 +45,7 @@ _OTHER_PICTURES = (
 MODEL_SIZES: dict[str, dict[str, Any]] = {"zimage": {}, "zimage_turbo": {}}
 """Fields of `model` by size name, from config.json of Tongyi-MAI/Z-Image and of Z-Image-Turbo."""
 TINY: Mapping[str, Mapping[str, Any]] = {"zimage": TINY_REFINED}
-"""Tiny size by name (`Family.tiny`)."""
+"""Keys of `model` for the tiny network of each size (`Family.tiny`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ZImageConfig(RefinedConfig):
     num_layers: int = 30
     hidden_size: int = 3840
     num_attention_heads: int = 30
-    """Heads of attention; tensor ranks share them."""
+    """Number of attention heads, which tensor ranks divide."""
     mlp_ratio: float = MLP_RATIO
     """Width of the MLP divided by hidden_size; 8/3 in Diffusers."""
     crossattn_emb_size: int = 2560
@@ -93,7 +93,7 @@ class ZImageConfig(RefinedConfig):
 
     @property
     def largest_latent(self) -> tuple[int, int, int]:
-        """The largest latent for the tables of Diffusers' network."""
+        """Largest latent (frames, rows, columns) that the tables of Diffusers' network cover."""
         return sides_of_tables(self, AXES_LENS)
 
 

@@ -1,4 +1,4 @@
-"""Z-Image: latents and text, padded with learned tokens, refined separately, then in one row."""
+"""Z-Image: latents and text, padded with learned tokens, are refined separately, then joined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dit.models.zimage.family import FAMILY, INSIDE_OF_TOLD, THETA, ZImageConfig
 
 
 class ZImageNetwork(RefinedTransformer):
-    """Noisy tokens, timesteps and text of a pack -> velocity of each token.
+    """Denoiser of Z-Image: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `ZImageTransformer2DModel`.
     """
