@@ -105,8 +105,7 @@ def bounded(default: Any, *, most: float, least: int | None = 1) -> Any:
 
 @cache
 def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
-    """Field of the dataclass `kind` -> its bounds `most` and `least`, as `bounded` declared them.
-    """
+    """Field of the dataclass `kind` -> its bounds `most` and `least`, as declared by `bounded`."""
     bases = (getattr(base, "__dataclass_fields__", {}) for base in reversed(kind.__mro__))
     marked = (one for of_base in bases for one in of_base.values() if "most" in one.metadata)
     return {one.name: one.metadata for one in marked}

@@ -275,8 +275,7 @@ class RunGroups:
 
     @property
     def student_sampling(self) -> str | None:
-        """Steps, sampler and guidance of a distilled network as a phrase; None for other networks.
-        """
+        """Steps, sampler and guidance of a distilled network as a phrase; None for others."""
         c = self.distill
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 

@@ -146,8 +146,7 @@ class ModelConfig:
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """Names of the fields as files order them; by default a family's own precede `precision`.
-        """
+        """Names of fields in the order of files; by default a family's own precede `precision`."""
         shared = [one.name for one in fields(ModelConfig)]
         order = list(shared)
         for name in (one.name for one in fields(cls) if one.name not in shared):
@@ -212,8 +211,7 @@ class ModelConfig:
         return []
 
     def own_shapes(self) -> list[Rule]:
-        """Rules of the family about divisibility; they are checked after all sizes are at least 1.
-        """
+        """Rules of the family about divisibility; checked once all sizes are at least 1."""
         return []
 
     def own_stages(self) -> Rule:
@@ -354,8 +352,7 @@ class ModelConfig:
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
-        """Tokens in the attention of a sample of `tokens` tokens and target `grid`, with padding.
-        """
+        """Tokens in the attention of a sample with `tokens` tokens and target `grid`, padded."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
@@ -380,8 +377,7 @@ class ModelConfig:
 
     @property
     def largest_latent(self) -> tuple[int, int, int] | None:
-        """The largest latent (frames, rows, columns in cells) that the network accepts; None: any.
-        """
+        """The largest latent (frames, rows, columns) that the network accepts; None: any."""
         return None
 
     @property
@@ -425,8 +421,7 @@ class ModelConfig:
 
     @property
     def unguided_by(self) -> str | None:
-        """Key whose value rules out classifier-free guidance for this network; None: no key does.
-        """
+        """Key whose value rules out classifier-free guidance; None: no key does."""
         return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002

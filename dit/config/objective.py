@@ -431,8 +431,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def predictions_kept(self) -> int:
-        """Number of passes without gradient whose predictions the loss needs (`cfg_target`, drift).
-        """
+        """Number of passes without gradient whose predictions the loss uses."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property

@@ -143,8 +143,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerStates:
-    """State that an optimizer stores for each trained number, besides the float32 main parameter.
-    """
+    """State that an optimizer stores for each trained number, besides its float32 main copy."""
 
     names: tuple[str, ...]
     """Names of the states in a checkpoint, which holds each in float32."""

@@ -47,8 +47,7 @@ def item_type(kind: object, index: int) -> Any:
 
 @cache
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
-    """Key -> function that resolves its path, for the keys of the dataclass `group` that are paths.
-    """
+    """Key -> function that resolves its path, for those keys of `group` that are paths."""
     found = {}
     for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))

@@ -73,8 +73,7 @@ def plain_group(group: Any) -> dict[str, Any]:
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
-    """The configuration of the values in `merged`, or None, and the problems; `base` is the recipe.
-    """
+    """The configuration of `merged`, or None, and its problems; `base` are the recipe's values."""
     tree = deepcopy(merged.tree)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
@@ -91,8 +90,7 @@ def checked_config(
 
 
 def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]:
-    """Lines about changed keys that have no effect; keys that lack the same setting share a line.
-    """
+    """Lines about changed keys without effect; keys that lack the same setting share a line."""
     found: dict[str, list[str]] = {}
     for key, origin in merged.origins.items():
         group, name = key.split(".")[:2]
@@ -165,8 +163,7 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Replaces the value at `place` in `tree` by the recipe's; returns its key as messages begin.
-    """
+    """Replaces the value at `place` in `tree` by the recipe's; returns how messages name it."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -175,8 +172,7 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str
 def _in_words(
     details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[KeyPath, str]]:
-    """Messages for one pydantic error, each with its place; a group's own check may have several.
-    """
+    """Messages for a pydantic error, each with its place; a group's check may have several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
     raised = details.get("ctx", {}).get("error")
@@ -246,8 +242,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: Schema) -> str:
-    """The message `text` of a group's own rule, with its key and the origins of the keys it names.
-    """
+    """The message `text` of a group's rule, with its key and the origins of keys it names."""
     if not place:
         named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))
         known = {key: origins[key] for key in named if key in origins}
@@ -277,8 +272,7 @@ def check_trainable(model: ModelConfig) -> None:
 
 
 def check_objective_inputs(config: RunConfig) -> None:
-    """Raises `Problems` if the objective needs inputs that the network or its samples do not have.
-    """
+    """Raises `Problems` if the objective needs inputs that the network or samples do not have."""
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
     frames = [one for one in inputs if one.kind is InputKind.FRAMES]
@@ -363,8 +357,7 @@ def check_streams(config: RunConfig) -> None:
 
 
 def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) -> Rule:
-    """The rule that validation samples take as many steps as `objective.sampling_timesteps` lists.
-    """
+    """The rule that validation samples take a step for each of `objective.sampling_timesteps`."""
     wanted, drawn = objective.sampling_timesteps, validation
     count = drawn.sampling_steps if wanted is None else len(wanted)
     draws = drawn.prompts_file is not None or drawn.num_captions > 0

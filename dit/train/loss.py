@@ -82,8 +82,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Weighted mean error over the channels of each target token, float32 [T]; 0 for other tokens.
-    """
+    """Weighted mean error over the channels of each target token, float32 [T]; 0 for others."""
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC
@@ -174,8 +173,7 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Count of each sample in the main stream: its tokens with a loss, or all if none has a loss.
-    """
+    """Count of each sample in the main stream: its tokens with a loss, or all if none has one."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 

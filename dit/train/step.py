@@ -86,8 +86,7 @@ def forward_backward(
     objective: ObjectiveConfig,
     references: References | None = None,
 ) -> RankLoss:
-    """First half of a step: sums gradients of the global batch over this replica's packs (`items`).
-    """
+    """First half of a step: accumulates gradients over this replica's packs, `items`."""
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims

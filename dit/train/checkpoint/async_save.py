@@ -210,8 +210,7 @@ class Saver:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 
     def _publish(self, pending: _PendingSave, known: dict[str, FileDigest]) -> None:
-        """Renames a complete checkpoint, points LATEST to it, and removes the oldest checkpoints.
-        """
+        """Renames a complete checkpoint, points LATEST to it, and removes the oldest ones."""
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final

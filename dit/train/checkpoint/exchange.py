@@ -234,8 +234,7 @@ class StateExchange:
         )
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
-        """Sends the shards of all `routes` to their targets; all data ranks pass the same routes.
-        """
+        """Sends the shards of `routes` to their targets; all data ranks pass the same routes."""
         me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.

@@ -191,8 +191,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Name -> manifest of each checkpoint in the run folder; a save may remove some meanwhile.
-        """
+        """Name -> manifest of each checkpoint in the run folder, which a save may change."""
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):
@@ -218,8 +217,7 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and incomplete ones; keeps those newer than `local`.
-        """
+        """Removes copies beyond `keep_last`, and incomplete ones; keeps any newer than `local`."""
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -175,8 +175,7 @@ def stored_by(module: MegatronModule) -> Iterable[Any]:
 
 
 def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
-    """Entries that Megatron-Core stores for the weights of `module`; with FSDP, this rank's rows.
-    """
+    """Entries that Megatron-Core stores for weights of `module`; with FSDP, this rank's rows."""
     for entry in stored_by(module):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry

@@ -80,8 +80,7 @@ class TrainProgress:
     def after(
         self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
     ) -> TrainProgress:
-        """The progress after one more step, with `samples` in all, and by dataset in `of_datasets`.
-        """
+        """The progress after one more step over `samples` samples, `of_datasets` by dataset."""
         so_far = self.of_datasets
         return replace(
             self,
@@ -383,8 +382,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Prefix -> tensors that are stored besides weights: optimizer state and, if `averaged`, EMA.
-    """
+    """Prefix -> tensors stored besides weights: optimizer state and, if `averaged`, the EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

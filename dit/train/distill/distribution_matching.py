@@ -65,8 +65,7 @@ class Made:
 def critic_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The critic's regression problems for the packs of a step, and its FLOPs; all ranks call it.
-    """
+    """The critic's regression problems for the packs of a step, and FLOPs; all ranks call it."""
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_CRITIC)
     for one in every:

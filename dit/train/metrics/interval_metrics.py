@@ -302,8 +302,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Count, sum and sum of squares of the latents of student and data, as one tensor [2, 3].
-        """
+        """Count, sum and sum of squares of student's and data's latents, as one tensor [2, 3]."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:

@@ -28,8 +28,7 @@ class MlperfLog:
     """Writer of `mlperf.log`, on the first rank only."""
 
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
-        """Continues the log of a run that has seen `samples` samples; drops the lines after these.
-        """
+        """Continues the log of a run after `samples` samples; drops the lines after these."""
         self._path, self._clock = path, clock
         kept = _lines_until(path, samples) if samples else ()
         write_atomically(path, "".join(kept).encode())

@@ -129,8 +129,7 @@ class RunLogger:
             self.info(f"{spent}: {', '.join(told)}")
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
-        """Writes `values` of a step to metrics.jsonl, and of every `log_interval`-th to dashboards.
-        """
+        """Writes `values` to metrics.jsonl, and every `log_interval`-th step to dashboards."""
         heartbeat("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:

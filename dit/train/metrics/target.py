@@ -12,8 +12,7 @@ from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
-    """The validation loss that decides on best checkpoint and target, the EMA's if logged; or inf.
-    """
+    """The loss that decides on best checkpoint and target: the EMA's if logged; or infinite."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
 
 
@@ -29,8 +28,7 @@ def was_at_target(run: TrainState) -> bool:
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A line about the target, which the step's `values` or (None) an earlier checkpoint reached.
-    """
+    """A line about the target that the step's `values` or (None) an earlier checkpoint reached."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

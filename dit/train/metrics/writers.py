@@ -254,8 +254,7 @@ class Terminal:
         self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
-        """Shows `pictures`, each uint8 [H, W, 3], in coloured half blocks; nothing in a log file.
-        """
+        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks; in no log file."""
         # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))

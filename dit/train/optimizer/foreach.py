@@ -69,8 +69,7 @@ def install_norm_and_scale() -> None:
 
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
-    """The norm [1] over all tensors of the first list; the arguments are those of Apex's function.
-    """
+    """The norm [1] over all tensors of the first list; the arguments are as in Apex's function."""
     return norms([norms(lists[0])]), None
 
 

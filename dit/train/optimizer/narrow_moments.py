@@ -58,8 +58,7 @@ def moment_options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def first_moments(inner: Any) -> None:
-    """Sets all moments of `inner` to zero, so that a checkpoint can be written before any update.
-    """
+    """Sets all moments of `inner` to zero, so that a checkpoint can precede any update."""
     if not inner.config.use_precision_aware_optimizer:
         inner.init_state_fn(inner.optimizer, inner.config)
         return

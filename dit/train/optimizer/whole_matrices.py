@@ -84,8 +84,7 @@ class SharedMatrix:
         return shards[0] if self.axis is None else torch.cat(shards, self.axis)
 
     def cut(self, whole_OI: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(rank, flat shard of `whole_OI`) for each shard, copies on other tensor ranks included.
-        """
+        """(rank, flat shard of `whole_OI`) for each shard, also copies on other tensor ranks."""
         shards = [whole_OI]
         if self.axis is not None:
             shards = [*whole_OI.split(self.shape[self.axis], self.axis)]
@@ -168,8 +167,7 @@ class WholeMatrices:
                 yield _Piece(tensor, self._rank_of(tensor, data), part)
 
     def _give_owners(self) -> None:
-        """Chooses the rank that updates each matrix: the costliest first, on the least loaded rank.
-        """
+        """Chooses the rank that updates each matrix: costliest first, on the least loaded rank."""
         each, tensor = self._groups.intra_dp_cp.size(), self._groups.tp.size()
         first = self._groups.dp_cp.rank() // each * each
         ranks = range(first * tensor, (first + each) * tensor) if self._sharded else range(tensor)
@@ -206,8 +204,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send `matrices` to their owners; returns a function that waits for this rank's.
-        """
+        """Starts to send `matrices` to their owners; the result waits for those owned here."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
