@@ -43,11 +43,11 @@ _PROBE_S = 2.0
 
 
 class LaunchError(ValueError):
-    """Raised if the variables of a launcher are incomplete or wrong; each process shows it."""
+    """The variables of a launcher are incomplete or wrong; each process shows the error."""
 
 
 class NoAnswerError(TimeoutError):
-    """Raised if the store through which all processes meet does not answer this process."""
+    """The store through which all processes meet does not answer this process."""
 
 
 def rank() -> int:

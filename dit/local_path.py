@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 
 
 class PathError(ArgumentTypeError, ValueError):
-    """Raised for a text that is no usable path; argparse and other readers show the message."""
+    """A text is no usable path; argparse and other readers show the message."""
 
 
 def local_path(text: str, *, base: Path = Path()) -> Path:

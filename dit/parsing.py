@@ -33,7 +33,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """Raised for a text that is no YAML of a configuration, with the line of the error if known."""
+    """A text is no YAML of a configuration; has the line of the error if it is known."""
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line

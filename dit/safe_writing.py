@@ -98,7 +98,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 class FolderInUseError(ValueError):
-    """Raised if another process writes to the folder; the message names it."""
+    """Another process writes to the folder; the message names that process."""
 
 
 @contextmanager

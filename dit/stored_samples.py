@@ -68,7 +68,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnusableError(ValueError):
-    """Raised for a file that holds something else than a sample; the message says what."""
+    """A file holds something else than a sample; the message says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

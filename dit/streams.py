@@ -25,7 +25,7 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class ResultError(ValueError):
-    """Raised if a command has no result: it cannot be printed, or the command cannot begin."""
+    """A command has no result: it cannot be printed, or the command cannot begin."""
 
 
 def with_streams(main: Callable[[], int]) -> int:

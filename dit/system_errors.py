@@ -120,7 +120,7 @@ def explained(error: BaseException, file: object = "") -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What is wrong and the remedy, without the name of the file."""
+    """The text of `error`: what is wrong and the remedy, without the name of the file."""
     return _place_and_reason(error, "")[1]
 
 

@@ -144,7 +144,7 @@ class SamplingLevels(StrEnum):
 
 
 class LevelSpacing(StrEnum):
-    """Spacing of a sampler's noise levels, as in Diffusers' `use_..._sigmas`."""
+    """How a sampler's noise levels are spaced, as in Diffusers' `use_..._sigmas`."""
 
     KARRAS = "karras"  # arXiv:2206.00364, Eq. 5, with rho = 7 and t for sigma
     EXPONENTIAL = "exponential"  # even in ln t

@@ -53,7 +53,7 @@ class ModelConfig:
     """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Named sizes of the family: name -> the keys that it sets, with their values."""
+    """The named sizes of the family: name -> the keys that it sets, with their values."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}

@@ -296,7 +296,7 @@ class EmaKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
-    """Moving average of the weights (EMA) in float32, which generation uses."""
+    """The moving average of the weights (EMA), in float32; generation uses it."""
 
     kind: Live[EmaKind] = EmaKind.POWER
     """Profile: power (EDM2), constant decay, or none."""
@@ -432,7 +432,7 @@ class RngConfig:
     """The one seed for initial weights, data order, noise and dropout."""
 
     seed: OfData[int] = 1234
-    """Seed: an integer from 0 to 2^63 - 1."""
+    """The seed, an integer from 0 to 2^63 - 1."""
 
     def __post_init__(self) -> None:
         check(*not_negative(self, "seed"), *numbers(self, seed=2**63 - 1))

@@ -59,7 +59,7 @@ from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):
-    """Mapping that scatters contiguous copies, because gloo ignores strides."""
+    """A mapping that scatters contiguous copies, because gloo ignores strides."""
 
     def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
         own = None if splits is None else [part.contiguous() for part in splits]
@@ -156,7 +156,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
 
     network: ModelConfig = field(default_factory=default_family().default)
     seed: int = 1234
-    """Seed of the initial weights."""
+    """The seed of the initial weights."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> NetworkProvider:

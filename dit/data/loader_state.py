@@ -34,7 +34,7 @@ _CAPPED = 3
 INPUTS = "inputs of model.family beside the text"
 TEXT_COUNTS = "text counts as tokens of a pack"
 _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
-"""Setting -> its value in states that were saved before the setting existed."""
+"""Name of a setting -> value in states that were saved before the setting existed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

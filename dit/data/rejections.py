@@ -89,7 +89,7 @@ MOST_NAMED = 10_000
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
-    """Raised when a sample is refused, with the reason and the values that led to it."""
+    """The refusal of a sample, with the reason and the values that led to it."""
 
     def __init__(self, reason: Reject, detail: str):
         super().__init__(reason, detail)

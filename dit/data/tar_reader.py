@@ -38,7 +38,7 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """Raised for a sample that only a complete tar reader can read."""
+    """Only a complete tar reader can read this sample."""
 
 
 class ShardError(ValueError):

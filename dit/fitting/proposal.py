@@ -58,7 +58,7 @@ class Proposal:
     passes: float
     """Number of passes over the training samples (epochs)."""
     minutes: float
-    """Expected minutes, with validations and checkpoints."""
+    """Minutes to expect, with validations and checkpoints."""
     seconds: float
     """Seconds of a step."""
     why: str

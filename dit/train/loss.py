@@ -82,7 +82,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Weighted mean error over the channels of each target token, float32 [T]; 0 for others."""
+    """Mean error over the channels of each target token, weighted, float32 [T]; 0 for others."""
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC

@@ -114,7 +114,7 @@ def _read(file: Path) -> Position:
 
 
 def _exchange(work: Callable[[], dict[int, Position]]) -> dict[int, Position]:
-    """Merged results of `work` on all processes; an error of one is raised on all of them."""
+    """Results of `work` on all processes, merged; an error of one is raised on all of them."""
     mine: tuple[dict[int, Position], str] = ({}, "")
     try:
         mine = (work(), "")

@@ -98,7 +98,7 @@ class SharedWeight:
         return math.prod(self.entry.local_shape)
 
     def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uninitialised device memory in the shape of the whole weight."""
+        """Device memory, uninitialised, in the shape of the whole weight."""
         return self.weight.new_empty(self.entry.local_shape, dtype=dtype)
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
@@ -119,7 +119,7 @@ class SharedWeight:
         return replace(entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Uninitialised host memory in the shape of the whole weight."""
+        """Host memory, uninitialised, in the shape of the whole weight."""
         empty = _ROWS.empty if self.weight.is_cuda else torch.empty
         return empty(self.entry.local_shape, dtype=dtype)
 
