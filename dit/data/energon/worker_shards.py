@@ -189,7 +189,7 @@ class FolderShard(WorkerShard):
         return self._factory.shuffle_over_epochs == 1
 
     def slices(self, reader: int, readers: int) -> Sequence[int]:
-        """Bounds, in rising order, of the slices that reader `reader` of `readers` reads in a pass."""
+        """Bounds, ascending, of the slices that reader number `reader` reads in a pass."""
         alone = WorkerConfig(rank=reader, world_size=readers, num_workers=1)
         return self._factory.shard_workers(
             self._factory.shards,
