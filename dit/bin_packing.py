@@ -152,7 +152,7 @@ def full_at_like_cost(
 
 
 def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
-    """Cost of each pack if all cost the same, except those that cost more at `least`."""
+    """Cost of each pack if all cost the same, except packs that must cost more (`least`)."""
     for dear in sorted(least, reverse=True):
         if packs <= 1 or dear <= cost / packs:
             break

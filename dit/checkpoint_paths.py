@@ -124,7 +124,7 @@ def is_file_name(name: str) -> bool:
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
-    """Names of files that differ from the manifest, in a `part` of the list by falling size."""
+    """Names of files that differ from the manifest; reads the `part` of them by falling size."""
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]

@@ -26,7 +26,7 @@ class NotShown:
 
 @contextmanager
 def watching(what: str, undrawn: list[NotShown]) -> Iterator[None]:
-    """A context that adds an error to `undrawn`, after which the program continues; `what` failed.
+    """A context that adds an error, as the failure of `what`, to `undrawn` instead of raising it.
 
     It serves work of a single process only: an error during a collective must end all processes.
     """

@@ -24,7 +24,7 @@ def by_type(*values: object) -> Mapping[type, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentVariance:
-    """Variances of a pack's latents, which are means; each step draws latents from both."""
+    """Log variances of a pack's latents, which are means; each step draws latents from both."""
 
     logvar_TC: Tensor  # log variance of each number of the latent, float, -inf for none
 

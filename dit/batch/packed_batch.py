@@ -22,8 +22,8 @@ LATENTS = "latents"
 class PackedBatch(TokenStream):
     """A pack: the main stream (latents), other token streams, and conditions of the same samples.
 
-    Texts, vectors and streams of other modalities have names. Values that all streams share are
-    fields: texts, frame rates, keys, and the draws of pairs and of guidance.
+    Texts, vectors and streams of other modalities are mappings by name. All streams share the
+    texts, vectors, frame rates, keys and captions.
     """
 
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.

@@ -84,7 +84,7 @@ class TokenStream:
         return self.methods.get(kind)
 
     def with_method(self, value: object) -> Self:
-        """A copy with `value` as its method's value, in place of any other of the same type."""
+        """A copy in which `value` replaces the value of the same method, if there is one."""
         return replace(self, methods={**self.methods, type(value): value})
 
     def without(self, *kinds: type) -> Self:

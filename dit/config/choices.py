@@ -81,7 +81,7 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Padding of captions that attention reads like text."""
+    """Padding of captions that attention treats as text."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 

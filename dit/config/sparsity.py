@@ -71,7 +71,7 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """Layers `first` to `last` process only a share of the tokens, which others skip."""
+    """Token routing: layers `first` to `last` process a share of the tokens; others skip them."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route

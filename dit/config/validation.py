@@ -83,7 +83,7 @@ class ValidationConfig:
     fps: Live[float] = 24.0
     """Frames per second of a prompt's video."""
     sample_seed: Live[int] = 0
-    """Seed of the noise of the first sample; the i-th one uses sample_seed + i at every
+    """The seed of the first sample's noise; the i-th one uses sample_seed + i at every
     validation."""
     feature_extractor: Live[LocalPath | None] = None
     """TorchScript file or Transformers folder of a feature network, to compute FID, KID and CLIP

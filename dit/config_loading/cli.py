@@ -113,7 +113,7 @@ def parse_arguments(
 def _load(
     recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
 ) -> RunConfig:
-    """The configuration in the file `path`, in our keys or another tool's, changed by `overrides`.
+    """The configuration in the file `path`, this project's or another tool's, with `overrides`.
 
     Keys of another tool are translated; the log has the notes of the translation.
 

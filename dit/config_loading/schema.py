@@ -119,7 +119,7 @@ class Schema:
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
 
     def resume_class(self, key: str) -> Resume:
-        """Effect of a change of the dotted `key` on a resume."""
+        """The resume class of the dotted `key`: the effect of a changed value on a resume."""
         group, _, name = key.partition(".")
         return resume_class(self.groups[group], name)
 

@@ -391,7 +391,10 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
-    """The tensors `found` under Diffusers' names, if `names` maps stored names to these."""
+    """The tensors `found` under Diffusers' names, for folders with other names (`names`).
+
+    A tensor that joins several of Diffusers' is listed as their parts.
+    """
     made: dict[str, Header] = {}
     for key, header in found.items():
         module, _, kind = key.rpartition(".")

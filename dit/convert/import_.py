@@ -223,7 +223,7 @@ def _bytes(source: DiffusersFolder, pair: Pair) -> int:
 
 
 def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype]:
-    """Dtype of each tensor of our checkpoint, by name.
+    """Dtype of each tensor of the checkpoint to write, by name.
 
     Raises:
         ConvertError: tensors that are stored as one have different dtypes.

@@ -266,7 +266,7 @@ def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
 
 
 def check_inputs(sample: LatentSample, expected: Expected) -> None:
-    """Checks the inputs of a sample that does not come from a shard, such as that of a prompt.
+    """Checks the inputs of a sample that does not come from a shard, such as a prompt's.
 
     Raises:
         SampleRefused: an input is missing, or does not fit the model and the latent.

@@ -219,7 +219,7 @@ class PackWriter:
         self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
-        """Writes the sample, or the two of a pair, after those before."""
+        """Writes the sample, or both samples of a pair, behind those written before."""
         self._write(sample)
         if self._layout.in_pairs:
             # Its key is another one, so that messages tell the two apart.

@@ -264,7 +264,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    """A log line on the padding after a dataset's captions, if the network's weights know it."""
+    """A log line on whether the network reads the padding after captions, if it could."""
     if model.text_pad_to is not TextPadding.STORED:
         if model.takes_stored_padding:
             yield (

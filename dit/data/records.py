@@ -229,7 +229,7 @@ def _outlined(head: RecordHeader, kinds: Kinds) -> dict[str, Tensor | None]:
 def _in_place(
     payload: bytes | memoryview, kinds: Kinds = TEXT_ALONE
 ) -> dict[str, Tensor | None] | None:
-    """The tensors as views of `payload`; None if this needs a copy, as safetensors makes."""
+    """The tensors as views of `payload`; None if only safetensors, which copies, can read it."""
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:

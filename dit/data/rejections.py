@@ -126,7 +126,7 @@ class RejectCounts(Savable):
     """Name of a tensor that the model does not read -> number of samples with it."""
 
     def refuse(self, sample: RefusedSample) -> None:
-        """Counts a refused sample, which is counted as read before."""
+        """Counts a sample as refused; it must be counted as read already."""
         self.refused[sample.reason] = self.refused.get(sample.reason, 0) + 1
         self.newest[sample.reason] = f"{sample.place}: {sample.detail}"
 

@@ -152,7 +152,7 @@ class _Pool:
     first: int
     """Index after the last sample that was read."""
     behind: int
-    """Number of readers that are two or more passes behind, of which they catch up one."""
+    """Number of readers that were two or more passes behind; they catch up only one pass."""
 
     @property
     def size(self) -> int:

@@ -118,7 +118,7 @@ def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> 
 
 @contextmanager
 def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """A context in which the weights of `chunks` are complete on every rank, and none is gathered.
+    """A context in which the weights of `chunks` are complete on every rank, and no gather runs.
 
     With `ddp.overlap_param_gather` each forward pass gathers the weights that other ranks updated
     in the last step. Ranks that save, or validate fewer packs than others, must not wait for a

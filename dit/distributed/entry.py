@@ -62,7 +62,7 @@ _at_stake: list[str] = []
 
 
 class Parser(OptionParser):
-    """Argument parser for programs with several processes, which `run` shows errors of only once.
+    """Argument parser for programs with several processes; `run` shows its errors once.
 
     argparse would print them in every process.
     """

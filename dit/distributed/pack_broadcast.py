@@ -114,7 +114,7 @@ class Replica:
             raise outline
 
     def _broadcast_object(self, message: Any = None) -> Any:
-        """Sends `message` of the reading rank to all: a pack, an error, or None at the end."""
+        """`message` of the reading rank, on all ranks: a pack, an error, or None at the end."""
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]

@@ -31,7 +31,7 @@ Line = tuple[str, Any, str]
 
 
 def run_folder(folder: Path) -> Path:
-    """The run folder for the dataset in `folder`, to which it lies next.
+    """The run folder for the dataset in `folder`, next to that folder.
 
     Packing again with --overwrite does not touch it.
     """
@@ -151,7 +151,7 @@ def tokens(groups: dict[str, list[Line]]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """A value of Python as YAML."""
+    """`value` as YAML."""
     if isinstance(value, str):
         return value if value.isidentifier() else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float):

@@ -233,7 +233,7 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """`base` with its present path: its own, or `moved_to`.
+    """`base` with its present path: the recorded one, or `moved_to`.
 
     Raises:
         CheckpointError: no such folder exists, or its files have other checksums.

@@ -54,7 +54,7 @@ class LoraFactors:
         return LoraFactors(down=self.down, up=up_OR, alpha=float(self.rank))
 
     def product(self) -> Tensor:
-        """The product [O, I] of both matrices that the adapter adds to the weight."""
+        """What the adapter adds to the weight: alpha / r times B A, [O, I]."""
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:

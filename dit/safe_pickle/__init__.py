@@ -1,4 +1,4 @@
-"""Unpickling that never runs code from a file, whatever its bytes.
+"""Reads pickles without ever running code from the file, whatever its bytes.
 
 Shards, caches and checkpoints are exchanged among people who do not know each other, and plain
 unpickling runs the code in them. This package looks names up in a table and never imports them,

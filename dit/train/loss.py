@@ -35,7 +35,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Sum of weighted errors over this rank's tokens, and what this rank adds to its divisor."""
+    """Loss of a pack on this rank: the sum of weighted errors, and the count that divides it."""
 
     total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
@@ -63,7 +63,7 @@ class Loss:
 
 
 def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
-    """Sums of `values_T` over each sample's tokens on this rank, float64 [N]."""
+    """Sums of `values_T` over the tokens of each sample on this rank, float64 [N]."""
     sums_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=values_T.device)
     return sums_N.index_add_(0, batch.segment_T, values_T.double())
 

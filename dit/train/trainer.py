@@ -198,7 +198,7 @@ def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointE
 
 
 def _check_updates(run: TrainState, *, since: int) -> None:
-    """Raises FloatingPointError if every step after step `since` was skipped."""
+    """Raises FloatingPointError if every step after `since`, or else of the run, was skipped."""
     steps = run.progress.step - since or run.progress.step
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(

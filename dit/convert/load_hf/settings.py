@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """`model` with the layout and precision of `recipe`, if both are of one family."""
+    """`model` with the layout and precision of `recipe`; with defaults for another family."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
@@ -180,7 +180,7 @@ def found_objective(
 def _of_few_steps(
     found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the settings of a distilled pipeline, unless `given` has others."""
+    """`found` with the settings of a few-step pipeline, if it is one, unless `given` has others."""
     runs = diffusers_form(model).pipelines.get(source.pipeline or "")
     if runs is None or not source.is_distilled:
         return found

@@ -328,7 +328,7 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Worker -> number of packs to make without sending, because they were sent before."""
+        """Sets the number of `packs` that each worker makes without sending: they were sent."""
         self._skipped = packs
 
     def save_state(self) -> FlexState:

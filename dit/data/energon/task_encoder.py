@@ -360,7 +360,7 @@ class PackEncoder(DatasetOpener):
 
 
 def _lasting(sample: LatentSample) -> LatentSample:
-    """A copy of the sample, whose tensors reading other samples would overwrite."""
+    """A copy of the sample whose tensors stay valid when other samples are read."""
     logvar_CFHW = sample.latent_logvar_CFHW
     return replace(
         sample,

@@ -42,7 +42,7 @@ class ValidationPacks:
 
     packs: list[PackedBatch]
     counts: RejectCounts
-    """Counts of the samples of the whole list of packs."""
+    """Counts of read and refused samples over the whole list of packs."""
     refused: tuple[RefusedSample, ...] = ()
     samples: int = 0
     """Number of samples in the whole list of packs."""

@@ -60,9 +60,10 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
-    """Number of samples in a batch of `bucket`, as AutoModel computes it; `base` at `resolution`.
+    """Number of samples in a batch of `bucket`, as AutoModel computes it.
 
-    The number of frames has no influence.
+    It is `base` for pictures of (width, height) `resolution`, and more for smaller ones. The number
+    of frames has no influence.
     """
     return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 

@@ -179,7 +179,7 @@ def check_adapters(
 
 
 def check_base(base: FrozenBase, model: ModelConfig) -> None:
-    """Refuses a checkpoint's frozen weights that do not fit `model`; reads no tensors.
+    """Refuses frozen weights `base` from a checkpoint if they do not fit `model`; reads no tensors.
 
     Raises:
         CheckpointError: the weights belong to another model, or their EMA is missing.

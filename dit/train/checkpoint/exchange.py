@@ -38,7 +38,7 @@ from dit.train.optimizer.states import has_state
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
-"""Most bytes that are sent at a time, if a tensor is not larger."""
+"""Most bytes that are sent at a time; a larger tensor is sent alone."""
 
 Values = Mapping[str, Sequence[Tensor]]
 """Prefix of a kind of state in checkpoints (such as Adam's first moment) -> float32 tensors with
@@ -272,7 +272,7 @@ class StateExchange:
         return data_rank // self._groups.intra_dp_cp.size()
 
     def _prefixes(self, w: SharedWeight) -> list[str]:
-        """Prefixes of the tensors of `w` that data ranks have in shards."""
+        """Prefixes of the tensors of `w` that are sharded over data ranks."""
         states = [p for p in self._values if has_state(w.weight, p)] if w.trained else []
         return [*([WEIGHT] if w.in_shares else []), *states]
 

@@ -43,7 +43,7 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; a weight in `split` has one in each tensor rank.
+    """The rank that writes and reads each weight; a `split` weight has one in each tensor rank.
 
     The largest weights come first. Each goes to a rank that updates most of it, so that little is
     sent; or, if that rank would then exceed the mean, to the rank with the fewest bytes so far. So

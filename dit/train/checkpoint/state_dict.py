@@ -69,7 +69,7 @@ class TrainProgress:
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress when other data begin: steps go on; epochs and the lowest loss restart."""
+        """This progress at the start of other data: steps go on; epochs and lowest loss restart."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -80,7 +80,7 @@ class TrainProgress:
     def after(
         self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
     ) -> TrainProgress:
-        """The progress after one more step over `samples` samples, `of_datasets` by dataset."""
+        """The progress after one more step, in which `samples` samples were consumed."""
         so_far = self.of_datasets
         return replace(
             self,
@@ -97,7 +97,7 @@ INTERVAL = "log_interval.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataState:
-    """Parts of a checkpoint that are about the data."""
+    """What a checkpoint stores about the data: position, card, null inputs, running metrics."""
 
     position: dict[str, Any] | None  # this rank's loader state; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
@@ -382,7 +382,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Prefix -> tensors stored besides weights: optimizer state and, if `averaged`, the EMA."""
+    """Name prefix -> tensors stored besides weights: optimizer state and, if `averaged`, EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

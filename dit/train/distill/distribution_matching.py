@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """Latents that the student predicts for a pack, and from which states it did."""
+    """Latents that the student predicts for a pack, and the states that it predicts from."""
 
     start: RolloutStart
     noisy: NoisyPack  # its state where the drawn steps begin

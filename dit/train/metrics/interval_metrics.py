@@ -379,7 +379,7 @@ class DataStats:
             self.tokens += sum(pack.num_tokens)
 
     def values(self, sums: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Any]:
-        """Metrics from the `sums` of all ranks: samples of each length bin [B], tokens [1]."""
+        """Metrics of sample lengths, from the `sums` of all ranks, and epochs, from `progress`."""
         histogram = sums["tokens_per_sample.samples"].tolist()
         tokens = float(sums["tokens_per_sample.tokens"])
         values: dict[str, Any] = {}
@@ -404,7 +404,7 @@ def _longest(index: int) -> int:
 
 
 def _percentile(bins: Bins, part: float) -> int:
-    """Largest length in the bin with the sample at the fraction `part` of all, sorted by length."""
+    """Upper end, in tokens, of the length bin that holds the quantile `part` of all samples."""
     wanted, count = part * sum(count for _, count in bins), 0
     for longest, here in bins:
         count += here

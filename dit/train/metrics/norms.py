@@ -59,7 +59,7 @@ class Norms:
 
     @torch.no_grad()
     def keep_weights(self) -> None:
-        """Copies the weights until `take`, which takes as much memory as validation of the EMA."""
+        """Copies the weights; `take` frees the copy, which is as large as the EMA of validation."""
         self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
 
     @torch.no_grad()

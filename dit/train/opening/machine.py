@@ -46,7 +46,7 @@ def _be_deterministic() -> None:
 
 
 def with_recomputation(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """Replaces `recompute_granularity=auto` by what fits the smallest device; with a log line."""
+    """Resolves `recompute_granularity=auto` for the smallest device; also returns log lines."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return config, ()
     from dit.sizing.recomputation import choose_recomputation

@@ -35,7 +35,7 @@ _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 _IDLE = "has_no_gradient"
-"""Attribute that marks a weight without gradient, as the text side of a last double-stream
+"""Attribute that marks a weight without gradient, such as the text side of a last double-stream
 layer."""
 
 
@@ -91,7 +91,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 def _overrides(
     options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay: pattern of parameters -> factors."""
+    """Key of parameters -> factors of their learning rate and weight decay."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
@@ -124,7 +124,7 @@ def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
 def _of_groups(
     config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay from `optimizer.groups`."""
+    """Key of parameters -> factors of learning rate and weight decay, by `optimizer.groups`."""
     c, found = config.optimizer, {}
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:

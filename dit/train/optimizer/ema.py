@@ -37,7 +37,7 @@ def decay_at(config: EmaConfig, step: int) -> float:
 
 
 class Ema:
-    """One average for each main parameter of an optimizer, in the same order."""
+    """The moving average (EMA) of each main parameter of an optimizer, in the same order."""
 
     def __init__(
         self, config: EmaConfig, optimizer: MegatronOptimizer, groups: ProcessGroupCollection

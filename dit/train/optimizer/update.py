@@ -43,7 +43,7 @@ def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Outcome of an optimizer step: its norm, and whether weights changed."""
+    """Outcome of an optimizer step: the gradient norm, and whether the update was skipped."""
 
     grad_norm: float  # of the whole gradient, before clipping
     skipped: bool  # loss or norm was not finite, so nothing was changed

@@ -39,7 +39,7 @@ from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 
 BUCKET = 2**26
-"""Most numbers that an owner receives at a time, if a matrix does not have more."""
+"""Most numbers that an owner receives at a time; a larger matrix is sent alone."""
 PartOf = Callable[["SharedMatrix"], Tensor]
 """Function of a matrix: this rank's shard of a tensor in its shape, flat."""
 _Waiting = Callable[[], list[Tensor]]
@@ -47,7 +47,7 @@ _Waiting = Callable[[], list[Tensor]]
 
 
 class _Piece(NamedTuple):
-    """A shard of a weight, and the group rank that holds it."""
+    """A shard of a weight, and the rank of the group that holds it."""
 
     tensor: int  # tensor rank whose part of the whole matrix it is of
     rank: int
