@@ -1,9 +1,9 @@
 """Sample formats of other tools, which both `data_prep` and `dit/data` read.
 
-- tensors in the shapes of shards, with or without leading axes of length 1 - the cache of NeMo
-AutoModel: a file for each sample in `WxH/`, and an index of all samples - the text embeddings of
-NVIDIA's DFM - the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, with null
-texts beside them
+- tensors in the shapes of shards, with or without leading axes of length 1
+- the cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples
+- the text embeddings of NVIDIA's DFM
+- the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, with null texts beside them
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width

@@ -5,8 +5,8 @@ unpickling runs the code in them. This package looks names up in a table and nev
 builds each value by a function of its own that checks the arguments, and keeps memory and time in
 proportion to the size of the file.
 
-unpickler  the opcodes of a pickle, and both archives of `torch.save` values     the names that a
-pickle may contain, the values they build, and limits on both
+unpickler  the opcodes of a pickle, and both archives of `torch.save`
+values     the names that a pickle may contain, the values they build, and limits on both
 """
 
 from __future__ import annotations

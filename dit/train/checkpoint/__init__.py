@@ -24,13 +24,15 @@ RUN/                             checkpoint.save
   checkpoints/LATEST             first rank, after the rename: name of the newest checkpoint
   checkpoints/LOWEST_VAL         name of the one with the lowest validation loss, which is kept
 
-saving         when a run is saved, and commands for a finished run state_dict     the content of a
-checkpoint, and how it is loaded without_tensors  what a checkpoint holds, and whether it fits a
-run, without reading tensors adapters       start of a run with adapters and their frozen weights
-data_position  the loaders' states of a checkpoint shares         the rank that writes and reads
-each weight exchange       sends weights and their state between the ranks that update and those
-that store them async_save     gathers, writes and publishes a checkpoint, in the background if
-configured object_store   checkpoints in an object store: written, verified, fetched mirror
-copies of finished checkpoints in an object store (checkpoint.mirror) starting_point the checkpoint
-from which a run starts, and checks of its folder
+saving         when a run is saved, and commands for a finished run
+state_dict     the content of a checkpoint, and how it is loaded
+without_tensors  what a checkpoint holds, and whether it fits a run, without reading tensors
+adapters       start of a run with adapters and their frozen weights
+data_position  the loaders' states of a checkpoint
+shares         the rank that writes and reads each weight
+exchange       sends weights and their state between the ranks that update and those that store them
+async_save     gathers, writes and publishes a checkpoint, in the background if configured
+object_store   checkpoints in an object store: written, verified, fetched
+mirror         copies of finished checkpoints in an object store (checkpoint.mirror)
+starting_point the checkpoint from which a run starts, and checks of its folder
 """
