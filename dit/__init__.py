@@ -2,22 +2,22 @@
 
 The folders in the order in which a sample passes them:
 
-batch         the types that cross folder borders
+batch         the types that pass between folders
 bin_packing   chooses the samples of a pack, and the next pack
 pack_wire     a pack as one row of bytes, for other processes and devices
 config        one tree of options, with every check
-config_loading  recipe, YAML file and command line -> the tree
-foreign       configurations of other tools -> ours
-codecs        VAEs and text encoders: pixels and captions <-> latents and text
-data          shards -> packs
-objectives    pack -> regression problem
-models        noisy tokens -> prediction
+config_loading  reads recipe, YAML file and command line into this tree
+foreign       converts configurations of other tools
+codecs        VAEs and text encoders: pixels and captions to latents and text, and back
+data          reads shards and makes packs
+objectives    turns a pack into a regression problem
+models        networks: from noisy tokens to predictions
 lora          low-rank adapters of frozen linears, and their files
 distributed   process groups, sending packs, running without CUDA
-distcp        Megatron-Core's sharded checkpoint in three parts
+distcp        Megatron-Core's sharded checkpoint, written in three steps
 checkpoint_paths  the checkpoint that a path means, and checks that its files are unchanged
 train         the step, the loop, checkpoints, metrics
-sampling      noise -> latents -> pictures
+sampling      from noise to latents to pictures
 convert       checkpoints to and from Hugging Face Diffusers
 report        one HTML page about runs
 playground    a page to try prompts on

@@ -1,7 +1,7 @@
 """Chooses the samples that share a pack, and the next pack, by lengths and costs.
 
-1. full_with_first, best_fit_decreasing    samples -> full packs
-2. full_at_like_cost                       samples -> full packs of about equal cost
+1. full_with_first, best_fit_decreasing    full packs of samples
+2. full_at_like_cost                       full packs of about equal cost
 3. full_packs, mean_fill                   the packs of a stream of samples, and how full they get
 4. turn, nearest_in_cost                   the next pack, chosen so that ranks have equal cost
 """
@@ -31,19 +31,19 @@ _ROWS = 4096  # units of a pack at most
 _STEPS = 32  # of cost, from the cheapest pack to the one that is wanted; twice as many have room
 _AS_FULL_AT_COST = 200  # packs that differ by less than capacity / 200 count as equally full
 RECENT = 8
-"""Number of recent packs that `nearest_in_cost` remembers, as a multiple of the waiting packs."""
+"""How many recent packs `nearest_in_cost` considers, as a multiple of the waiting packs."""
 _PULL = 0.2  # part of what waits in the cost that is wanted
 _AS_DEAR = 0.002  # packs that miss it by less than this part of it are taken in their order
 _FIRST_WAITING = 8  # packs in waiting at the first turn; more of them would delay it
 MOST_IN_A_PASS = 2000
-"""Number of samples of a simulated pass; more give the same fill."""
+"""Number of samples in a simulated pass; with more, the fill is the same."""
 _PACKS, _ENOUGH = 300, 30_000  # packs, or samples in them, that tell how full they get
 
 Sample = TypeVar("Sample")
 
 
 def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
-    """A pack of at most `capacity` with sample 0, which has waited longest, as full as possible.
+    """Indices of a pack with sample 0, the oldest, as full as `capacity` tokens allow.
 
     All other samples wait for the next pack, and new samples replace those that were taken. With a
     buffer of 64 samples this fills packs better than best-fit decreasing does with 4096, and no
@@ -79,7 +79,7 @@ def full_with_first(lengths: Sequence[int], *, capacity: int) -> list[int]:
 
 
 def _with_copies(sums: int, units: int, *, copies: int) -> int:
-    """The possible sums after adding up to `copies` numbers of `units` to `sums`, as bits."""
+    """Bits of all sums that arise when up to `copies` numbers of `units` are added to `sums`."""
     at_once = 1
     while copies:
         at_once = min(at_once, copies)
@@ -90,7 +90,7 @@ def _with_copies(sums: int, units: int, *, copies: int) -> int:
 
 
 def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
-    """Partition of range(len(lengths)) into bins of at most `capacity`.
+    """Bins of indices of `lengths`, each of at most `capacity` tokens, with every index once.
 
     The longest goes first, each into the bin where it leaves the least room; of equal lengths the
     earlier one goes first. Members ascend within a bin, and bins by their first member, so that the
@@ -123,7 +123,7 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """A pack with sample 0, as full as from `full_with_first`, of about the cost of other packs.
+    """Indices of a pack with sample 0, as full as by `full_with_first`, of about average cost.
 
     Cost grows with the square of a length, so a pack with one long sample costs more than others
     whatever fills it: it gets the cheapest samples. The remaining cost is divided equally: each
@@ -152,7 +152,7 @@ def full_at_like_cost(
 
 
 def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
-    """The cost of each pack if all were equal, except for those with a higher `least`."""
+    """Cost of each pack if all cost the same, except packs that must cost more (`least`)."""
     for dear in sorted(least, reverse=True):
         if packs <= 1 or dear <= cost / packs:
             break
@@ -161,7 +161,7 @@ def _even_share(least: Sequence[float], *, cost: float, packs: float) -> float:
 
 
 def _mixed(ascending: Sequence[int]) -> list[int]:
-    """Candidates among samples given by length: the oldest, and others spread over all lengths."""
+    """Candidates from samples sorted by length: the oldest, and others spread over all lengths."""
     old = sorted(ascending)[:_OLD]
     others = sorted(ascending, key=set(old).__contains__)[: len(ascending) - len(old)]
     step = max(1.0, len(others) / _OTHERS)
@@ -176,7 +176,7 @@ def _nearest_sum(
     capacity: int,
     aim: float,
 ) -> list[int]:
-    """Sample 0 and samples of `candidates` that fill a pack to a cost near `aim`.
+    """Indices of sample 0 and `candidates` that fill a pack to a cost near `aim`.
 
     It enumerates subset sums in two dimensions: bit b of the number at n says that some candidates
     have a length of n units together, and cost b steps more than at the cheapest rate.
@@ -207,7 +207,7 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """Units and bit of the sum nearest to `wanted`, among equally full sums."""
+    """Length in units and bit (cost) of the sum nearest to `wanted`, among equally full sums."""
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
     for at in range(fullest, max(fullest - capacity // _AS_FULL_AT_COST, 0) - 1, -1):
@@ -227,9 +227,9 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """The packs that a loader makes of an endless stream of samples, of like `cost` if it is given.
+    """The packs that a loader makes of an endless stream of samples; with `cost`, of like cost.
 
-    `buffer` samples wait, or more if a pack holds more.
+    `buffer` samples wait, or more if a pack holds more. `capacity` is in tokens.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -261,7 +261,7 @@ def mean_fill(
     cost: Callable[[int], float] | None = None,
     one_pass: int = MOST_IN_A_PASS,
 ) -> float:
-    """The mean fraction of a pack that samples fill; `counts` has the frequency of each length.
+    """The mean fraction of a pack that samples fill; `counts` maps lengths to their frequency.
 
     They come in random order, all of `one_pass` samples once before any repeats. The number of
     packs in a pass over the data follows from it: mean length times samples, divided by fraction
@@ -287,10 +287,10 @@ def mean_fill(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """Choice of the pack that a rank takes at one turn."""
+    """Which of its waiting packs a rank takes at one turn."""
 
     waiting: int
-    """Number of packs to choose from: one more each turn, up to `packs`."""
+    """Number of packs to choose from: one more each turn, up to the most."""
     place: int
     """Index of the chosen pack in ascending order of cost."""
 
@@ -311,10 +311,10 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 def nearest_in_cost(waiting: Sequence[float], recent: Sequence[float], *, quantile: float) -> int:
     """Index of the waiting pack whose cost is nearest to a target that all ranks share.
 
-    The target is mostly the cost at this quantile of the packs that this rank has recently made,
-    which are more than those that wait. Alone it would exhaust the waiting packs of some costs, so
-    `_PULL` of the way is towards the waiting packs. Among packs within 0.2% the oldest is taken, so
-    packs of equal cost keep their order.
+    The target is mostly the cost at this `quantile` of the packs that this rank has recently made,
+    which are more than those that wait. With this target alone the waiting packs of some costs
+    would run out, so it is moved by the fraction `_PULL` towards the same quantile of the waiting
+    packs. Among packs within 0.2% the oldest is taken, so packs of equal cost keep their order.
     """
     own, usual = (
         float(np.quantile(costs, quantile, method="hazen")) for costs in (waiting, recent)

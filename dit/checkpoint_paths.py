@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 ADAPTERS = "lora.json"
 FORMAT = 1
-"""Version of the checkpoint format: raised when earlier versions of this program would misread a
-checkpoint; 0 without a manifest."""
+"""Version of the checkpoint format, raised when earlier versions of this program would misread a
+checkpoint; checkpoints without manifest have version 0."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
 SOFTWARE = f"megatron-dit {version('megatron-dit')}"
 
@@ -79,7 +79,7 @@ def write_manifest(folder: Path, known: Mapping[str, FileDigest]) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None in checkpoints of this program's first versions.
+    """The manifest of the checkpoint `folder`; None if this program's first versions wrote it.
 
     Raises:
         ValueError: it is damaged.
@@ -91,7 +91,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """The manifest parsed from `content`, the bytes of manifest.json.
+    """The manifest in `content`, the bytes of manifest.json.
 
     Raises:
         ValueError: it is damaged.
@@ -104,7 +104,7 @@ def parse_manifest(content: bytes) -> Manifest:
 
 
 def parse_digest(name: str, entry: Any) -> FileDigest:
-    """The digest of file `name` from its `entry` in manifest.json.
+    """The digest of the file `name` from its `entry` in manifest.json.
 
     Raises:
         ValueError: the entry is damaged, or `name` is not in the checkpoint's own folder.
@@ -124,7 +124,7 @@ def is_file_name(name: str) -> bool:
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
-    """Names of files that differ from the manifest, among a `part` of all files by falling size."""
+    """Names of files that differ from the manifest; reads the `part` of them by falling size."""
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
@@ -132,7 +132,9 @@ def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)
 
 
 def verify(path: Path) -> None:
-    """Compares every file with its checksum; all ranks call it, and each reads some of the files.
+    """Compares every file of the checkpoint `path` with its checksum.
+
+    All ranks call it, and each reads some of the files.
 
     Raises:
         CheckpointError: a file has changed since it was saved.
@@ -157,7 +159,7 @@ _LONGEST_POINTER = 300  # bytes that are read of LATEST or LOWEST_VAL
 POINTERS = (LATEST, LOWEST_VAL)
 STEP = "step_"
 PARTIAL = ".partial_"
-"""Prefix of the folder name of a checkpoint that is not complete yet, or no longer."""
+"""Prefix of the folder of a checkpoint that is not yet, or no longer, complete."""
 # Files of Megatron-Core, beside the .distcp files that .metadata names.
 _CORE_FILES = ("metadata.json", ".metadata")
 NULL_TEXT = "null_text.safetensors"
@@ -190,21 +192,21 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def step_of(path: Path) -> int | None:
-    """The training step in the name of a run's checkpoint folder; None for other names."""
+    """The training step in the name of the checkpoint folder `path`; None for other names."""
     step = path.name.removeprefix(STEP)
     return int(step) if path.name.startswith(STEP) and step.isdecimal() else None
 
 
 def saved_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, in the order of their steps.
+    """The checkpoints in `folder`, in the order of their steps.
 
-    Copies that a user made, such as step_00000100_good, do not count.
+    Copies that a user made, such as step_00000100_good, are left out.
     """
     return sorted(path for path in folder.glob(f"{STEP}*") if step_of(path) is not None)
 
 
 def _named_by(pointer: Path) -> str:
-    """Name of the checkpoint that LATEST or LOWEST_VAL points to, in the same folder.
+    """Name of the checkpoint, in the same folder, that `pointer` (LATEST or LOWEST_VAL) names.
 
     Raises:
         CheckpointError: the file names no folder there.
@@ -234,7 +236,7 @@ def _complete(path: Path) -> Path:
 
 
 def _fault(path: Path) -> str:
-    """Reason why a checkpoint cannot be used, from names and sizes of its files; or empty."""
+    """Why a checkpoint cannot be used, by names and sizes of its files; or empty."""
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
@@ -265,7 +267,7 @@ def _wrong_sizes(path: Path, manifest: Manifest) -> str:
 
 
 def remedy(folder: Path, name: str) -> str:
-    """Advice, in words, on what to do about the unusable checkpoint `name`."""
+    """Advice on how to go on without the unusable checkpoint `name` in `folder`."""
     others = [p for p in saved_checkpoints(folder) if p.name != name and not _fault(p)]
     if others:
         return f"write {others[-1].name} into {folder / LATEST} to go on from there"
@@ -273,7 +275,7 @@ def remedy(folder: Path, name: str) -> str:
 
 
 def manifest_of(path: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None in checkpoints of this program's first versions.
+    """The manifest of the checkpoint `path`; None if this program's first versions wrote it.
 
     Raises:
         CheckpointError: it is damaged.
@@ -285,12 +287,12 @@ def manifest_of(path: Path) -> Manifest | None:
 
 
 def has_adapters(path: Path | None) -> bool:
-    """Whether a checkpoint holds only LoRA adapters, without the frozen weights."""
+    """Whether the checkpoint `path` holds only LoRA adapters, without the frozen weights."""
     return path is not None and (path / ADAPTERS).is_file()
 
 
 def saved_config(path: Path) -> RunConfig:
-    """Configuration of the run that saved a checkpoint.
+    """Configuration of the run that saved the checkpoint `path`.
 
     Raises:
         CheckpointError: config.yaml is damaged, or another version of this program wrote it.
@@ -318,12 +320,12 @@ _has_aliases = functools.lru_cache(maxsize=8)(has_aliases)  # a resume asks six 
 
 @functools.lru_cache(maxsize=8)
 def _read_config(file: Path, _content: bytes) -> RunConfig:
-    """The configuration in a file, read again where its content is another."""
+    """The configuration in `file`, which is read again only if its content has changed."""
     return read_config(file)
 
 
 def saved_bytes(path: Path, name: str) -> bytes:
-    """Content of a small file of a checkpoint, after its checksum is verified.
+    """Content of the small file `name` of a checkpoint, after its checksum is verified.
 
     Raises:
         CheckpointError: the file is missing or has changed.
@@ -351,7 +353,7 @@ def check_index(path: Path) -> None:
 
 
 def saved_card(path: Path) -> dict[str, Any] | None:
-    """`dataset_card.json` of a checkpoint's data; None if the data have no card.
+    """`dataset_card.json` of a checkpoint; None if its data have no card.
 
     Raises:
         CheckpointError: it is damaged.
@@ -370,7 +372,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_inputs(path: Path) -> dict[str, Tensor]:
-    """Inputs that replace a dropped caption, as stored in a checkpoint.
+    """Inputs that replace those of a dropped caption, as stored in the checkpoint `path`.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -385,7 +387,7 @@ def saved_null_inputs(path: Path) -> dict[str, Tensor]:
 
 
 def changed(path: Path, names: list[str]) -> CheckpointError:
-    """The error for files whose checksums are not those of the manifest."""
+    """The error for files `names` whose checksums are not those of the manifest."""
     return CheckpointError(
         f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (the checksum"
         f" is another); {remedy(path.parent, path.name)}"

@@ -1,7 +1,7 @@
-"""Command lines: spelling and parsing of options, unknown words, commands to type.
+"""Command lines: spelling and parsing of options, unknown words, commands for users to type.
 
-The options of a command are the fields of dataclasses, each with a sentence below it. `add_options`
-adds them to a parser, and `chosen` makes an instance from the parsed options.
+The options of a command are the fields of dataclasses, each with its help text below it.
+`add_options` adds them to a parser, and `chosen` makes an instance from the parsed options.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OptionParser(argparse.ArgumentParser):
             self.add_argument("--help=all", action=_HelpOfAll, nargs=0, help=argparse.SUPPRESS)
 
     def format_help(self) -> str:
-        """The text of `--help`."""
+        """The text of `--help`: the options in `first`, or all."""
         every = self._option_string_actions.get("--help=all")
         named = [action for action in self._actions if action.help != argparse.SUPPRESS]
         rest = [a for a in named if a.option_strings and a.dest not in (*self.first, "help")]
@@ -69,18 +69,18 @@ class OptionParser(argparse.ArgumentParser):
                 group.description = text
 
     def format_all(self) -> str:
-        """The text of `--help=all`."""
+        """The text of `--help=all`, with all options."""
         return super().format_help()
 
     def spelled(self, word: str) -> str:
-        """`word` with its option spelled as in the parser."""
+        """`word` with the name of its option as the parser spells it."""
         name, equals, value = word.partition("=")
         if not name.startswith("--") or name in self._option_string_actions:
             return word
         return next((known + equals + value for known in self._like(name)), word)
 
     def _like(self, name: str) -> list[str]:
-        """Options that begin like `name`, shortened to as many letters; the shortest first."""
+        """Options that begin like `name`, each cut to the length of `name`; the shortest first."""
         alike = [
             option
             for option in sorted(self._option_string_actions, key=len)
@@ -89,7 +89,7 @@ class OptionParser(argparse.ArgumentParser):
         return [option[: len(name)] for option in alike]
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Prints help or usage; argparse would ignore that it cannot be written."""
+        """Prints help or usage; reports if it cannot be written, which argparse would ignore."""
         with result():
             super()._print_message(message, file)
 
@@ -109,14 +109,14 @@ class _HelpOfAll(argparse.Action):
 def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
     """A dataclass field for an option, with properties that its type does not express.
 
-    `also` are further spellings, `words` arguments of argparse such as `metavar`. An option without
+    `also` are other spellings, `words` arguments of argparse such as `metavar`. An option without
     default is required.
     """
     return field(default=default, metadata={"also": also, "words": words})
 
 
 def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = False) -> None:
-    """Adds an option for each field of dataclasses; the sentence below it is its help.
+    """Adds an option for each field of the dataclasses `kinds`; the text below it is its help.
 
     A bool is a switch, and has a form with `no` if its default is true; a tuple of two takes two
     values; a tuple or sequence of any length may be repeated. `Annotated[str, read]` is parsed by a
@@ -133,7 +133,7 @@ def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = 
 
 
 def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of argparse for a default, besides the `words` for the type."""
+    """Arguments of argparse for the `default` of an option; `words` are those for its type."""
     if default is MISSING:
         return {"required": True}
     if default is True:
@@ -145,7 +145,7 @@ def _of_default(default: Any, words: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_type(kind: Any) -> dict[str, Any]:
-    """Arguments of argparse for values of a type."""
+    """Arguments of argparse for values of the type `kind`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         (known,) = [part for part in parts if part is not NoneType]
@@ -167,7 +167,7 @@ def _of_type(kind: Any) -> dict[str, Any]:
 
 
 def whole(text: str) -> int:
-    """A whole number of at most 31 bits, as a type of argparse."""
+    """Parses `text` as a whole number of at most 31 bits, for argparse."""
     try:
         number = int(text)
     except ValueError:
@@ -178,7 +178,7 @@ def whole(text: str) -> int:
 
 
 def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
-    """Bytes of a size such as 500MB or 1GiB, as a type of argparse."""
+    """Parses a size such as 500MB or 1GiB as a number of bytes, for argparse."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
     thousand = 1024 if match and match[3] else 1000
     power = " KMGT".index(match[2].upper() or " ") if match else 0
@@ -193,14 +193,14 @@ Whole = Annotated[int, whole]
 
 
 def option_names(*kinds: Any) -> tuple[str, ...]:
-    """The names of the fields of dataclasses."""
+    """The names of the fields of the dataclasses `kinds`."""
     return tuple(one.name for kind in kinds for one in fields(kind))
 
 
 def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
-    """An instance of the dataclass `kind` from those of its fields that were parsed, and `others`.
+    """An instance of the dataclass `kind` from the parsed `arguments`, and from `others`.
 
-    The dataclass checks them.
+    The dataclass checks the values.
     """
     read, names = vars(arguments), option_names(kind)
     values = {name: read[name] for name in names if name in read}
@@ -210,7 +210,7 @@ def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
 
 @cache
 def sentences(kind: Any) -> dict[str, str]:
-    """The sentence below each field of a dataclass, inherited fields included."""
+    """Field -> the text below it, for a dataclass and those it inherits from."""
     found: dict[str, str] = {}
     bases: list[Any] = [one for one in kind.__mro__ if is_dataclass(one)]
     for base in reversed(bases):
@@ -221,7 +221,7 @@ def sentences(kind: Any) -> dict[str, str]:
 
 
 def _documented(body: list[ast.stmt]) -> list[tuple[str, str]]:
-    """Pairs of a field's name and the string literal that follows it."""
+    """(field, string literal that follows it) for each such pair in the `body` of a class."""
     pairs = []
     for statement, after in pairwise(body):
         if (
@@ -240,7 +240,7 @@ def _in_dashes(name: str) -> str:
 
 
 def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
-    """The error about the first unknown one of `words`, with the most similar option."""
+    """Error message about the first of `words`, with the most similar of `options`."""
     if not words[0].startswith("-"):
         return f"{words[0]!r} belongs to no option; put quotes around names with spaces"
     name = words[0].partition("=")[0]
@@ -249,7 +249,7 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def python() -> str:
-    """The word that starts this Python in a shell: `python`, or a path if that is another one."""
+    """The word that starts this Python in a shell: `python`, or its path."""
     found, mine = shutil.which("python"), Path(os.path.normpath(sys.executable))
     # The Pythons of all environments are links to one file, so their folders tell them apart.
     if found and Path(found).parent == mine.parent and Path(found).samefile(mine):
@@ -259,7 +259,7 @@ def python() -> str:
 
 
 def recipe_command(name: str, *words: str) -> str:
-    """The command line that starts the script `name` of `recipes/`, in a checkout or installed."""
+    """The command line, for users to type, of the script `name` in `recipes/` with `words`."""
     in_checkout = Path(f"recipes/{name}.py").is_file() or find_spec("recipes") is None
     script = [f"recipes/{name}.py"] if in_checkout else ["-m", f"recipes.{name}"]
     return shlex.join([python(), *script, *words])

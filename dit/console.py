@@ -1,4 +1,4 @@
-"""The console: what a program prints, unchanged, and warnings of libraries that it hides.
+"""The console: prints text unchanged, and hides warnings of libraries.
 
 Rich turns `:ok:` into an emoji and `[bold]` into a style, also in paths, prompts and commands to
 copy, and breaks long lines. This class prints all lines, tables and bars of this project without
@@ -19,14 +19,14 @@ _WIDE = 240  # columns of a pipe or a file, where a folded table could not be se
 _OBEYED = {
     code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"
 }
-"""Characters that a terminal obeys in place of showing them."""
+"""Characters that would control a terminal -> the escape that is shown for each."""
 
 
 class Console(rich.console.Console):
     """A console of rich that shows lines, cells and titles unchanged.
 
-    Two kinds of characters are shown as escapes: those that a terminal would obey, and those that
-    the encoding of the output lacks, such as bytes of file names that are not text.
+    Two kinds of characters are shown as escapes: those that would control a terminal, and those
+    that the encoding of the output lacks, such as bytes of file names that are not text.
     """
 
     def __init__(self, **options: Any):
@@ -35,7 +35,7 @@ class Console(rich.console.Console):
             self.width = _WIDE
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Prints texts unchanged on lines of their own, and objects of rich such as tables."""
+        """Prints texts unchanged, each on its own line, and objects of rich such as tables."""
         # As Segments, because rich's Text makes spaces of tabs.
         lines = (
             Segments([Segment(f"{self._shown(one)}\n")]) if isinstance(one, str) else one
@@ -44,11 +44,11 @@ class Console(rich.console.Console):
         super().print(*lines, **options)
 
     def on_broken_pipe(self) -> None:
-        """Stops printing, where rich would end the program."""
+        """Stops printing; rich would end the program."""
         self.quiet = True
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """A cell or a title, unchanged."""
+        """The content of a cell or a title, unchanged."""
         return super().render_str(self._shown(text), **options)
 
     def _shown(self, text: str) -> str:

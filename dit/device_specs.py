@@ -9,7 +9,7 @@ _TB, _GB = 1e12, 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """An accelerator in its usual server. Sources: NVIDIA's data sheets, dense figures."""
+    """An accelerator in its usual server, from NVIDIA's data sheets; dense FLOP/s."""
 
     flops: float
     """Dense bfloat16 FLOP/s of matrix products."""
@@ -20,9 +20,11 @@ class Device:
     link: float
     """Bytes per second to devices of the same server (NVLink), one way."""
     network: float
-    """Bytes per second to other servers, one way: one 400 Gb/s (A100: 200 Gb/s) port per device."""
+    """Bytes per second to other servers, one way, by one port of 400 Gb/s (A100: 200 Gb/s) per
+    device."""
     host: float
-    """Bytes per second from host memory, one way: PCIe 4 or 5 x16; GB200: half a Grace's NVLink."""
+    """Bytes per second from host memory, one way: PCIe 4 or 5 x16; for a GB200 half of Grace's
+    NVLink."""
     together: int
     """Number of devices that `link` connects."""
 
@@ -50,7 +52,8 @@ DEVICES = {
     ),
 }  # fmt: skip
 _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
-"""Boards with lower clocks or fewer units under the same name; the table has no figure for them."""
+"""Boards with lower clocks or fewer units than others of that name; the table has no figure for
+them."""
 
 
 def device_named(name: str) -> Device | None:

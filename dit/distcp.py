@@ -15,7 +15,7 @@ before a colon for a store: it could not write `wan:lora/run1`, and wrote `msc:/
 the store and partly to a local folder. This module switches that off.
 
 This is the only module that touches private members of Megatron-Core's and torch's writers, and the
-only one that hands them paths.
+only one that passes paths to them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DistcpFile:
 
     @property
     def bytes(self) -> int:
-        """Size of the file's tensors; objects are small in comparison."""
+        """Bytes of the tensors in the file; objects are small in comparison."""
         return sum(data.nbytes for _, data in self.items if isinstance(data, Tensor))
 
     def write(self) -> list[WriteResult]:
@@ -67,7 +67,7 @@ class DistcpFile:
 
 
 def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResult]:
-    """Writes (request, tensor or object) pairs into one file; returns results for the index."""
+    """Writes (request, tensor or object) pairs to `file`; returns results for the index."""
     with file.open("wb") as stream:
         return [
             _write_item(
@@ -84,13 +84,13 @@ def write_items(file: Path, items: Iterable[tuple[Any, Any]]) -> list[WriteResul
 
 @dataclass(frozen=True, slots=True)
 class DistcpSave:
-    """This rank's files of a checkpoint, and what the index needs."""
+    """This rank's files of a checkpoint, and Megatron-Core's request for its index."""
 
     request: Any  # Megatron-Core's AsyncRequest
     files: list[DistcpFile]
 
     def write_index(self, results: list[list[WriteResult]]) -> None:
-        """Writes the index of all tensors, once all ranks have written; all ranks call it."""
+        """Writes the index of all tensors, after all ranks have written; all ranks call it."""
         if self.files:
             queue = self.request.async_fn_args[2]
             queue.put(dict(enumerate(results)))
@@ -99,7 +99,7 @@ class DistcpSave:
 
 
 def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
-    """Plans the files of `state`, whose tensors are in host memory; all ranks call it."""
+    """Plans the files for `state`, whose tensors are in host memory; all ranks call it."""
     # Megatron-Core's own queue is a process. It takes 2 s to start, and it dies of the SIGTERM that
     # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]
@@ -116,12 +116,12 @@ def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
 
 
 def write_format(folder: Path) -> None:
-    """Writes the file by which Megatron-Core recognises its checkpoints."""
+    """Writes into `folder` the file by which Megatron-Core recognises its checkpoints."""
     save_config(CheckpointingConfig("torch_dist", 1), str(folder))
 
 
 def load(state: dict[str, Any], folder: Path) -> Any:
-    """Reads the values that Megatron-Core stored for the keys of `state`; all ranks call it."""
+    """Reads what Megatron-Core stored for the keys of `state`; all ranks call it."""
     return dist_checkpointing.load(state, str(folder))
 
 

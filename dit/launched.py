@@ -1,6 +1,6 @@
-"""Rank and number of processes from the variables of a launcher; detection of the launcher's end.
+"""Rank and number of processes by a launcher's variables; detects the end of the launcher.
 
-1. Five variables say it, for torch and for us: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+1. torch and this project read five variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
    MASTER_PORT. One process alone needs none of them.
 2. `meet` waits until all processes have joined the store through which they find each other.
 3. `LauncherWatch` ends a process whose launcher has died before the processes met.
@@ -32,25 +32,26 @@ _STARTERS = {  # names of RANK, WORLD_SIZE and LOCAL_RANK
     "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")),
 }
 MEETING = timedelta(minutes=10)
-"""Time limit for all processes to join."""
+"""Time within which all processes must join."""
 _LIMIT = " (dist.distributed_timeout_minutes of a training)"
 _POLL_S = 0.1
 _ROUND_S = 0.5
 _PROBE_ROUNDS = 4
-"""Rounds between two probes of the launcher's store, which up to 1,000 processes probe."""
+"""Rounds of `LauncherWatch` between two probes of the launcher's store, which up to 1,000 processes
+probe."""
 _PROBE_S = 2.0
 
 
 class LaunchError(ValueError):
-    """The variables of a launcher are incomplete or wrong; each process says so."""
+    """The variables of a launcher are incomplete or wrong; each process shows the error."""
 
 
 class NoAnswerError(TimeoutError):
-    """The store through which all processes meet does not answer this one."""
+    """The store through which all processes meet does not answer this process."""
 
 
 def rank() -> int:
-    """Number of this process among all; 0 without a launcher.
+    """Number of this process among all, from 0; 0 without a launcher.
 
     Raises:
         LaunchError: RANK is no number.
@@ -78,12 +79,12 @@ def meets_others(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this process is the whole run, so that an address that others left says nothing."""
+    """Whether this process is the whole run; MASTER_ADDR of another run then has no meaning."""
     return world_size() == 1 and not is_launched()
 
 
 def is_launched() -> bool:
-    """Whether torch.distributed.run started this process, and keeps the store."""
+    """Whether torch.distributed.run started this process, and so keeps the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -91,8 +92,9 @@ def check_launch() -> None:
     """Checks the five variables, before anything waits for a process that will never come.
 
     Raises:
-        LaunchError: some are wrong, or missing although there are several processes, also of srun
-            or mpirun: each would do the whole work, unless WORLD_SIZE=1 says that it shall.
+        LaunchError: a variable is wrong; or some are missing although there are several processes,
+            also of srun or mpirun: each would do the whole work, unless WORLD_SIZE=1 says that it
+            shall.
     """
     at, size = rank(), world_size()
     if not meets_others():
@@ -136,7 +138,7 @@ def _incomplete(environment: Mapping[str, str]) -> str:
 
 
 def _translated(starter: str) -> str:
-    """What sets the five variables where srun or mpirun starts each process."""
+    """Advice on how to set the five variables in processes that `starter` (srun, mpirun) starts."""
     given = zip(FIVE, _STARTERS[starter], strict=False)
     return (
         f"in what {starter} starts set {' '.join(f'{name}=${theirs}' for name, theirs in given)},"
@@ -158,7 +160,7 @@ def _check_starter(environment: Mapping[str, str]) -> None:
 
 
 def meet(timeout: timedelta = MEETING) -> Store:
-    """The store of this start of the run, which holds nothing of an earlier start.
+    """The store of this start of the run, without entries of an earlier start.
 
     torch.distributed.run keeps one store through its restarts (pytorch issue 135712): a process
     that is faster than others would find the addresses of their dead predecessors in it. Counting
@@ -180,7 +182,7 @@ def meet(timeout: timedelta = MEETING) -> Store:
 
 
 def _connected(timeout: timedelta) -> Store:
-    """The store of the launcher, or of rank 0 without a launcher.
+    """Connects to the store of the launcher, or of rank 0 without a launcher.
 
     It connects in a thread, because torch waits for ever for a machine that accepts the connection
     and does not answer, such as one whose process is stopped.
@@ -260,7 +262,7 @@ class LauncherWatch:
     """
 
     paused = False
-    """Whether the watchdog does this job, with a more complete message."""
+    """Whether it does not check, because the watchdog does, with a more complete message."""
 
     def __init__(self, leave: Callable[[str], None]):
         self._leave = leave
@@ -280,7 +282,7 @@ class LauncherWatch:
             wake.wait(_ROUND_S)
 
     def _dead(self, rounds: int) -> str:
-        """Which launcher has ended, in words; empty if both are alive."""
+        """Phrase for the launcher that has ended; empty if none has."""
         if os.getppid() != self._parent:
             return f"the launcher (process {self._parent})"
         if rounds % _PROBE_ROUNDS or has_started() or not all(_refused() for _ in range(2)):
@@ -289,14 +291,14 @@ class LauncherWatch:
 
 
 def has_started() -> bool:
-    """Whether this process has met the others."""
+    """Whether this process has met the others in torch's process group."""
     # Looked up, not imported: --help and the like must not wait for torch.
     dist = sys.modules.get("torch.distributed")
     return dist is not None and getattr(dist, "is_initialized", bool)()
 
 
 def _refused() -> bool:
-    """Whether the store's machine reports that nothing listens on its port."""
+    """Whether the machine of the store reports that nothing listens on its port."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     with suppress(OSError, ValueError):  # silence is not death: the network may be slow
         try:

@@ -1,4 +1,4 @@
-"""Paths that a person types, on a command line or in a file of settings.
+"""Reads paths that a person types, on a command line or in a file of settings.
 
 1. `~/` and `~user/` are home folders, as in a shell.
 2. An address (`s3://bucket/run`) is refused, because files are read and written on this machine.
@@ -32,11 +32,11 @@ _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
 
 
 class PathError(ArgumentTypeError, ValueError):
-    """Why a text is no usable path; argparse and other readers show the message."""
+    """A text is no usable path; argparse and other readers show the message."""
 
 
 def local_path(text: str, *, base: Path = Path()) -> Path:
-    """A file or folder of this machine, to read or to write, relative to `base`.
+    """The file or folder of this machine that `text` names, relative to `base`.
 
     Raises:
         PathError: it is an address, or contains a variable or user that nobody has replaced.
@@ -60,7 +60,7 @@ def local_text(text: str, *, base: Path = Path()) -> str:
 
 
 def data_place(text: str) -> str:
-    """A dataset: a path of this machine, or an address that Energon can read.
+    """The place of a dataset: a path of this machine, or an address that Energon can read.
 
     Raises:
         PathError: as `local_path`, or Energon cannot read such an address.
@@ -69,7 +69,7 @@ def data_place(text: str) -> str:
 
 
 def checkpoint_place(text: str) -> str:
-    """A checkpoint to read: a path of this machine, or the address of a mirror.
+    """The place of a checkpoint to read: a path of this machine, or the address of a mirror.
 
     Raises:
         PathError: as `local_path`, or it is another address.
@@ -78,7 +78,7 @@ def checkpoint_place(text: str) -> str:
 
 
 def store_address(text: str) -> str:
-    """The address of a folder in an object store.
+    """`text` as the address of a folder in an object store.
 
     Raises:
         PathError: it is another address, or a path.
@@ -96,17 +96,18 @@ def _address(text: str, known: tuple[str, ...]) -> str:
 
 
 LocalPath = Annotated[str, local_text]
-"""Type of a key of a configuration: a path of this machine, or where allowed a name of the hub."""
+"""Type of a configuration key or option that is a path of this machine; some may also be a name on
+the hub."""
 CheckpointPath = Annotated[str, checkpoint_place]
 """Type of an option that names a checkpoint to read."""
 DataPath = Annotated[str, data_place]
-"""Type of a key that names a dataset."""
+"""Type of a configuration key that names a dataset."""
 StoreAddress = Annotated[str, store_address]
-"""Type of a key that names a place in an object store."""
+"""Type of a configuration key that names a folder in an object store."""
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address such as `s3://bucket/run` or `msc:/profile/run`."""
+    """Whether `text` is an address, such as `s3://bucket/run` or `msc:/profile/run`."""
     return bool(_ADDRESS.match(text) or _ONE_SLASH.match(text))
 
 
@@ -143,7 +144,7 @@ def _expanded(text: str, base: Path) -> str:
 
 
 def _unreplaced(path: Path) -> str:
-    """The last shell variable that `path` still contains; empty if a file has that very name."""
+    """The last shell variable in `path`; empty if it has none, or if a file has that name."""
     parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):

@@ -1,10 +1,10 @@
-"""How packs travel between processes: all tensors of a pack as one row of bytes.
+"""Sends packs between processes: all tensors of a pack as one row of bytes.
 
-1. flatten_pack, unflatten_pack    a pack <-> its outline and its row of bytes
+1. flatten_pack, unflatten_pack    convert a pack to its outline and its row of bytes, and back
    pack_to, to_device              copy to a device, without waiting for it
 2. PackBuffers                     shared memory, in which loader workers write their rows
 
-Otherwise each tensor needs a message or a piece of shared memory, which takes a millisecond.
+Without it, each tensor needs a message or a piece of shared memory, which takes a millisecond.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _HEAD = 64  # bytes before a row; the first one says whether the row is taken
 _LATENTS = ("latent_TC", "LatentVariance.logvar_TC")
 
 BufferSlot = tuple[int, int]
-"""(torch's worker id, buffer index). Torch's id, because Energon's changes on resume."""
+"""(torch's worker id, buffer index). It is torch's id, because Energon's changes on resume."""
 
 
 def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
-    """The outline of a pack, with tensors on `meta`, and all its numbers as [bytes] uint8.
+    """The outline of `pack`, with tensors on `meta`, and all its numbers as a row [bytes], uint8.
 
     The row is a view if the tensors are consecutive in memory already, else a copy.
     """
@@ -49,7 +49,7 @@ def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
 
 
 def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
-    """The inverse of `flatten_pack`; the tensors are views of `row`."""
+    """The pack with this `outline`, whose tensors are views of `row`: undoes `flatten_pack`."""
     return outline.with_tensors(views_of(row, widest_first(outline.tensors)))
 
 
@@ -69,7 +69,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def num_bytes(pack: PackedBatch) -> int:
-    """Length of the row of a pack or of its outline."""
+    """Bytes of the row of `pack`, which may be an outline."""
     return sum(t.nbytes for t in pack.tensors.values())
 
 
@@ -96,7 +96,7 @@ def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Views of a row of bytes with types and shapes of `outlines`, in the order `widest_first`."""
+    """Views of the bytes in `row` with dtypes and shapes of `outlines`, in this order."""
     parts = row.split([t.nbytes for t in outlines.values()])
     return {
         name: part.view(t.dtype).view(t.shape)
@@ -105,7 +105,7 @@ def views_of(row: Tensor, outlines: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _shared_row(tensors: list[Tensor]) -> Tensor | None:
-    """The row of bytes of which `tensors` are consecutive views; None if there is none."""
+    """The row of bytes of which `tensors` are consecutive views; None if they are not."""
     storage = tensors[0].untyped_storage()
     start = at = tensors[0].storage_offset() * tensors[0].element_size()
     for t in tensors:
@@ -145,7 +145,7 @@ class PackBuffers:
     """
 
     def __init__(self, workers: int, *, size: int, held: int):
-        """Rows of at most `size` bytes, for a trainer that holds at most `held` packs at a time.
+        """Reserves rows of at most `size` bytes, for a trainer that holds `held` packs at a time.
 
         Memory is allocated by the first write.
         """
@@ -159,7 +159,7 @@ class PackBuffers:
                 self._slots = [[*rows[i : i + slots]] for i in range(0, len(rows), slots)]
 
     def free(self, size: int) -> Tensor:
-        """Memory [size] uint8 for a new pack: a free row, or memory of this process only."""
+        """Memory [size], uint8, for a new pack: a free row, or memory of this process only."""
         process = get_worker_info()
         for slot in self._slots[process.id] if process is not None and self._slots else ():
             if not slot[0] and _HEAD + size <= len(slot):
@@ -167,9 +167,9 @@ class PackBuffers:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
-        """The outline of a pack in a row of shared memory, and the row, now marked as taken.
+        """Marks the row that holds `pack` as taken; returns the outline of the pack, and the row.
 
-        It runs in a worker. A pack that is not in a row is returned whole, with None.
+        It runs in a worker. A pack that is in no row is returned whole, with None.
         """
         process = get_worker_info()
         if process is None or not self._slots:
@@ -184,7 +184,7 @@ class PackBuffers:
         return unflatten_pack(outline, row), None
 
     def received(self, outline: PackedBatch, slot: BufferSlot) -> PackedBatch:
-        """The pack that a worker left in `slot`, which becomes free when its tensors are gone."""
+        """The pack with this `outline` in `slot`, which becomes free when its tensors are freed."""
         process, number = slot
         memory = self._slots[process][number]
         numbers: Any = memory.numpy()  # numpy's types do not say that it is a buffer
@@ -196,12 +196,12 @@ class PackBuffers:
 
 
 def private_bytes(size: int) -> Tensor:
-    """[size] uint8 in memory of this process."""
+    """Memory [size], uint8, of this process only."""
     return torch.empty(size, dtype=torch.uint8)
 
 
 def _shared_memory(size: int) -> Tensor:
-    """Memory [size] uint8 that is shared with the processes that this one forks."""
+    """Memory [size], uint8, that is shared with the processes that this one forks."""
     if not hasattr(os, "memfd_create"):
         return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
     file = os.memfd_create("packs")  # Linux would count other shared memory before it is used

@@ -1,4 +1,4 @@
-"""JSON, YAML and TOML -> plain values, and for YAML also the line of each key.
+"""Parses JSON, YAML and TOML to plain values; YAML also gives the line of each key.
 
 JSON may be of unknown origin; YAML and TOML are a person's own configuration, and only the types
 that it needs are read: mappings, lists, text, numbers, true, false and null. Tags are not allowed,
@@ -33,7 +33,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """Why a text is no YAML of a configuration, with the line of the error if it is known."""
+    """A text is no YAML of a configuration; has the line of the error if it is known."""
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line
@@ -78,13 +78,13 @@ _Loader.add_implicit_resolver(
 )
 
 _LOADERS: tuple[type[_Loader], ...] = (_Loader,)
-"""Loaders to try one after the other; the last one says what is wrong with a text."""
+"""Loaders to try in this order; the last one's error message is reported."""
 
 if yaml.__with_libyaml__:
     from yaml._yaml import CParser
 
     class _FastLoader(Composer, CParser, SafeConstructor, Resolver):  # type: ignore[misc]
-        """`_Loader` on libyaml's parser: a sixth of the time, and other words for errors."""
+        """`_Loader` with libyaml's parser: a sixth of the time, and other words for errors."""
 
         yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -97,7 +97,7 @@ if yaml.__with_libyaml__:
 
 
 def cause(error: BaseException) -> str:
-    """Type and message of an error on one line; for an error of the system, also what to do.
+    """Type and message of `error` on one line; for an error of the system, also the remedy.
 
     A KeyError's message is only a key.
     """
@@ -112,7 +112,7 @@ def cause(error: BaseException) -> str:
 def parse_json(
     text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """The value of a JSON document: json.loads with one kind of error for any bytes.
+    """The value of the JSON document `text`: json.loads with one kind of error for any bytes.
 
     `pairs` builds an object from its names and values, for callers that must see repeated names.
 
@@ -134,7 +134,7 @@ def parse_json(
 
 
 def has_aliases(text: bytes) -> bool:
-    """Whether a YAML text has an alias; False if it is no YAML, which its reader will report."""
+    """Whether the YAML `text` has an alias; False if it is no YAML (its reader reports that)."""
     try:
         return any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -142,7 +142,7 @@ def has_aliases(text: bytes) -> bool:
 
 
 def parse_yaml(text: str | bytes) -> Document:
-    """The values of a YAML text, with one kind of error for any bytes.
+    """The values in the YAML `text`, and their lines; with one kind of error for any bytes.
 
     Raises:
         YamlError: it is no YAML, or holds something that no configuration has.
@@ -191,7 +191,7 @@ def _document(loader: _Loader) -> Document:
 
 
 def parse_toml(text: bytes) -> Document:
-    """The values of a TOML text, with dates as text and without line numbers.
+    """The values in the TOML `text`, with dates as text and without line numbers.
 
     Raises:
         YamlError: it is no TOML, or holds something that no configuration has.
@@ -213,7 +213,7 @@ def parse_toml(text: bytes) -> Document:
 def _nodes(
     node: yaml.Node, seen: set[int], above: frozenset[int] = frozenset()
 ) -> Iterator[yaml.Node]:
-    """Every node once; `above` are the nodes that contain it."""
+    """Yields `node` and all nodes in it, each once; `above` are the nodes that contain it."""
     if id(node) in above:
         raise YamlError("an alias stands inside its own anchor", node.start_mark.line + 1)
     if id(node) not in seen:
@@ -224,7 +224,7 @@ def _nodes(
 
 
 def _check_node(node: yaml.Node) -> None:
-    """Raises `YamlError` for an octal number, an unknown tag, or a key that is given twice."""
+    """Raises `YamlError` for an octal number, an unknown tag, or a key that a mapping repeats."""
     if node.tag == _LEADING_ZERO:
         decimal = int(node.value.replace("_", ""))
         raise YamlError(

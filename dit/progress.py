@@ -1,6 +1,6 @@
 """Progress of long work: a bar on a terminal, lines in a log file, both with the time left.
 
-It also formats numbers and lists for both.
+It also formats numbers and lists.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ _SILENT_S = 60
 
 
 def brief(number: float) -> str:
-    """`number` with three digits, or all before the point: 0.0123, 4.5, 12,345."""
+    """`number` with three digits, or with all digits before the point: 0.0123, 4.5, 12,345."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def counted(number: int, what: str) -> str:
-    """A number with its noun: 1 sample, 1,601 samples."""
+    """`number` with its noun `what`, such as 1 sample and 1,601 samples."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def first_of(names: Sequence[object], most: int) -> str:
-    """The first `most` names, and the number of others: a, b and 3 more."""
+    """The first `most` of `names`, and the number of others: a, b and 3 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
 def in_words(seconds: float) -> str:
-    """Time left, as hours, minutes and seconds: 0:02:41 left."""
+    """`seconds` as hours, minutes and seconds left, such as 0:02:41 left."""
     return f"{timedelta(seconds=round(seconds))} left"
 
 
 def no_progress(*_: object) -> AbstractContextManager[Callable[[int], None]]:
-    """Shows no progress."""
+    """A context that shows no progress, in place of a `Track`."""
     return nullcontext(lambda _: None)
 
 
 def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
-    """A bar on a terminal, else a few plain lines; both with rate and time left.
+    """A `Track` with a bar on a terminal, else with plain lines; both show rate and time left.
 
     Parts of an earlier run count as done, but not for the rate. Lines begin `quiet_s` seconds after
     the start, so short work leaves no line in a log.
@@ -110,7 +110,7 @@ def progress_on(console: Console, *, quiet_s: float = 0.0) -> Track:
 
 
 def tracked(parts: Sequence[T], activity: str, track: Track) -> Iterator[T]:
-    """The parts, one at a time; each counts as done when the next one is requested."""
+    """Yields `parts` one by one; each counts as done when the next one is requested."""
     with track(activity, len(parts), 0) as advance:
         for part in parts:
             yield part
@@ -122,11 +122,11 @@ DONE_AND_LEFT = (
     BarColumn(20, table_column=Column(no_wrap=True)),
     TimeRemainingColumn(table_column=Column(no_wrap=True)),
 )
-"""How much is done, and the time left: what a narrow terminal must show, too."""
+"""Columns for the parts that are done and the time left, which a narrow terminal shows, too."""
 
 
 def one_line(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
-    """A progress bar with these columns; in a narrow terminal a `Shortened` column is cut."""
+    """A progress bar with these `columns`; in a narrow terminal a `Shortened` column is cut."""
     # By default rich takes speeds from the last 30 seconds: with slower parts it never knows one.
     return Progress(*columns, console=console, transient=transient, speed_estimate_period=math.inf)
 

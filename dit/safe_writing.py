@@ -1,4 +1,4 @@
-"""Files and folders that are written so that neither a crash nor a second program damages them.
+"""Writes files and folders so that neither a crash nor a second program damages them.
 
 1. Atomic writes: a file appears with all of its content, or not at all. 2. A lock on a folder, so
 that one program at a time writes to it.
@@ -77,7 +77,7 @@ class AtomicFile:
             self.discard()
 
     def publish(self) -> None:
-        """Gives the file its name."""
+        """Writes the file through to the disk, and gives it its name."""
         with writing(self.path):
             self.stream.flush()
             os.fsync(self.stream.fileno())
@@ -86,19 +86,19 @@ class AtomicFile:
         sync_folder(self.path.parent)
 
     def discard(self) -> None:
-        """Removes the written bytes, unless the file is published."""
+        """Removes what was written, unless the file is published."""
         self.stream.close()
         self._temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes or replaces `path` in one step."""
+    """Writes `content` to `path`, or replaces its content, in one step."""
     with AtomicFile(path) as file:
         file.stream.write(content)
 
 
 class FolderInUseError(ValueError):
-    """Another process writes to the folder; the message says which."""
+    """Another process writes to the folder; the message names that process."""
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def check_no_writer(folder: Path, *, named: str) -> None:
 
 
 def _open(file: Path, named: str) -> int:
-    """A handle of the locked file."""
+    """An open handle of `file` that holds its lock."""
     while True:
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -175,13 +175,13 @@ def _lock(handle: int, file: Path, named: str) -> None:
 
 
 def _holder(handle: int) -> str:
-    """The description that the process which holds the lock wrote into the file."""
+    """What the process that holds the lock wrote about itself into the file of `handle`."""
     said = os.pread(handle, _LONGEST, 0).decode(errors="replace")
     return "".join(filter(str.isprintable, said)) or "another process"
 
 
 def _is_still(file: Path, handle: int) -> bool:
-    """Whether `handle` belongs to the file that has this name now."""
+    """Whether `handle` belongs to the file that is at the path `file` now."""
     try:
         return os.path.samestat(os.stat(file), os.fstat(handle))
     except FileNotFoundError:

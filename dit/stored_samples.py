@@ -1,6 +1,6 @@
 """Sample formats of other tools, which both `data_prep` and `dit/data` read.
 
-- tensors in our shapes, with or without leading axes of length 1
+- tensors in the shapes of shards, with or without leading axes of length 1
 - the cache of NeMo AutoModel: a file for each sample in `WxH/`, and an index of all samples
 - the text embeddings of NVIDIA's DFM
 - the shards of MLPerf Training's FLUX.1: parts of a record in bfloat16, with null texts beside them
@@ -37,7 +37,7 @@ AUTOMODEL: Mapping[str, str] = {
     "condition_latent": "condition_latent",
     "image_embed": "image_embeds",
 }
-"""Our name of a tensor beside latent and text -> its name in AutoModel's caches."""
+"""Name of a tensor in shards -> its name in AutoModel's caches, for all but latent and text."""
 
 
 class MlperfTensor(NamedTuple):
@@ -55,35 +55,36 @@ MLPERF: Mapping[str, MlperfTensor] = {
     "latent": MlperfTensor("mean.bytes", "CHW", 16),
     "latent_logvar": MlperfTensor("logvar.bytes", "CHW", 16),
 }
-"""Our name of a tensor -> how MLPerf's FLUX.1 shards store it."""
+"""Name of a tensor in shards -> how MLPerf's FLUX.1 shards store it."""
 MLPERF_SHIFT, MLPERF_SCALE = 0.1159, 0.3611
-"""Normalisation of FLUX.1's autoencoder: training latents are (latent - shift) * scale."""
+"""Normalisation of FLUX.1's autoencoder: latents for training are (latent - shift) * scale."""
 MLPERF_HEAD = 256
-"""Bytes of the header that gives a part's shape."""
+"""Bytes that are read of a part for the header with its shape."""
 LEVELS = 8
-"""Number of fixed noise levels k / 8 in validation; a sample's `.json` may give k."""
+"""Number of fixed noise levels in validation; a sample's `.json` may state the k of level k / 8."""
 _STRIDE = 8  # pixels along a side of a latent cell
 _NPY = b"\x93NUMPY"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class UnusableError(ValueError):
-    """A file that should hold a sample holds something else; the message says what."""
+    """A file holds something else than a sample; the message says what."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordHeader:
-    """First bytes of a part of a record, which give the dtypes and shapes of its tensors."""
+    """The first bytes of a part of a record, with dtypes and shapes of its tensors."""
 
     data: bytes
     size: int
-    """Bytes of the whole part."""
+    """Bytes of the whole part, not only of `data`."""
 
 
 def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
-    """A float tensor or array as a tensor with `axes`: a latent CFHW, text LE or a vector E.
+    """The float tensor or array `value` with the axes `axes`: a latent CFHW, text LE or a vector E.
 
-    Leading axes of length 1 are dropped. A latent may lack F, and is never empty.
+    Leading axes of length 1 are dropped. A latent may lack F, and is never empty. Messages call the
+    value `what`.
 
     Raises:
         UnusableError: `value` has other axes.
@@ -103,13 +104,13 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
 
 
 def trim_padding(text_LE: Tensor) -> Tensor:
-    """Text without the zero vectors at its end; at least one vector stays."""
+    """`text_LE` without the zero vectors at its end; at least one row stays."""
     used = text_LE.any(dim=1).nonzero()
     return text_LE[: int(used[-1]) + 1 if len(used) else 1]
 
 
 def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
-    """Rows of the text where `mask` is not 0, because encoders also output states for padding.
+    """Rows of `text_LE` where `mask` is not 0, because encoders also output states for padding.
 
     Raises:
         UnusableError: `mask` is no mask for this number of rows.
@@ -131,7 +132,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a regular file.
+    """The content of the JSON file `path`, a regular file.
 
     Raises:
         OSError, ValueError: it cannot be read, or is no JSON.
@@ -141,7 +142,7 @@ def read_json(path: Path) -> Any:
 
 
 def automodel_files(folder: Path, index: Any) -> list[str]:
-    """Names of the files that list the samples of an AutoModel cache, from its `index`.
+    """Names of the files that list the samples of an AutoModel cache, by the content of `index`.
 
     Raises:
         UnusableError: the index has no such names.
@@ -159,7 +160,7 @@ def _is_name(name: Any) -> bool:
 
 
 def automodel_rows(path: Path) -> list[Any]:
-    """Samples listed in one file of an AutoModel index; in intact files one object each.
+    """Entries of one file of an AutoModel index: in intact files an object for each sample.
 
     Raises:
         OSError, ValueError: it cannot be read, is no JSON, or no list.
@@ -171,7 +172,7 @@ def automodel_rows(path: Path) -> list[Any]:
 
 
 def automodel_file(folder: Path, row: Any) -> Path | None:
-    """Path of a sample's file in an AutoModel cache; None if the file is missing.
+    """Path of the file of the sample `row` in an AutoModel cache; None if the file is missing.
 
     The index has the path from before the cache was moved. The file is always inside the cache.
 
@@ -195,7 +196,7 @@ def automodel_file(folder: Path, row: Any) -> Path | None:
 
 
 def automodel_sizes(row: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(width, height) in pixels of a sample as encoded, and of its original file.
+    """(width, height) in pixels of the sample `row` as encoded, and of its original file.
 
     Raises:
         UnusableError: the row has no such sizes.
@@ -213,7 +214,7 @@ def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of `content`, a sample file of AutoModel, by our names; None for missing ones."""
+    """Name in shards -> value in `content`, a sample file of AutoModel; None if it is missing."""
     latent = content.get("video_latents")
     return {
         "latent": content.get("latent") if latent is None else latent,
@@ -223,7 +224,7 @@ def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dfm_texts(found: Any) -> dict[str, Any]:
-    """Text embeddings of a `.pickle` of DFM, which for FLUX include the pooled text."""
+    """Texts in `found`, the content of DFM's `.pickle`; for FLUX with the pooled text."""
     if not isinstance(found, dict):
         return {"text": found}
     pooled = found.get("pooled_prompt_embeds", found.get("clip_embeds"))
@@ -231,7 +232,7 @@ def dfm_texts(found: Any) -> dict[str, Any]:
 
 
 def is_mlperf(parts: Container[str]) -> bool:
-    """Whether a record with file extensions `parts` is one of MLPerf's FLUX.1."""
+    """Whether a record with parts of these extensions is one of MLPerf's FLUX.1."""
     return MLPERF["text"].part in parts or MLPERF["latent"].part in parts
 
 
@@ -253,7 +254,9 @@ def tars_of_mlperf(paths: Iterable[Any]) -> bool:
 
 
 def level_index(about: Any) -> int | None:
-    """Index k of a sample that is validated only at the noise level k / 8; None without one.
+    """The k of a sample that is validated only at the noise level k / 8; None if it states none.
+
+    `about` is the content of its `.json`.
 
     Raises:
         UnusableError: k is no whole number from 0 to 7.
@@ -267,7 +270,8 @@ def level_index(about: Any) -> int | None:
 def uneven_levels(levels: Iterable[int | None]) -> str:
     """A sentence with the counts of `levels` (see `level_index`) if they are uneven; else empty.
 
-    None is a sample without a level; either all samples have one or none has.
+    None stands for a sample without a level; they are even only if all samples have one or none
+    has.
     """
     found = Counter(levels)
     counts, without = [found[k] for k in range(LEVELS)], found[None]
@@ -282,10 +286,10 @@ def uneven_levels(levels: Iterable[int | None]) -> str:
 
 
 def mlperf_tensors(parts: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Tensors of a sample by our names: texts [L, E] and [E], mean and log variance [C, 1, H, W].
+    """Tensors of a sample by their names in shards: texts [L, E] and [E], mean and log variance.
 
-    Texts are bfloat16 views of the bytes; mean and log variance are of the normalised latent,
-    float32. For a part that is a RecordHeader, the tensor is on the device `meta`.
+    Texts are bfloat16 views of the bytes; mean and log variance [C, 1, H, W] are of the normalised
+    latent, float32. For a part that is a RecordHeader, the tensor is on the device `meta`.
 
     Raises:
         KeyError: a part is missing.
@@ -320,7 +324,7 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
 
 
 def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[int, ...], int]:
-    """Shape of a part's numbers, and the offset of the first byte, from its NumPy header.
+    """Shape of a part's numbers, and the offset of their first byte, from its NumPy header.
 
     A part without header has the width of the benchmark, and a square latent.
 
@@ -348,13 +352,13 @@ def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[in
 
 
 def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
-    """Frames, height and width in pixels of a latent's picture, by their keys in a `.json`."""
+    """num_frames, height and width in pixels of the picture of a latent, as in a `.json`."""
     _, _, rows, columns = latent_CFHW.shape
     return {"num_frames": 1, "height": _STRIDE * rows, "width": _STRIDE * columns}
 
 
 def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
-    """Embeddings of the empty caption by our names, float32: text [L, E], and a vector [E].
+    """Embeddings of the empty caption by their names in shards, float32: [L, E] and [E].
 
     `path_of` returns the path of a file by its name. Zeros never stand for a missing file.
 

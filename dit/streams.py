@@ -25,14 +25,14 @@ _NAMES = {1: "standard output", 2: "standard error"}
 
 
 class ResultError(ValueError):
-    """Why a command has no result: it cannot be printed, or the command cannot begin."""
+    """A command has no result: it cannot be printed, or the command cannot begin."""
 
 
 def with_streams(main: Callable[[], int]) -> int:
-    """Calls `main` with streams that never fail; its exit code, or 1 after a `ResultError`.
+    """Calls `main` with streams that never fail; returns its exit code, or 1 after a `ResultError`.
 
-    In a folder that was deleted it only says so: relative paths mean nothing there, and MKL ends
-    the process where it is loaded.
+    In a folder that was deleted it only reports that: relative paths mean nothing there, and MKL
+    would end the process when it is loaded.
     """
     keep_streams()
     try:
@@ -91,14 +91,14 @@ def result() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Writes out buffered lines."""
+    """Writes out the buffered lines of both streams."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # one that was not kept; closed
             stream.flush()
 
 
 def last_words() -> None:
-    """Repeats which stream has failed, as the last line of a program."""
+    """Repeats, as the last line of a program, which stream has failed."""
     flush()
     for number, (_, said) in _State.failed.items():
         _say(_State.place[number], f"note: lines are missing there: {said}")
@@ -106,9 +106,9 @@ def last_words() -> None:
 
 class _State:
     place: ClassVar = {1: 1, 2: 2}
-    """File number that each stream writes to: its own, or the other stream's."""
+    """File number to which each stream writes: its own, or the other stream's."""
     failed: ClassVar[dict[int, tuple[int, str]]] = {}
-    """Number and text of the first error of each stream."""
+    """File number of a stream -> error number and text of its first error."""
     result = False
     lock = threading.RLock()
 
@@ -133,9 +133,9 @@ class _Stream(io.FileIO):
 
 
 def _replaced(number: int, error: OSError) -> bool:
-    """Replaces a failed stream by the other one; False if that has failed, too.
+    """Replaces the stream `number` by the other one; False if that has failed, too.
 
-    Then the next write tries the original file again, whose disk may have space by then.
+    In that case the next write tries the original file again, whose disk may have space by then.
     """
     with _State.lock:
         failing = _State.place[number]
@@ -151,7 +151,7 @@ def _replaced(number: int, error: OSError) -> bool:
 
 
 def _say(number: int, line: str) -> None:
-    """Writes `line` unbuffered, because the stream may be in the middle of a write."""
+    """Writes `line` to the file `number` unbuffered: the stream may be in the middle of a write."""
     try:
         os.write(number, (b"\n" * os.isatty(number)) + f"{line}\n".encode(errors="replace"))
     except OSError as error:
@@ -170,7 +170,7 @@ def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _closed(number: int) -> io.TextIOWrapper:
-    """A stream in place of a closed one, whose writes fail.
+    """A stream in place of the closed one `number`; its writes fail.
 
     It occupies the file number, which the next opened file would get, together with lines of other
     code.

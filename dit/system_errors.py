@@ -1,4 +1,4 @@
-"""Errors of the operating system in words: the file, what is wrong with it, and what to do.
+"""Errors of the operating system as messages: the file, what is wrong with it, and the remedy.
 
 A table has the remedy for each kind of error. An error that names no file, such as that of a write,
 gets the file that the failing function had open.
@@ -110,7 +110,7 @@ _ONLY_TEXT = {
 
 
 def explained(error: BaseException, file: object = "") -> str:
-    """An error of the system as "FILE: what is wrong; what to do"; other errors as their text.
+    """An error of the system as "FILE: what is wrong; remedy"; any other error as its text.
 
     `file` is used if the error has no name. An error of a library counts as one of the system if
     its text has an error number.
@@ -120,7 +120,7 @@ def explained(error: BaseException, file: object = "") -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Words for `error`: what is wrong and what to do, without the file's name."""
+    """The text of `error`: what is wrong and the remedy, without the name of the file."""
     return _place_and_reason(error, "")[1]
 
 
@@ -139,7 +139,7 @@ def _place_and_reason(error: BaseException, file: str) -> tuple[str, str]:
 
 
 def system_number(error: BaseException) -> int:
-    """The number of the system error that `error` is, or quotes; 0 if it is none."""
+    """The number of the system error that `error` is or quotes; 0 if there is none."""
     if isinstance(error, OSError) and (error.errno in _REMEDIES or error.errno in errno.errorcode):
         return error.errno or 0
     if isinstance(error, ValueError):  # one of ours has been explained
@@ -152,7 +152,7 @@ def system_number(error: BaseException) -> int:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """A context that adds the name of `file` to an error of a write that has none."""
+    """A context that adds `file` to an error of a write that names no file."""
     try:
         yield
     except OSError as error:
@@ -161,13 +161,13 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def name_written(error: OSError, file: Path) -> None:
-    """Adds the name of `file` to an error of a write that has none."""
+    """Adds the name of `file` to `error`, if it is an error of a write that names no file."""
     if error.errno in _OF_WRITING and error.filename is None:
         error.filename = str(file)
 
 
 def _opened_again(error: BaseException) -> BaseException:
-    """The error of opening the file again, because safetensors calls every such file missing.
+    """The error of opening the file of `error` again; safetensors calls every such file missing.
 
     Arrow's error has no number, either.
     """
@@ -187,7 +187,7 @@ def _named(error: OSError) -> str:
 
 
 def _open_file(error: OSError) -> str:
-    """The file that the innermost function with an open file had; it may be closed by now."""
+    """Name of the file that the innermost function with an open file had; or empty."""
     for frame, _ in reversed([*walk_tb(error.__traceback__)]):
         for value in frame.f_locals.values():
             if not isinstance(value, io.IOBase):
@@ -200,7 +200,7 @@ def _open_file(error: OSError) -> str:
 
 
 def _full_place(number: int) -> str:
-    """Path of shared memory if it is full, else ""; its errors name no file."""
+    """Path of shared memory if it is full, else empty; errors about it name no file."""
     if number != errno.ENOSPC or not os.path.isdir(SHARED_MEMORY):
         return ""
     found = os.statvfs(SHARED_MEMORY)

@@ -1,4 +1,4 @@
-"""Token ids as rows of floats that bfloat16 holds exactly: two digits of base 256."""
+"""Token ids as pairs of floats that bfloat16 holds exactly: two digits of base 256."""
 
 # L tokens
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TOKEN_IDS = "token_ids"
-"""Shard entry with the token ids that the network's text conditioner reads (Anima)."""
+"""Name, in a shard, of the token ids that the network's text conditioner reads (Anima)."""
 DIGITS = 2
 MOST_TOKENS = 256**DIGITS
 
 
 def as_digits(ids_L: Tensor) -> Tensor:
-    """Whole numbers below `MOST_TOKENS` -> [L, 2], float32."""
+    """The digits (high, low) of token ids below `MOST_TOKENS` [L]: float32 [L, 2]."""
     from torch import stack  # descriptions of families, which import this file, do without torch
 
     return stack((ids_L // 256, ids_L % 256), dim=-1).float()
 
 
 def as_ids(digits_L2: Tensor) -> Tensor:
-    """The inverse of `as_digits`, int64."""
+    """The token ids, int64 [L], with the digits `digits_L2`; undoes `as_digits`."""
     high_L, low_L = digits_L2.long().unbind(-1)
     return high_L * 256 + low_L
 
 
 def are_ids(digits_L2: Tensor, *, vocabulary: int) -> bool:
-    """Whether rows are the digits of token ids below `vocabulary`."""
+    """Whether all rows of `digits_L2` are digits of token ids below `vocabulary`."""
     ids_L = as_ids(digits_L2)
     whole = bool((as_digits(ids_L) == digits_L2.float()).all())
     return whole and bool(((ids_L >= 0) & (ids_L < vocabulary)).all())

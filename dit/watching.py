@@ -1,4 +1,4 @@
-"""Errors of what only watches are collected: no picture, curve or log is worth the end of a run."""
+"""Collects errors of what only shows a run: no picture, curve or log is worth its end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dit.parsing import cause
 from dit.system_errors import explained, system_number
 
 CELLS = "cells"
-"""Key of a grid PNG's metadata: title, and prompt and place of each picture, as JSON."""
+"""Key of a grid PNG's metadata: title, and prompt and position of each picture, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotShown:
-    """A picture, curve or file that is not there, or not as it should be, and the reason."""
+    """A picture, curve or file that is missing or incomplete, and the reason."""
 
     what: str  # its kind, without the step: a run reports each kind once
     because: str
@@ -26,9 +26,9 @@ class NotShown:
 
 @contextmanager
 def watching(what: str, undrawn: list[NotShown]) -> Iterator[None]:
-    """An error in the block is added to `undrawn`, and the program continues after the block.
+    """A context that adds an error, as the failure of `what`, to `undrawn` instead of raising it.
 
-    Only for work of a single process: an error during a collective must end all processes.
+    It serves work of a single process only: an error during a collective must end all processes.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """The data types that pass between folders, from shard to network.
 
 1. sample        `LatentSample`: one encoded sample of a shard
-2. methods       values that a training method, or a kind of input, adds to a pack, one type each
+2. methods       types of what a training method, or a kind of input, adds to a pack
 3. token_stream  `TokenStream`: the tokens of one modality
 4. packed_batch  `PackedBatch`: what the loader passes to the step, streams of the same samples
 5. problem       `Problem`: the regression that an objective sets for the network

@@ -1,4 +1,4 @@
-"""Values that one training method, or one kind of input, adds to a pack, one type each.
+"""Types of what one training method, or one kind of input, adds to a pack.
 
 A pack that does not use the method has no value of the type. Tensors whose names end in `_T...`
 have a row for each token of the pack, and are split with its tokens.
@@ -18,20 +18,20 @@ from dit.batch.sample import Grid
 
 
 def by_type(*values: object) -> Mapping[type, Any]:
-    """Values of methods by their types, as in `PackedBatch.methods`; None is left out."""
+    """Maps each of `values` by its type, as in `PackedBatch.methods`; None is left out."""
     return {type(value): value for value in values if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentVariance:
-    """Variances of latents whose means the pack holds; each step samples latents from both."""
+    """Log variances of a pack's latents, which are means; each step draws latents from both."""
 
     logvar_TC: Tensor  # log variance of each number of the latent, float, -inf for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenWeights:
-    """Loss weight of each token; a pack without this value has weight 1 everywhere."""
+    """Loss weight of each token; without it, all tokens of a pack have weight 1."""
 
     # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
     # What a loss is divided by stays the number of target tokens
@@ -40,7 +40,7 @@ class TokenWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoisyTokens:
-    """Noisy tokens and noise levels of a stream beside the main one, as network input."""
+    """Noisy tokens and noise levels of a token stream other than the latents, for the network."""
 
     input_TC: Tensor  # float32
     level_M: Tensor  # float32, of the level rows of the stream
@@ -48,7 +48,7 @@ class NoisyTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanTokens:
-    """Tokens without noise and loss: given frames, or references with their own level."""
+    """Tokens without noise and loss (given frames, or references), with their own noise level."""
 
     level: float  # their noise level (t of flow matching)
     counts: tuple[int, ...]  # of each target, at its beginning; those of a part in a pack of parts
@@ -63,7 +63,7 @@ class ReferenceGrids:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NullTexts:
-    """Text embeddings, stored with each sample, that replace its text if the caption is dropped."""
+    """Texts that replace those of a sample whose caption is dropped, stored with each sample."""
 
     rows_LE: Tensor  # bfloat16 or float32, of the N samples laid end to end; they are no tokens
     starts: tuple[int, ...]  # N + 1 offsets of the samples in L; some have no rows
@@ -71,21 +71,21 @@ class NullTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTexts:
-    """Texts computed from a given picture: a sample without the picture has none of their rows."""
+    """Names of texts that are computed from a given picture; a sample without it has no rows."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuidanceInput:
-    """The guidance scale, an input of networks with a guidance embedding."""
+    """The guidance scale as an input of networks with a guidance embedding."""
 
     scale: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairs:
-    """Preference pairs: samples 2 i and 2 i + 1 are preferred and rejected, with the same text.
+    """Marks preference pairs: sample 2 i is preferred to sample 2 i + 1, with the same text.
 
     Both share all random draws.
     """
@@ -95,7 +95,7 @@ class Pairs:
 class KeptTokens:
     """Numbers of tokens in a partial pack, which lacks some tokens of each grid.
 
-    `PackedBatch.starts` count only the remaining tokens, while `grids` and `clean_tokens` still
+    `PackedBatch.starts` counts only the remaining tokens, while `grids` and `clean_tokens` still
     describe the whole pack.
     """
 
@@ -104,7 +104,7 @@ class KeptTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Samples of a pack that are parts of one stored sample, each with its own level and text."""
+    """Marks samples that are parts of one stored sample, each with its own noise level and text."""
 
     of: tuple[int, ...]  # number of the sample that each part was cut from
     targets: tuple[int, ...]  # target tokens of each part, which come first in it
@@ -112,7 +112,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """The draw of a token route: which tokens of each run of neighbours its layers see."""
+    """Which tokens of each run of neighbours the layers of a token route process."""
 
     # int64, added to the index of each token: sorts each run, tokens that the layers see first
     move_T: Tensor
@@ -120,27 +120,27 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterDropout:
-    """Random seed and token positions for the dropout on adapters' inputs, in training."""
+    """Random seed and token positions for the dropout of adapters' inputs, in training."""
 
     seed: int  # 63 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedLevels:
-    """The fixed noise levels of validation, one for each sample."""
+    """The fixed noise levels of validation, one for each sample of the pack."""
 
     indices: tuple[int, ...]  # the k of the level k / 8 of each of the N samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionLevels:
-    """Level rows, in generation, of pictures that are given at certain frames of a video."""
+    """Level rows of pictures that generation gives at certain frames of a video."""
 
     rows: int  # they follow the rows of the samples and of clean tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEnd:
-    """End of the sampler's step for each sample, an input of mean-flow networks."""
+    """Noise level at the end of a sampler's step, for each sample; for mean-flow networks."""
 
     level_N: Tensor  # float32

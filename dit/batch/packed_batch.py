@@ -15,15 +15,15 @@ from dit.batch.sample import TEXT
 from dit.batch.token_stream import TokenStream
 
 LATENTS = "latents"
-"""Name of the main stream (latents) of every pack in `PackedBatch.streams`."""
+"""Name, in `PackedBatch.streams`, of the main stream of every pack: the latents."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedBatch(TokenStream):
-    """The main stream (latents of the shards), other streams, and conditions of the same samples.
+    """A pack: the main stream (latents), other token streams, and conditions of the same samples.
 
-    Texts, vectors and streams of other modalities have names. Values that all streams share are
-    fields: texts, frame rates, keys, and the draws of pairs and of guidance.
+    Texts, vectors and streams of other modalities are mappings by name. All streams share the
+    texts, vectors, frame rates, keys and captions.
     """
 
     # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
@@ -50,7 +50,7 @@ class PackedBatch(TokenStream):
 
     @property
     def is_routed(self) -> bool:
-        """Whether the pack has a token route, whose layers see only some of the tokens."""
+        """Whether some layers process only a share of the tokens (token routing)."""
         return Route in self.methods
 
     @property
@@ -72,17 +72,17 @@ class PackedBatch(TokenStream):
 
     @property
     def text_LE(self) -> Tensor:  # noqa: N802  # names of tensors end in their axes
-        """The main text of all samples, concatenated."""
+        """The main text of all samples [L, E], concatenated."""
         return self.texts[TEXT]
 
     @property
     def text_starts(self) -> tuple[int, ...]:
-        """N + 1 offsets of the samples in `text_LE`."""
+        """N + 1 offsets of the samples in `text_LE`, in tokens."""
         return self.text_offsets[TEXT]
 
     @property
     def text_rows(self) -> tuple[int, ...]:
-        """Rows of all text inputs together, for each sample."""
+        """Text tokens of each sample, over all text inputs."""
         totals = [0] * self.num_samples
         for starts in self.text_offsets.values():
             totals = [n + b - a for n, (a, b) in zip(totals, pairwise(starts), strict=True)]
@@ -91,7 +91,7 @@ class PackedBatch(TokenStream):
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """A pack of only the tokens `rows_T`, with their positions and level rows.
+        """The pack with only the tokens `rows_T`, with their positions and level rows.
 
         `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
         come before padding. `share` stays as it is.
@@ -100,7 +100,7 @@ class PackedBatch(TokenStream):
         return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))
 
     def with_text(self, name: str, rows_LE: Tensor, starts: tuple[int, ...]) -> PackedBatch:
-        """A copy of the pack whose text input `name` is `rows_LE` with sample offsets `starts`."""
+        """A copy of the pack in which the text input `name` is `rows_LE`, with offsets `starts`."""
         return replace(
             self,
             texts={**self.texts, name: rows_LE},

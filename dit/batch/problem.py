@@ -14,10 +14,10 @@ from torch import Tensor
 class Problem:
     """A weighted regression: weight · mean over C of an error of scale · (network output - target).
 
-    These fields are of the main stream; `others` has the problem of each other stream. The error is
-    the square, unless `objective.loss` is set. The network sees only `input_TC` and `level_M`.
-    Padding tokens are zero in both tensors; clean and reference tokens are the latents themselves
-    in `input_TC`, and zero in `target_TC`.
+    These fields are of the main stream; `others` has the problem of each other token stream. The
+    error is the square, unless `objective.loss` is set. The network sees only `input_TC` and
+    `level_M`. Padding tokens are zero in both `input_TC` and `target_TC`; clean and reference
+    tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed

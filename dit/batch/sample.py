@@ -13,21 +13,22 @@ from torch import Tensor
 TEXT = "text"
 """Name of every family's main text input in a shard."""
 NULL_TEXT = "null_text"
-"""A sample's own replacement of `text` for a dropped caption; its text encoder sees pictures."""
+"""Name of an input that replaces `text` if the caption is dropped; for families whose text encoder
+sees pictures."""
 SOUND = "sound"
-"""The latent [K, A] of a sample's sound among its inputs, and its stream of tokens in a pack."""
+"""Name of a sample's sound: the latent [K, A] among its inputs, and the token stream in a pack."""
 REJECTED_LATENT = "rejected_latent"
-"""Name of the rejected latent of a preference pair; it has the shape of `latent`."""
+"""Name of the rejected latent in a preference pair; it has the shape of `latent`."""
 NullInputs = Mapping[str, Tensor]
-"""Inputs by name that replace a sample's inputs when its caption is dropped. An absent input keeps
-the sample's value."""
+"""Name -> input that replaces a sample's input when its caption is dropped. A sample keeps its
+inputs that are absent here."""
 Grid = tuple[int, int, int]
 """(frames, rows, columns) of a latent, in patches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentSample:
-    """One encoded image or video with its caption, as a shard holds it."""
+    """One encoded image or video with its caption, as stored in a shard."""
 
     key: str  # unique in its dataset; part of the pack identity
     latent_CFHW: Tensor  # float, whitened to unit variance per channel
@@ -47,16 +48,16 @@ class LatentSample:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether tokens of the sample have individual loss weights."""
+        """Whether the sample has loss weights: its own, or for its cells."""
         return self.loss_weight != 1 or self.loss_mask_1FHW is not None
 
     @property
     def inputs(self) -> Mapping[str, Tensor]:
-        """All inputs beside the latent, by name."""
+        """All inputs besides the latent, by name."""
         return {TEXT: self.text_LE, **self.others}
 
 
 def pack_identity(keys: tuple[str, ...]) -> int:
-    """Order-sensitive 63-bit hash of the sample keys of a pack, the same on every machine."""
+    """63-bit hash of the `keys` of a pack's samples in order, the same on every machine."""
     digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -22,7 +22,7 @@ Method = TypeVar("Method")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceShard:
-    """The tokens of a pack, padding included, on one context-parallel rank.
+    """Which tokens of a pack, padding included, are on one context-parallel rank.
 
     By default the rank has an equal shard of every sample: number `index` of `count`.
     """
@@ -60,10 +60,8 @@ class TokenStream:
 
     The tokens of a sample are those of its target latent, then those of its reference latents, then
     padding. The first tokens of the target may be clean: given frames. Clean and reference tokens
-    have no noise and no loss.
-
-    Tensors with a T hold the tokens of `share`; all other fields describe the whole pack. A sample
-    without data for the stream has a grid of no frames.
+    have no noise and no loss. Tensors with a T hold the tokens of `share`; all other fields
+    describe the whole pack. A sample without data for the stream has a grid of no frames.
     """
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
@@ -86,11 +84,11 @@ class TokenStream:
         return self.methods.get(kind)
 
     def with_method(self, value: object) -> Self:
-        """A copy with the method `value`, replacing a value of the same type."""
+        """A copy in which `value` replaces the value of the same method, if there is one."""
         return replace(self, methods={**self.methods, type(value): value})
 
     def without(self, *kinds: type) -> Self:
-        """A copy without the methods `kinds`."""
+        """A copy without the values of the methods `kinds`."""
         left = {kind: value for kind, value in self.methods.items() if kind not in kinds}
         return self if len(left) == len(self.methods) else replace(self, methods=left)
 
@@ -114,7 +112,7 @@ class TokenStream:
     def num_levels(self) -> int:
         """M, the number of level rows of the pack.
 
-        That is N for samples, N more for clean tokens if there may be any, and those of conditions.
+        M is N for samples, N more for clean tokens if there may be any, and the rows of conditions.
         Rows of clean tokens follow the rows of the samples' own levels.
         """
         more = self.method(ConditionLevels)
@@ -127,7 +125,7 @@ class TokenStream:
 
     @property
     def num_tokens(self) -> tuple[int, ...]:
-        """Tokens of each sample without padding, of target and references together."""
+        """Number of tokens of each sample, target and references together, without padding."""
         kept, references = self.method(KeptTokens), self.method(ReferenceGrids)
         if kept is not None:
             return kept.counts
@@ -159,20 +157,20 @@ class TokenStream:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by field name, those in a mapping as `field.name`.
+        """All tensors by the name of their field; those in a mapping as `field.name`.
 
-        Those of a method are `Type.field`, those of another stream `others.stream.field`.
+        Tensors of a method are `Type.field`, those of another stream `others.stream.field`.
         """
         return dict(_tensors_of(self))
 
     @property
     def token_tensors(self) -> dict[str, Tensor]:
-        """Tensors with a row for each token (names in `_T...`), by the names of `tensors`."""
+        """Tensors with a row for each token (names in `_T...`), by their names in `tensors`."""
         found = ((n, x) for n, x in self.tensors.items() if n.partition(".")[0] not in _BY_NAME)
         return {n: x for n, x in found if n.rpartition("_")[2].startswith("T")}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """A copy in which `tensors` replace the tensors of equal names."""
+        """A copy in which `tensors` replace those of the same names."""
         changes: dict[str, Any] = {}
         kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():
@@ -198,7 +196,7 @@ class TokenStream:
 
     @property
     def shared_spans(self) -> tuple[tuple[int, int], ...]:
-        """(first token, number of real tokens) of each sample, in this rank's tensors."""
+        """(first token, number of real tokens) of each sample, as rows of this rank's tensors."""
         # Real tokens come first in a sample, and therefore in its pieces as well.
         here = self._tokens_here([(0, real) for real in self.num_tokens])
         sizes = (sum(size for _, size in pieces) for pieces in self._pieces(self.share))
@@ -212,11 +210,11 @@ class TokenStream:
 
     @property
     def shared_latent_tokens(self) -> tuple[int, ...]:
-        """Tokens of each sample's target, given ones included, counted in this share alone."""
+        """Number of tokens of each sample's target on this rank, given ones included."""
         return self._tokens_here([(0, tokens) for tokens in self.latent_tokens])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:
-        """Number of tokens on this rank of each sample's span [first, stop)."""
+        """Number of tokens on this rank in the span [first, stop) of each sample."""
         counts = []
         samples = zip(self.starts, self._pieces(self.share), spans, strict=False)
         for start, pieces, (first, stop) in samples:
@@ -238,7 +236,7 @@ class TokenStream:
 
 
 _BY_NAME = ("texts", "vectors", "others")
-"""Fields that map names to tensors without a row for each token."""
+"""Fields that map names to tensors which have no row for each token."""
 
 
 def _tensors_of(stream: TokenStream) -> Iterator[tuple[str, Tensor]]:

@@ -66,7 +66,6 @@ def numbers(group: Any, **most: float) -> list[Rule]:
 
 
 def _is_float32(value: float) -> bool:
-    """Whether the value is finite in float32 and is not rounded to zero."""
     try:
         (narrow,) = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
@@ -84,7 +83,7 @@ def within(group: Any, name: str, low: float, high: float) -> Rule:
 
 
 def at_least_one(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields, and all numbers in tuple fields, are 1 or more."""
+    """Rules that each named field (each number of a tuple field) is 1 or more, or None."""
     values = {name: getattr(group, name) for name in names}
     return [
         (
@@ -96,23 +95,24 @@ def at_least_one(group: object, *names: str) -> list[Rule]:
 
 
 def bounded(default: Any, *, most: float, least: int | None = 1) -> Any:
-    """A dataclass field whose numbers are at most `most` and at least `least` (None: unbounded).
+    """A dataclass field with a default; its numbers are at most `most` and at least `least`.
 
-    A subclass that redeclares the field with another default keeps the bounds.
+    `least=None` sets no lower bound. A subclass that redeclares the field with another default
+    keeps the bounds.
     """
     return field(default=default, metadata={"most": most, "least": least})
 
 
 @cache
 def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
-    """Bounds of each field of a dataclass, as `bounded` has set them."""
+    """Field of the dataclass `kind` -> its bounds `most` and `least`, as declared by `bounded`."""
     bases = (getattr(base, "__dataclass_fields__", {}) for base in reversed(kind.__mro__))
     marked = (one for of_base in bases for one in of_base.values() if "most" in one.metadata)
     return {one.name: one.metadata for one in marked}
 
 
 def positive(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields are above zero or None; NaN violates them."""
+    """Rules that each named field is above zero or None; NaN violates them."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value > 0, f"{name}={value} must be positive")
@@ -121,7 +121,7 @@ def positive(group: object, *names: str) -> list[Rule]:
 
 
 def not_negative(group: object, *names: str) -> list[Rule]:
-    """Rules that the named fields are at least 0 or None; NaN violates them."""
+    """Rules that each named field is at least 0 or None; NaN violates them."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value >= 0, f"{name}={value} must not be negative")

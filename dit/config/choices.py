@@ -1,4 +1,4 @@
-"""Enums of the keys that choose, first for the network, then for the objective."""
+"""Enums of the configuration keys that take one of several words: model first, then objective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Precision(StrEnum):
 
 
 class Recompute(StrEnum):
-    """Activations that the backward pass recomputes instead of saving them."""
+    """Activations that the backward pass recomputes instead of the forward pass storing them."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -22,7 +22,7 @@ class Recompute(StrEnum):
 
 
 class RecomputeMethod(StrEnum):
-    """How full recomputation picks layers: all in groups, or the first few."""
+    """How full recomputation picks layers: all, in groups (uniform), or the first few (block)."""
 
     UNIFORM = "uniform"
     BLOCK = "block"
@@ -43,7 +43,7 @@ class Implementation(StrEnum):
 
 
 class AttentionBackend(StrEnum):
-    """Attention kernels, those of the newest GPUs first; auto picks the best that works here."""
+    """Attention kernels, those of the newest GPUs first; auto picks the fastest installed one."""
 
     AUTO = "auto"
     FLASH_4 = "flash_4"  # the extra `attention`
@@ -62,7 +62,7 @@ class Fp8(StrEnum):
 
 
 class Fp8Recipe(StrEnum):
-    """Numbers that share a scale in FP8: a tensor, a block of 128, or 32 (Blackwell)."""
+    """Scale factors of FP8: one per tensor, per block of 128 numbers, or per 32 (Blackwell)."""
 
     TENSORWISE = "tensorwise"
     BLOCKWISE = "blockwise"
@@ -70,7 +70,7 @@ class Fp8Recipe(StrEnum):
 
 
 class ContextComm(StrEnum):
-    """Context-parallel exchange: heads (a2a), or keys and values (all_gather; p2p, a ring).
+    """Context-parallel communication: heads (a2a), or keys and values (all_gather; p2p, a ring).
 
     p2p needs Transformer Engine.
     """
@@ -81,13 +81,13 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Padding of a caption that attention sees as if it were text."""
+    """Padding of captions that attention treats as text."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 
 
 class ObjectiveName(StrEnum):
-    """The objectives that come with this project; `OBJECTIVES` has every registered one."""
+    """Names of the built-in objectives; `OBJECTIVES` has those that others registered, too."""
 
     EDM = "edm"
     FLOW = "flow"
@@ -176,33 +176,33 @@ class Sampler(StrEnum):
 
     @property
     def calls_a_step(self) -> int:
-        """Network calls of each step except the last, which has one."""
+        """Network calls in each step but the last, which needs one."""
         return 2 if self is Sampler.HEUN else 1
 
 
 class LossKind(StrEnum):
-    """The error between a predicted number and its target."""
+    """Error of one predicted number e from its target."""
 
     MSE = "mse"  # e²
     HUBER = "huber"  # pseudo-Huber: sqrt(e² + huber_c²) - huber_c
 
 
 class LossMean(StrEnum):
-    """Equal weight in the mean loss: for each real token, or for each sample."""
+    """Unit with equal weight in the mean loss: a real token, or a sample."""
 
     TOKEN = "token"
     SAMPLE = "sample"
 
 
 class SoundLevels(StrEnum):
-    """The noise level of a sample's sound."""
+    """Noise level of a sample's sound, relative to that of its frames."""
 
     OWN = "own"  # drawn apart from that of its frames
     SAME = "same"  # at the quantile of its frames'
 
 
 class Preference(StrEnum):
-    """Loss on preference pairs of latents."""
+    """Loss for preference pairs of latents."""
 
     DPO = "dpo"
 
@@ -217,21 +217,21 @@ class DistillMethod(StrEnum):
 
 
 class Rollout(StrEnum):
-    """Origin of the noisy states at which a student is trained."""
+    """Source of the noisy states on which a student is trained."""
 
     SIMULATE = "simulate"  # its own steps from noise
     DATA = "data"  # latents of the data, with noise
 
 
 class StudentSampler(StrEnum):
-    """Transition between a student's sampling steps."""
+    """Transition from one sampling step of a student to the next."""
 
     ODE = "ode"  # along its velocity, by Euler's method
     SDE = "sde"  # the predicted latent, with new noise: LCM
 
 
 class TargetSchedule(StrEnum):
-    """Dependence of the strength of `cfg_target` on the noise level."""
+    """Dependence of the guidance scale of `cfg_target` on the noise level t."""
 
     CONSTANT = "constant"  # w
     LEVEL = "level"  # 1 + (w - 1) t

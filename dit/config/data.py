@@ -12,7 +12,7 @@ from dit.local_path import DataPath
 
 @dataclass(frozen=True, kw_only=True)
 class MockGeometry:
-    """Size of one kind of synthetic samples, in latent cells."""
+    """Size of one kind of synthetic sample, in latent cells."""
 
     frames: OfData[int] = 1
     """Frames of the latent; 1 for an image."""
@@ -51,13 +51,13 @@ class BlendEntry:
 
 
 class Balance(StrEnum):
-    """Method by which packs of a step get about equal cost on all data-parallel ranks."""
+    """How packs of a step are given about equal cost on all data-parallel ranks."""
 
     NONE = "none"
     FLOPS = "flops"
-    """Packs are formed as with `none`, and ordered by cost in the same way on all ranks."""
+    """Packs are formed as with `none`; all ranks then take them in the order of their cost."""
     FLOPS_TARGET = "flops_target"
-    """Samples are chosen so that most packs cost the same; packs are then ordered by cost."""
+    """Packs are formed so that most cost the same, and then taken in the order of their cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,12 @@ class DatasetConfig:
     mock: OfData[bool] = False
     """Synthetic samples from a seed instead of files (`--mock`)."""
     mock_samples: OfData[tuple[MockGeometry, ...]] = (MockGeometry(),)
-    """The mixture of geometries that mock data draws from."""
+    """Sizes of mock samples, each with its relative frequency."""
     task_encoder_seq_length: OfData[int] = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: OfData[int] = 100
-    """Samples among which a round of packing chooses; 64 are enough. If samples are so short that
-    these do not fill a pack, as many as fill one."""
+    """Samples among which a round of packing chooses; 64 are enough. With samples so short that
+    these do not fill a pack, each round takes as many as fill one."""
     balance: OfData[Balance] = Balance.NONE
     """How data-parallel ranks get about equal cost per step. `flops_target` forms packs of similar
     cost if samples allow it; `flops` only groups packs of similar cost into steps."""

@@ -27,8 +27,7 @@ from dit.config.validation import MOST_GUIDANCE, ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
-"""Default guidance scale of networks without a guidance embedding; docs/small_data.md has
-figures."""
+"""Guidance scale by default, without a guidance embedding; docs/small_data.md has figures."""
 
 
 class Weights(StrEnum):
@@ -173,7 +172,7 @@ class DistillConfig:
 
 
 class WandbMode(StrEnum):
-    """Whether to log to W&B online, into the run folder for `wandb sync`, or not at all."""
+    """W&B logging: online, into the run folder for `wandb sync` (offline), or none (disabled)."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -181,7 +180,7 @@ class WandbMode(StrEnum):
 
 
 class MlperfDivision(StrEnum):
-    """The set of rules that an MLPerf log must follow."""
+    """Rules of MLPerf that a log is written for: closed or open division."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -194,24 +193,25 @@ class LoggerConfig:
     log_interval: Live[int] = 10
     """Steps between lines in the terminal, TensorBoard and W&B; metrics.jsonl has every step."""
     tensorboard_dir: Live[LocalPath | None] = None
-    """Null is `tensorboard` in the run folder."""
+    """Folder of TensorBoard's files; null: `tensorboard` in the run folder."""
     wandb_project: Live[str | None] = None
-    """Project in W&B; null does not log there."""
+    """Project in W&B; null: no logging to W&B."""
     wandb_exp_name: Live[str | None] = None
-    """Name of the run in W&B; null is the name of the run folder."""
+    """Name of the run in W&B; null: the name of the run folder."""
     wandb_entity: Live[str | None] = None
-    """User or team in W&B; null is the account's own."""
+    """User or team in W&B; null: the default of the account."""
     wandb_mode: Live[WandbMode | None] = None
-    """online, offline (kept in the run folder), or disabled; null is $WANDB_MODE, else online."""
+    """online, offline (files in the run folder), or disabled; null: $WANDB_MODE, else online."""
     mlperf_division: Live[MlperfDivision | None] = None
-    """closed or open: write RUN/mlperf.log, lines of MLPerf Training's FLUX.1; null writes none."""
+    """Rules (closed or open) of the log RUN/mlperf.log, in MLPerf Training's form for FLUX.1; null:
+    no such log."""
     mlperf_org: Live[str] = "not a submission"
-    """Name of the submitter, for MLPerf's lines."""
+    """Name of the submitter in MLPerf's log."""
     price_per_gpu_hour: Live[float | None] = None
-    """Price of one device for an hour; the run's last lines have its cost since its start."""
+    """Price of one device for an hour; the last lines of the log then have the cost of the run."""
     watts_per_gpu: Live[float | None] = None
-    """Power of one device with its part of the machine, in watts; the run's last lines have its
-    energy."""
+    """Watts of one device with its part of the machine; the last lines of the log then have the
+    energy of the run."""
 
     def __post_init__(self) -> None:
         check(
@@ -258,29 +258,29 @@ class RunGroups:
 
     @property
     def teacher_guidance(self) -> float:
-        """Guidance scale of the teacher of a distillation."""
+        """Guidance scale of the teacher in a distillation."""
         told = self.distill.teacher_guidance
         return self._usual_guidance if told is None else told
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic is trained beside the run's main network."""
+        """Whether the run trains a critic besides its main network."""
         return self.distill.method is DistillMethod.DMD
 
     @property
     def validation_sampler(self) -> Sampler:
-        """The sampler for validation: by default, for a student, the one it is trained for."""
+        """Sampler of validation; by default Heun's, or that of the student in a distillation."""
         usual = Sampler.HEUN if self.distill.method is None else self.distill.sampler
         return self.validation.sampler or usual
 
     @property
     def student_sampling(self) -> str | None:
-        """Steps, sampler and guidance of a distilled network, in words; None for other networks."""
+        """Steps, sampler and guidance of a distilled network as a phrase; None for others."""
         c = self.distill
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 
     def unlike_student(self, steps: int, sampler: str, guidance: float | None) -> str | None:
-        """A warning if a student is sampled otherwise than trained; else None."""
+        """A warning if a student is sampled in another way than it is trained for; else None."""
         c = self.distill
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
@@ -296,7 +296,7 @@ class RunGroups:
 
     @property
     def passes_without_gradient(self) -> int:
-        """Largest number of passes without gradient over each pack, before the learning pass."""
+        """Largest number of forward passes over a pack before the passes with gradients."""
         c, guided = self.distill, 1 if self.teacher_guidance == 1 else 2
         if c.method is None:
             return self.objective.passes_without_gradient
@@ -307,7 +307,7 @@ class RunGroups:
 
     @property
     def mean_passes_without_gradient(self) -> float:
-        """Mean number of passes over each pack of a step before those that learn."""
+        """Mean number of forward passes over a pack before the passes with gradients."""
         c, most = self.distill, self.passes_without_gradient
         if not self.has_critic:
             return most
@@ -318,18 +318,18 @@ class RunGroups:
 
     @property
     def learning_passes(self) -> float:
-        """Mean number of passes over each pack of a step that learn, those of a critic included."""
+        """Mean number of passes with gradients over each pack of a step, a critic's included."""
         c = self.distill
         return 1 + (self.has_critic and not c.critic_alone) / c.student_every
 
     @property
     def decay_iters(self) -> int:
-        """The step at which the learning rate stops falling."""
+        """The update at which the learning rate stops falling."""
         return self.scheduler.lr_decay_iters or self.train.train_iters
 
     @property
     def sample_multiple(self) -> int:
-        """Number of tokens to a multiple of which each sample is padded."""
+        """Each sample of a pack is padded to a multiple of this number of tokens."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:
@@ -339,7 +339,7 @@ class RunGroups:
         return -(-tokens // multiple) * multiple
 
     def optimizer_ranks(self, replicas: int) -> int:
-        """Number of ranks that share one copy of the optimizer state, for `replicas` replicas.
+        """Number of ranks that share one copy of the optimizer state, among `replicas` replicas.
 
         Context ranks have the same weights, so they share the state as well.
         """

@@ -12,7 +12,7 @@ from dit.local_path import LocalPath
 
 
 class BaseType(StrEnum):
-    """Dtypes of frozen matrices with fewer bits than the model's."""
+    """Dtypes in which frozen matrices can be stored, narrower than the model's."""
 
     FLOAT8_E4M3 = "float8_e4m3"
 
@@ -62,7 +62,7 @@ class LoraConfig:
 
     On a resume the file may have moved, but must have the same numbers."""
     ignore_text_encoder: AtStart[bool] = False
-    """Leave out the keys of text encoders in these files, and count them."""
+    """Leave out the weights of text encoders in LoRA files, and log how many there are."""
     base: Live[LocalPath | None] = None
     """New path of the frozen weights, if they were moved since the run began."""
 

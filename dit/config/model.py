@@ -43,7 +43,7 @@ _MOST = {
 device."""
 
 CUSTOM_SIZE = "custom"
-"""Value of `model.name` that sets no other key."""
+"""`model.name` of a network whose sizes are all set by keys."""
 OTHER_NETWORKS = "docs/families.md says what networks need that cannot be trained yet"
 """Last sentence of errors about unknown networks."""
 
@@ -53,16 +53,16 @@ class ModelConfig:
     """The network: sizes, positions, precision and parallelism."""
 
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Name of a size of the family -> the keys that it sets."""
+    """The named sizes of the family: name -> the keys that it sets, with their values."""
     takes_stored_padding: ClassVar[bool] = False
     """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
-    """Field of a family -> field of all families before which files list it."""
+    """Positions in files: a field of the family -> the shared field that it precedes."""
     attended_multiple: ClassVar[int] = 1
-    """Number of tokens to a multiple of which latents and text of a sample are each padded with
-    learned tokens, inside attention (Z-Image); 1: no padding."""
+    """Latents and text of a sample are each padded with learned tokens, inside attention, to a
+    multiple of this number of tokens (Z-Image); 1: no padding."""
     attends_to_padding: ClassVar[bool] = False
-    """Whether attention includes some padding of latents."""
+    """Whether tokens of a sample attend to some padding of its latent."""
 
     name: Live[str]
     """Name of a size of the family, or `custom`."""
@@ -91,7 +91,8 @@ class ModelConfig:
     tensor_model_parallel_size: Live[int] = 1
     """Ranks over which every matrix is split."""
     sequence_parallel: Live[bool] = False
-    """Also divide the tokens between matrix products over tensor ranks."""
+    """Also split the activations between tensor-parallel linears over the tensor ranks, by
+    tokens."""
     context_parallel_size: Live[int] = 1
     """Ranks over which the tokens of a pack are split."""
     cp_comm_type: Live[ContextComm] = ContextComm.A2A
@@ -116,8 +117,8 @@ class ModelConfig:
     init_method: AtStart[InitMethod] = InitMethod.NORMAL
     """Initial matrices: normal, or xavier, uniform in ±sqrt(6 / (inputs + outputs))."""
     init_method_std: AtStart[float | None] = None
-    """Standard deviation of normal initial matrices; with xavier, of those that embed noise level
-    and pooled text. null: 1 / sqrt(inputs) for each."""
+    """Standard deviation of normal initial matrices; with xavier, of the layers that embed noise
+    level and pooled text. null: 1 / sqrt(inputs) for each."""
     transformer_impl: Live[Implementation] = Implementation.LOCAL
     """Library of linear layers: torch and Megatron-Core (local), or transformer_engine."""
     attention_backend: Live[AttentionBackend] = AttentionBackend.AUTO
@@ -131,7 +132,8 @@ class ModelConfig:
     compile: Live[bool] = False
     """Fuse norms, modulation and rotary positions with torch.compile."""
     fused_kernels: Live[bool] = True
-    """Fuse the same with our Triton kernels; needs CUDA, Triton and compile=false."""
+    """Fuse norms, modulation and rotary positions by Triton kernels; needs CUDA, Triton and
+    compile=false."""
     route_from: Live[int | None] = None
     """First layer, from 0, of a token route, which skips a part of the tokens in training; null:
     none."""
@@ -140,11 +142,11 @@ class ModelConfig:
     route_rate: Live[float] = 0.5
     """Fraction of the tokens that the route's layers skip, in each run of neighbouring tokens."""
     vae_cache_folder: Live[LocalPath | None] = None
-    """Folder of the VAE that decodes pictures; the embedded `pixel` codec needs none."""
+    """Folder of the VAE that decodes samples to pictures; the built-in `pixel` codec needs none."""
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """Order of the fields in files; by default a family's own fields precede `precision`."""
+        """Names of fields in the order of files; by default a family's own precede `precision`."""
         shared = [one.name for one in fields(ModelConfig)]
         order = list(shared)
         for name in (one.name for one in fields(cls) if one.name not in shared):
@@ -156,7 +158,7 @@ class ModelConfig:
         check(*self._shapes(), *self.own_shapes(), *self._stages())
 
     def _sizes(self) -> list[Rule]:
-        """Rules that concern a single field each."""
+        """Rules about single fields."""
         whole = ("num_layers", "hidden_size", "num_attention_heads")
         whole += ("in_channels", "patch_spatial", "patch_temporal", "crossattn_emb_size")
         whole += ("tensor_model_parallel_size", "context_parallel_size", "recompute_num_layers")
@@ -196,7 +198,7 @@ class ModelConfig:
         ]
 
     def _own_family(self) -> Rule:
-        """The rule that each class describes one family, the default of its field `family`."""
+        """The rule that `family` is the family of this class: the default of that field."""
         (own,) = [one.default for one in fields(self) if one.name == "family"]
         return (
             own in (MISSING, self.family),
@@ -205,15 +207,15 @@ class ModelConfig:
         )
 
     def own_sizes(self) -> list[Rule]:
-        """A family's rules about single fields, beyond those of all families."""
+        """Rules of the family about single fields, in addition to the shared ones."""
         return []
 
     def own_shapes(self) -> list[Rule]:
-        """A family's rules about divisibility; all sizes are at least 1 by then."""
+        """Rules of the family about divisibility; checked once all sizes are at least 1."""
         return []
 
     def own_stages(self) -> Rule:
-        """A family's rule about how its layers fill the pipeline stages; by default, evenly."""
+        """Rule of the family about how layers fill the pipeline stages; by default, evenly."""
         pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
         return (
             self.num_layers % (pp * virtual) == 0,
@@ -223,7 +225,7 @@ class ModelConfig:
         )
 
     def enough_layers(self) -> Rule:
-        """`own_stages` for families with several stacks: each stage has a layer."""
+        """The rule that each pipeline stage has a layer, for families with several layer stacks."""
         pp, virtual = self.pipeline_model_parallel_size, self.virtual_stages
         return (
             self.all_layers >= pp * virtual,
@@ -331,7 +333,7 @@ class ModelConfig:
 
     @property
     def patch_volume(self) -> int:
-        """Cells of the latent in one token: frames * rows * columns."""
+        """Latent cells in one token: frames * rows * columns."""
         return self.patch_temporal * self.patch_spatial**2
 
     @property
@@ -341,36 +343,36 @@ class ModelConfig:
 
     @property
     def text_multiple(self) -> int:
-        """Number of tokens to a multiple of which a sample's texts are padded in packs."""
+        """Texts of a sample are padded in packs to a multiple of this number of tokens."""
         return self.attended_multiple
 
     @property
     def side_cells(self) -> int:
-        """Number of latent cells that must divide the sides of pictures."""
+        """Rows and columns of a picture's latent must be multiples of this number."""
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
-        """Tokens that attention processes for a sample of `tokens` tokens and target `grid`."""
+        """Tokens in the attention of a sample with `tokens` tokens and target `grid`, padded."""
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
-        """Tokens that attention processes for a sample whose latent has this size."""
+        """Tokens in the attention of a sample with a latent of this size in cells, with padding."""
         p = self.patch_spatial
         grid = (frames // self.patch_temporal, height // p, width // p)
         return self.attended(grid, grid[0] * grid[1] * grid[2])
 
     def attended_in(self, batch: Any) -> list[int]:
-        """Tokens that attention processes for each sample of the pack `batch`."""
+        """Tokens in the attention of each sample of the pack `batch`, with padding."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Text tokens of each sample of a pack, before captions are padded."""
+        """Text tokens of each sample of the pack `batch`, without padding."""
         return batch.text_rows
 
     @property
     def output_features(self) -> int:
-        """Numbers that the network predicts for each token, at most as many as its input has."""
+        """Numbers that the network predicts for each token; at most `patch_features`."""
         return self.patch_features
 
     @property
@@ -385,28 +387,28 @@ class ModelConfig:
 
     @property
     def cost_sizes(self) -> list[int]:
-        """The settings that determine the cost of a pack, as stored in loader states."""
+        """Settings that determine the cost of a pack; loader states store them."""
         sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
         return [*sizes, self.text_zeros_to or 0]
 
     @property
     def token_route(self) -> TokenRoute | None:
-        """The layers that some tokens skip in training; None without token routing."""
+        """The layers that some tokens skip in training; None: no token routing."""
         if self.route_from is None or self.route_to is None:
             return None
         return TokenRoute.of_rate(self.route_rate, first=self.route_from, last=self.route_to)
 
     @property
     def fp8_rows(self) -> int:
-        """Number of which each rank's number of tokens must be a multiple for FP8 products."""
+        """FP8 products need a multiple of this number of tokens on each rank."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     @property
     def token_multiple(self) -> int:
-        """Number to a multiple of which a context rank's tokens are padded.
+        """The tokens of each context rank are padded to a multiple of this number.
 
-        Sequence parallelism gives each tensor rank an equal part. FP8 products need parts that are
-        multiples themselves, as are the tokens that a route keeps of whole runs.
+        With sequence parallelism each tensor rank gets an equal part. FP8 products need parts that
+        are multiples of `fp8_rows`, also of the tokens that remain inside a route.
         """
         parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
         run = 1 if self.token_route is None else self.token_route.run
@@ -414,12 +416,12 @@ class ModelConfig:
 
     @property
     def whole_samples_by(self) -> str | None:
-        """The setting because of which layers need all tokens of a sample at once, or None."""
+        """Key whose value makes layers need all tokens of a sample at once; None: no key does."""
         return None
 
     @property
     def unguided_by(self) -> str | None:
-        """The key because of which the network has no classifier-free guidance, or None."""
+        """Key whose value rules out classifier-free guidance; None: no key does."""
         return None
 
     def at_step(self, step: int) -> Self:  # noqa: ARG002

@@ -27,7 +27,8 @@ from dit.config.resume import Live, Refused
 from dit.config.sparsity import TokenShare
 
 _WITH_SHIFTS = (SamplingLevels.LINEAR_QUADRATIC, SamplingLevels.QUANTILES)
-"""Values of `sampling_levels`, beside even steps, that allow any law of the shift."""
+"""Values of `sampling_levels` that, like even steps, allow any dependence of the shift on
+tokens."""
 MODE_SCALES = (-1.0, 2 / (math.pi - 2))
 """Values of s for which the `mode` map is monotone (arXiv:2403.03206, Sec. 3.1)."""
 
@@ -69,7 +70,7 @@ class EdmConfig:
 
     @property
     def summary_of_edm(self) -> str:
-        """The most important options in one line."""
+        """Density of sigma and `sigma_data` in one line."""
         return f"ln sigma ~ N({self.p_mean:g}, {self.p_std:g}²), sigma_data {self.sigma_data:g}"
 
 
@@ -259,7 +260,7 @@ class FlowConfig:
 
     @property
     def summary_of_flow(self) -> str:
-        """The most important options in one line."""
+        """Density of t, shift, weighting and other options that are set, in one line."""
         text = f"t {self.density}, shift {self._shift_in_words}, weight {self.weighting}"
         if self.prediction is not FlowPrediction.VELOCITY:
             text += f", the network predicts {self.prediction}"
@@ -288,9 +289,10 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     loss: Refused[LossKind] = LossKind.MSE
     """Error of each number: mse, e²; or huber, sqrt(e² + huber_c²) - huber_c (arXiv:2310.14189)."""
     huber_c: Refused[float] = 0.1
-    """Huber: errors far below it count as e² / (2 huber_c), errors far above it as |e|."""
+    """Scale c of the Huber loss: errors far below c count as e² / (2 c), errors far above c as
+    |e|."""
     loss_mean: Live[LossMean] = LossMean.TOKEN
-    """Unit of equal weight in the mean loss: a real token, or a sample."""
+    """Unit with equal weight in the mean loss: a real token, or a sample."""
     text_dropout: Live[float] = 0.1
     """Probability, per sample, that training replaces the caption by the null text (for
     classifier-free guidance)."""
@@ -300,46 +302,49 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     image_condition_probability: Live[float] = 1.0
     """Probability that a sample with a given first frame uses it; else all frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
-    """Relative frequencies of 0, 1, 2, ... given frames of a sample; null: those of its shard."""
+    """Relative frequencies of 0, 1, 2, ... given frames in a sample; null: the number in its
+    shard."""
     sound_levels: Refused[SoundLevels] = SoundLevels.OWN
-    """Networks with sound: own draws the level of a sound apart from that of its frames; same takes
-    the same quantile of its distribution."""
+    """Networks with sound: own draws the noise level of a sample's sound separately from that of
+    its frames; same takes the level at the same quantile."""
     sound_weight: Refused[float] = 1.0
-    """Networks with sound: weight of its mean loss beside that of the frames of a sample."""
+    """Networks with sound: weight of the sound's mean loss; the frames' mean loss has weight 1."""
     sound_given: Refused[float] = 0.0
-    """Probability that the sound of a sample is given, so that frames are learnt from it."""
+    """Probability that a sample's sound is given (no noise, no loss), so that the network learns
+    frames from sound."""
     video_given: Refused[float] = 0.0
-    """Probability that all frames of a sample with sound are given, so that sound is learnt from
-    them."""
+    """Probability that all frames of a sample with sound are given, so that the network learns
+    sound from frames."""
     sound_prefix: Refused[float] = 0.0
-    """Probability that a beginning of the sound is given, of any length, where neither all frames
-    nor the whole sound are."""
+    """Probability that a beginning of the sound, of random length, is given in a sample whose
+    frames and sound are not given as a whole."""
     given_text_dropout: Refused[float | None] = None
-    """text_dropout of samples whose sound or frames are all given; null: that of all."""
+    """text_dropout of samples whose sound or frames are all given; null: `text_dropout`."""
     second_level_rate: Refused[float] = 0.0
-    """Fraction of a sample's tokens with a second noise level, which do not attend to the others
-    nor are seen by them (arXiv:2607.02508); 0: one level."""
+    """Fraction of a sample's tokens with a second noise level; tokens of different levels do not
+    attend to each other (arXiv:2607.02508); 0: one level."""
     guidance: Refused[float | None] = None
     """Guidance scale for the guidance embedding in training (FLUX.1 dev: 1); null: the network has
     none."""
     cfg_target: Refused[float | None] = None
-    """Guidance scale w of a guidance-distilled network, to be kept: the target becomes u + w
-    (target - u), where u is the network's prediction without caption; null: the plain target."""
+    """Guidance scale w that a guidance-distilled network keeps in training: the target becomes u +
+    w (target - u), where u is the network's prediction without caption; null: the plain target."""
     cfg_target_schedule: Refused[TargetSchedule] = TargetSchedule.CONSTANT
     """Dependence of cfg_target on t: constant, or level: 1 + (cfg_target - 1) t, for flow
     matching."""
     drift_weight: Refused[float] = 0.0
-    """Adapters: weight of the squared distance from the prediction without adapters."""
+    """Adapters: weight of the squared distance between the predictions with and without
+    adapters."""
     preference: Refused[Preference | None] = None
-    """Adapters: dpo trains on preference pairs of `latent` over `rejected_latent`; null: on
-    `latent`."""
+    """Adapters: dpo trains on pairs, in which `latent` is preferred over `rejected_latent`; null:
+    on `latent` alone."""
     dpo_beta: Refused[float] = 100.0
     """Factor of the margin in dpo's sigmoid; a larger one stays closer to the network without
     adapters."""
 
     @classmethod
     def field_order(cls) -> list[str]:
-        """The order of the fields in files: common ones, then EDM's, then flow matching's."""
+        """Names of the fields in the order of files: shared ones, EDM's, then flow matching's."""
         return [name for kind in cls.__mro__ for name in get_annotations(kind)]
 
     def __post_init__(self) -> None:
@@ -421,22 +426,22 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def passes_without_gradient(self) -> int:
-        """Number of passes without gradient over each pack, before the learning pass."""
+        """Number of passes without gradient over each pack before the pass with gradients."""
         return self.predictions_kept + (self.preference is not None)
 
     @property
     def predictions_kept(self) -> int:
-        """Number of the passes without gradients whose predictions the learning pass needs."""
+        """Number of passes without gradient whose predictions the loss uses."""
         return (self.cfg_target is not None) + (self.drift_weight > 0)
 
     @property
     def gives_sound(self) -> bool:
-        """Whether training gives the sound of a sample, or a beginning of it."""
+        """Whether training may give a sample's sound, or a beginning of it, without noise."""
         return self.sound_given > 0 or self.sound_prefix > 0
 
     @property
     def level_share(self) -> TokenShare | None:
-        """The tokens with the first of a sample's two noise levels; None: one level."""
+        """The tokens of a sample that have the first of its two noise levels; None: one level."""
         return TokenShare.of_rate(self.second_level_rate) if self.second_level_rate else None
 
     @property

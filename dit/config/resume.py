@@ -1,6 +1,6 @@
 """Effect of a changed key on a run that resumes from its checkpoint.
 
-The type of a field names its class, and is plain `float` for all other purposes:
+The annotation of a field states its class; to type checkers it is plain `float`:
 
     lr: Live[float] = 1e-4
 
@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 
 class Resume(StrEnum):
-    """The classes of keys; `RESUMED` has their meaning."""
+    """Classes of configuration keys; `RESUMED` says what each means."""
 
     LIVE = "live"
     REFUSED = "refused"
@@ -40,10 +40,10 @@ RESUMED = {
     " effect.",
     Resume.AT_START: "it has no effect, which the log says: only the start of a run reads it.",
 }
-"""Class of a key -> effect of another value, for `docs/configuration.md`."""
+"""Class of a key -> effect of a changed value on a resume, for `docs/configuration.md`."""
 
 OF_MODEL = (Resume.REFUSED, Resume.OF_INPUTS)
-"""Classes of keys that determine shape and meaning of weights and inputs."""
+"""Classes of the keys that determine shape and meaning of weights and inputs."""
 
 T = TypeVar("T")
 Live = Annotated[T, Resume.LIVE]
@@ -55,9 +55,9 @@ AtStart = Annotated[T, Resume.AT_START]
 
 @cache
 def resume_classes(group: Any) -> dict[str, Resume]:
-    """The class of each key of a dataclass, for keys that name one.
+    """The class of each key of the dataclass `group` that states one.
 
-    A field that a subclass redeclares keeps its class unless the subclass gives another.
+    A field that a subclass redeclares keeps its class unless the subclass states another.
     """
     found: dict[str, Resume] = {}
     for base in reversed(group.__mro__):
@@ -69,7 +69,7 @@ def resume_classes(group: Any) -> dict[str, Resume]:
 
 
 def resume_class(group: Any, key: str) -> Resume:
-    """The class of one key; REFUSED for keys of families that name none."""
+    """The class of `key` in the dataclass `group`; REFUSED for keys of families that state none."""
     return resume_classes(group).get(key, Resume.REFUSED)
 
 

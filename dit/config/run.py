@@ -31,7 +31,7 @@ class RunConfig(RunGroups):
 
     @property
     def of_critic(self) -> RunConfig:
-        """The configuration of a distillation's critic, with its learning rate and EMA."""
+        """The configuration of a distillation's critic: its own learning rate, schedule and EMA."""
         c, optimizer, ema = self.distill, self.optimizer, EmaConfig(kind=EmaKind.NONE)
         if (rate := c.critic_lr) is not None:
             floor = optimizer.min_lr * rate / optimizer.lr
@@ -50,7 +50,7 @@ class RunConfig(RunGroups):
         return replace(self, optimizer=optimizer, scheduler=scheduler, ema=ema, train=train)
 
     def of_network(self, *, critic: bool) -> RunConfig:
-        """The run's configuration, or that of its critic, which is not distilled."""
+        """The run's configuration, or (`critic`) that of its critic, which has no distillation."""
         return replace(self.of_critic, distill=DistillConfig()) if critic else self
 
     def data_parallel_size(self, world_size: int) -> int:
@@ -97,7 +97,7 @@ class RunConfig(RunGroups):
 
 
 def _rules(run: RunGroups) -> Iterator[Rule]:
-    """All rules that concern several groups."""
+    """All rules that concern several groups of `run`."""
     yield from _steps(run)
     yield from _validation(run)
     yield _guidance(run)
@@ -131,7 +131,7 @@ def _steps(run: RunGroups) -> list[Rule]:
 
 
 def _validation(run: RunGroups) -> list[Rule]:
-    """Rules about fixed noise levels and a target of the validation loss."""
+    """Rules about fixed noise levels and the target of the validation loss."""
     target, train = run.validation.target, run.train
     return [
         (
@@ -154,7 +154,7 @@ def _validation(run: RunGroups) -> list[Rule]:
 
 
 def _guidance(run: RunGroups) -> Rule:
-    """The rule that networks distilled to few steps are validated without guidance."""
+    """The rule that a network distilled for steps without guidance is validated without it."""
     scale, unguided = run.validation.guidance, run.model.unguided_by
     return (
         scale in (None, 1) or unguided is None,
@@ -195,7 +195,7 @@ def _tokens(run: RunGroups) -> list[Rule]:
 
 
 def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
-    """Rules that each of `parts` shards of a sample consists of whole runs of tokens."""
+    """Rules that each of the `parts` shards of a sample consists of whole runs of tokens."""
     model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
     rules = [
         (

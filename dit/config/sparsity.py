@@ -1,10 +1,10 @@
-"""Methods that compute only a part: layers skip tokens of a sample, or attention skips keys.
+"""Methods that compute less: layers skip tokens of a sample, or attention skips keys.
 
 1. TokenShare      a fixed number of each run of neighbouring tokens: two noise levels in a sample
 2. TokenRoute      such a share for some layers: token routing (TREAD, arXiv:2501.04765)
-3. SparseSchedule  the share of the cubes of a sample that each of them attends to in full, by
-                   training steps: Video Sparse Attention (VSA, arXiv:2505.13389), with the schedule
-                   of FastVideo's training
+3. SparseSchedule  the fraction of a sample's cubes that each cube attends to, by training step:
+                   Video Sparse Attention (VSA, arXiv:2505.13389), with the schedule of FastVideo's
+                   training
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Self
 from dit.config.checks import Rule
 
 SHORT_SAMPLE = 512
-"""Tokens of a sample below which routing is known to do harm."""
+"""Number of tokens in a sample below which token routing is known to do harm."""
 CUBE = 4
-"""Frames, rows and columns of tokens in a cube."""
+"""Side of a cube, in tokens: its frames, rows and columns."""
 CUBE_TOKENS = CUBE**3
 WHOLE = Fraction(1)
 
 
 def _exact(number: float) -> Fraction:
-    """`number` as a fraction, as written: 0.1 is a tenth."""
+    """`number` as a fraction of its decimal digits: 0.1 is a tenth."""
     return Fraction(repr(float(number)))
 
 
@@ -43,25 +43,25 @@ class TokenShare:
 
     @classmethod
     def of_rate(cls, rate: float, **more: int) -> Self:
-        """A share that leaves out the fraction `rate`, with the shortest run that allows it."""
+        """The shortest run of tokens from which the fraction `rate` can be left out."""
         share = _exact(rate)
         run = share.denominator
         return cls(run=run, kept=run - share.numerator, **more)
 
     def rows(self, rows: int) -> int:
-        """Number of rows that are kept of `rows`; only whole runs count."""
+        """Number of tokens that are kept of `rows` tokens, counting only whole runs."""
         return rows // self.run * self.kept
 
     def tokens(self, real: int) -> int:
-        """Number of a sample's real tokens that are kept; padding may complete its last run."""
+        """Number of a sample's `real` tokens that are kept; padding may complete its last run."""
         return self.rows(real) + min(real % self.run, self.kept)
 
 
 def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[int, int]]:
-    """(latent tokens, text tokens) of the samples into which training divides a sample.
+    """(latent tokens, text tokens) of the samples into which training divides one sample.
 
-    With two noise levels there are two, each with the whole text; a sample with fewer tokens than a
-    run stays whole.
+    With two noise levels (`share`) there are two samples, each with the whole text; a sample with
+    fewer tokens than a run stays whole.
     """
     if share is None or tokens < share.run:
         return [(tokens, text)]
@@ -71,13 +71,13 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """Layers `first` to `last`, which process only some tokens; other tokens skip these layers."""
+    """Token routing: layers `first` to `last` process a share of the tokens; others skip them."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route
 
     def holds(self, layer: int) -> bool:
-        """Whether `layer` and the layer before it both see only some tokens."""
+        """Whether `layer` and the layer before it both process only a share of the tokens."""
         return self.first < layer <= self.last
 
     def parts(self, first: int, stop: int) -> list[tuple[int, int, bool]]:
@@ -114,7 +114,7 @@ def route_rules(first: int | None, last: int | None, rate: float, *, layers: int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SparseSchedule:
-    """The fraction of cubes that are attended to, which falls during training.
+    """Fraction of a sample's cubes that attention keeps, which falls during training.
 
     It starts at 1 and falls by `step` after each `interval` training steps, down to `last`.
     """
@@ -128,14 +128,14 @@ class SparseSchedule:
         return cls(last=_exact(last), step=_exact(step), interval=interval)
 
     def at(self, step: int) -> Fraction:
-        """The fraction of kept cubes at a training step, counted from 1.
+        """Fraction of kept cubes at training step `step`, counted from 1.
 
-        FastVideo's sparsity is 1 - share. If 1 - `last` is not a multiple of `step`, FastVideo
-        stops before `last`, while this reaches it.
+        FastVideo's sparsity is 1 minus this fraction. If 1 - `last` is not a multiple of
+        `self.step`, FastVideo stops above `last`, while this schedule reaches it.
         """
         return max(self.last, WHOLE - step // self.interval * self.step)
 
 
 def attended_cubes(share: Fraction, cubes: int) -> int:
-    """Number of a sample's cubes that each cube attends to: at least one."""
+    """Number of cubes that each of a sample's `cubes` cubes attends to: at least one."""
     return max(1, math.ceil(share * cubes))

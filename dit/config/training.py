@@ -18,8 +18,8 @@ class TrainConfig:
     train_iters: Live[int] = 10_000
     """Steps of the run, skipped steps included."""
     epochs: Live[float | None] = None
-    """Passes through the data, instead of `train_iters`; lengths of samples are read from the
-    shards."""
+    """Passes through the data, instead of `train_iters`; steps are computed from the lengths of
+    samples in the shards."""
     global_batch_size: Live[int] = 8
     """Packs in one optimizer step, over all ranks and accumulated micro-batches."""
     micro_batch_size: Refused[int] = 1
@@ -65,7 +65,8 @@ class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight applies."""
 
     pattern: Refused[str]
-    """Pattern of names with * and ?, ours or Diffusers': *.attn2.to_out.0.*, *.self_attention.*."""
+    """Pattern of weights' names with * and ?, as here or in Diffusers: *.attn2.to_out.0.*,
+    *.self_attention.*."""
     lr: Refused[float | None] = None
     """Largest learning rate of the group's weights; all groups follow the same schedule."""
     lr_factor: Refused[float | None] = None
@@ -120,7 +121,7 @@ class MomentType(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> MomentType | None:
-        """Dtype for torch's names, as in files of Megatron-Bridge (8-bit floats are uint8)."""
+        """The member for torch's name of a dtype, as in files of Megatron-Bridge (uint8 is fp8)."""
         return _OF_TORCH.get(str(value).removeprefix("torch."))
 
     @property
@@ -137,12 +138,12 @@ _OF_TORCH = {
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Names of Adam's states: mean gradient, and mean squared gradient."""
+"""Names of Adam's states: moving averages of the gradient and of its square."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerStates:
-    """State of an optimizer for each trained number, besides the float32 main parameter."""
+    """State that an optimizer stores for each trained number, besides its float32 main copy."""
 
     names: tuple[str, ...]
     """Names of the states in a checkpoint, which holds each in float32."""
@@ -167,31 +168,32 @@ class OptimizerConfig:
     weight_decay: Live[float] = 0.01
     """Weight decay of matrices; norms, biases and embeddings have none."""
     adam_beta1: Live[float] = 0.9
-    """Decay per step of the mean gradient."""
+    """Decay per step of the moving average of gradients."""
     adam_beta2: Live[float] = 0.95
-    """Decay per step of the mean squared gradient."""
+    """Decay per step of the moving average of squared gradients."""
     adam_eps: Live[float] = 1e-8
-    """Epsilon, added to the root of the mean squared gradient."""
+    """Epsilon, added to the root of the averaged squared gradient."""
     clip_grad: Live[float] = 1.0
-    """Largest norm of the whole gradient, above which it is clipped; 0: no clipping."""
+    """Norm of all gradients together above which they are scaled down; 0: no clipping."""
     optimizer_cpu_offload: Live[bool] = False
     """Keep Adam's moments in host memory, and copy them to the GPU for each update."""
     exp_avg_dtype: Live[MomentType] = MomentType.FP32
-    """Dtype of the mean gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    """Dtype of the averaged gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
     exp_avg_sq_dtype: Live[MomentType] = MomentType.FP32
-    """Dtype of the mean squared gradient: fp32, or with Transformer Engine bf16, fp16 or fp8."""
+    """Dtype of the averaged squared gradient: fp32, or with Transformer Engine bf16, fp16 or
+    fp8."""
     muon_momentum: Live[float] = 0.95
-    """Muon: decay per step of the mean gradient."""
+    """Muon: decay per step of the moving average of gradients."""
     muon_nesterov: Live[bool] = True
-    """Muon: Nesterov momentum, which counts the step's gradient once more."""
+    """Muon: Nesterov momentum, which adds the step's gradient to the average once more."""
     muon_coefficients: Live[NewtonSchulz] = NewtonSchulz.QUINTIC
-    """Muon: quintic brings singular values to 0.97 to 1.11, simple (Jordan's) to 0.68 to 1.20;
-    polar_express is from arXiv:2505.16932."""
+    """Muon: coefficients of the iterations. quintic maps singular values to 0.97 to 1.11, simple
+    (Jordan's) to 0.68 to 1.20; polar_express is from arXiv:2505.16932."""
     muon_steps: Live[int] = 5
-    """Muon: number of iterations; from the sixth on, each repeats the last coefficients."""
+    """Muon: number of iterations; the last coefficients repeat from the sixth on."""
     muon_period: Live[int] = 1
-    """Muon: updates from one orthogonalisation to the next; between them each row of the momentum
-    is normalised separately (arXiv:2608.20818)."""
+    """Muon: updates from one orthogonalisation to the next; other updates only normalise each row
+    of the momentum (arXiv:2608.20818)."""
     groups: Refused[tuple[ParameterGroup, ...]] = ()
     """Groups of weights with another lr, lr_factor or weight_decay, or frozen."""
 
@@ -294,7 +296,7 @@ class EmaKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
-    """Exponential moving average of the weights (EMA), in float32; generation uses it."""
+    """The moving average of the weights (EMA), in float32; generation uses it."""
 
     kind: Live[EmaKind] = EmaKind.POWER
     """Profile: power (EDM2), constant decay, or none."""
@@ -313,7 +315,7 @@ class EmaConfig:
 
 
 class Sharding(StrEnum):
-    """Tensors that data-parallel ranks shard."""
+    """What data-parallel ranks shard."""
 
     OPTIMIZER = "optimizer"
     WEIGHTS = "weights"
@@ -324,7 +326,7 @@ WHEN_GATHERED: dict[str, Any] = {
     "reshard_after_forward": True,
     "prefetch_layers": 1,
 }
-"""Keys of `DdpConfig` for sharded weights alone, and their defaults."""
+"""Keys of `DdpConfig` that only sharded weights read, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,16 +345,16 @@ class DdpConfig:
     grad_reduce_in_fp32: Live[bool] = True
     """Accumulate and reduce gradients in float32, whatever the precision of the model."""
     bucket_size: Live[int | None] = None
-    """Parameters per communication bucket; null is Megatron-Core's choice."""
+    """Parameters per communication bucket; null: Megatron-Core's default."""
     dp_replicate_size: Live[int] = 1
     """Number of replica groups of data-parallel ranks; the optimizer state (with FSDP, the weights)
     is sharded inside each group (HSDP)."""
     reduce_each_pack: Live[bool] = True
-    """With sharding=weights, reduce gradients over ranks for each pack. Otherwise once a step: each
-    rank keeps whole gradients until its last pack."""
+    """With sharding=weights, reduce gradients over ranks after each pack; false: once a step, until
+    which each rank keeps whole gradients."""
     reshard_after_forward: Live[bool] = True
-    """With sharding=weights, free a layer's gathered weights after its forward pass, and gather
-    them again for the backward pass. Otherwise all layers stay gathered in between."""
+    """With sharding=weights, free a layer's gathered weights after its forward pass and gather them
+    again for the backward pass; false: all layers stay gathered in between."""
     prefetch_layers: Live[int] = 1
     """With sharding=weights, number of layers that are gathered ahead of the computed one."""
 
@@ -374,7 +376,7 @@ class DdpConfig:
         )
 
     def sums(self, packs: int) -> int:
-        """Number of gradient reductions of sharded weights in a step of `packs` packs."""
+        """How often a step of `packs` packs reduces the gradients of sharded weights."""
         return packs if self.reduce_each_pack else 1
 
     def _of_shares(self) -> list[Rule]:
@@ -411,8 +413,8 @@ class DistConfig:
     """The processes of a run."""
 
     distributed_timeout_minutes: Live[float] = 10.0
-    """Minutes without progress of one rank after which all ranks end, with a message that names
-    it."""
+    """Minutes without progress of one rank after which all ranks end with a message that names that
+    rank."""
 
     def __post_init__(self) -> None:
         minutes = self.distributed_timeout_minutes
@@ -430,7 +432,7 @@ class RngConfig:
     """The one seed for initial weights, data order, noise and dropout."""
 
     seed: OfData[int] = 1234
-    """Any integer from 0 to 2^63 - 1."""
+    """The seed, an integer from 0 to 2^63 - 1."""
 
     def __post_init__(self) -> None:
         check(*not_negative(self, "seed"), *numbers(self, seed=2**63 - 1))

@@ -1,4 +1,4 @@
-"""Validation: its sets, and the samples generated during a run."""
+"""Validation: its datasets, and the samples that a run generates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ValidationSet:
     """A held-out dataset."""
 
     name: Live[str]
-    """Name of the dataset in the names of its losses: val_NAME_loss."""
+    """Name of the dataset in the names of its metrics: val_NAME_loss."""
     path: Live[DataPath]
     """Folder with shards and `.nv-meta`, whose `val` split is read."""
 
@@ -35,7 +35,7 @@ class ValidationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Validation every `train.eval_interval` steps, on `train.eval_iters` packs, with samples."""
+    """Validation every `train.eval_interval` steps: loss of `train.eval_iters` packs; samples."""
 
     quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
@@ -48,19 +48,18 @@ class ValidationConfig:
     """Validation loss at or below which the run ends, with a checkpoint; the EMA's loss, if there
     is an EMA."""
     sets: Live[tuple[ValidationSet, ...]] = ()
-    """Additional held-out datasets to evaluate; their names are part of the names of their
-    losses."""
+    """Additional held-out datasets to evaluate."""
     latents: Live[ValidationLatents] = ValidationLatents.MEAN
     """Latents of shards that store distributions (`data_prep --latent_distribution`): mean, or
-    sampled by rng.seed and sample, the same at each validation. Training samples anew at each
+    drawn, the same at each validation for rng.seed and sample. Training draws anew at each
     visit."""
     at_start: AtStart[bool] = False
-    """Evaluate before the first step, too."""
+    """Validate before the first step, too."""
     prompts_file: Live[LocalPath | None] = None
     """Prompts to generate each time: one per line, or JSON `{"data": [{"caption": ...}]}`."""
     num_captions: Live[int] = 0
-    """Number of held-out captions to generate samples for; all captions come once before one comes
-    twice."""
+    """Number of held-out captions to generate samples for; every caption is used once before any is
+    used twice."""
     sampler: Live[Sampler | None] = None
     """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm. null: heun, or the sampler
     of a student (distill.method): euler, or lcm."""
@@ -71,10 +70,10 @@ class ValidationConfig:
     without guidance, at half the cost; null: 2.5, or 1 if the network has a guidance embedding."""
     reference_guidance: Live[float] = 1.0
     """Scale i in none + i (references - none) + g (both - references) for a sample with references,
-    also for generation (OmniGen2); at most 1: none + g (both - none), with one network call
+    also for generation (OmniGen2). At most 1: none + g (both - none), with one network call
     less."""
     negative_prompt: Live[str] = ""
-    """Negative prompt for guidance, for prompts of the file that have none of their own."""
+    """Negative prompt for guidance, for prompts in `prompts_file` without one of their own."""
     height: Live[int | None] = None
     """Height of a prompt's picture in pixels; null: the most frequent size of the dataset."""
     width: Live[int | None] = None
@@ -84,10 +83,11 @@ class ValidationConfig:
     fps: Live[float] = 24.0
     """Frames per second of a prompt's video."""
     sample_seed: Live[int] = 0
-    """Seed of the noise of the first sample; the i-th uses sample_seed + i at every validation."""
+    """The seed of the first sample's noise; the i-th one uses sample_seed + i at every
+    validation."""
     feature_extractor: Live[LocalPath | None] = None
-    """TorchScript file or Transformers folder of a feature network: FID, KID and CLIP score of the
-    captions' samples."""
+    """TorchScript file or Transformers folder of a feature network, to compute FID, KID and CLIP
+    score of the samples for held-out captions."""
     t5_cache_dir: Live[LocalPath | None] = None
     """Hugging Face cache with the text encoder of the prompts; null is the default cache."""
 

@@ -2,7 +2,7 @@
 
 1. split   flags (`--mock`) from overrides (`a.b=c`, `--a.b c`, `~a.b`)
 2. parse   flags with argparse
-3. load    recipe, file and overrides; a file of another tool by way of `dit.foreign`
+3. load    recipe, file and overrides; a file of another tool is translated by `dit.foreign`
 """
 
 from __future__ import annotations
@@ -80,11 +80,12 @@ def parse_arguments(
     program: str | None = None,
     adapt: Adapt | None = None,
 ) -> Arguments:
-    """Flags and overrides of a command line, with one checked configuration.
+    """Parses a command line `argv`: its flags, and one checked configuration.
 
-    `recipes` names the functions that `--recipe` chooses from, and `adapt` adjusts the chosen one
-    to the weights from which the run starts (see `load_config`). `--help` prints the keys that
-    people set first, `--help=all` every key; both exit.
+    `recipes` names the functions that `--recipe` chooses from, and `default` the one without that
+    flag. `adapt` adjusts the chosen recipe to the weights from which the run starts (see
+    `load_config`). `program` is the command in the help. `--help` prints the keys that people set
+    first, `--help=all` every key; both exit.
 
     Raises:
         ConfigError: with every problem of flags, file and overrides.
@@ -112,7 +113,9 @@ def parse_arguments(
 def _load(
     recipe: RunConfig, path: Path | None, overrides: list[str], adapt: Adapt | None
 ) -> RunConfig:
-    """The run of a file with our keys, or with another tool's, whose notes are logged.
+    """The configuration in the file `path`, this project's or another tool's, with `overrides`.
+
+    Keys of another tool are translated; the log has the notes of the translation.
 
     Raises:
         Problems: all problems of file and overrides.
@@ -150,7 +153,7 @@ _SWITCHES = {
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags, each as one token with its value, and the tokens of overrides."""
+    """Splits tokens into flags (each one token with its value) and overrides."""
     flags: list[str] = []
     overrides: list[str] = []
     waiting = list(argv)

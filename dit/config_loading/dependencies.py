@@ -1,7 +1,7 @@
-"""Keys that have an effect only with certain settings, such as Muon's with `optimizer.kind=muon`.
+"""Keys that have an effect only with certain other settings, as Muon's with `optimizer.kind=muon`.
 
-Setting a key without effect is no error, because a file may serve several kinds of runs; the start
-of a run lists such keys.
+Setting a key without effect is no error, because a file may serve several kinds of runs; the log
+lists such keys when a run starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dit.config.choices import ObjectiveName
 from dit.config.groups import RunGroups
 
 SET = ...
-"""Value in `NEEDS` that stands for anything but null."""
+"""Stands in `NEEDS` for any value but null."""
 
 _EDM = {"objective.name": "edm"}
 _FLOW = {"objective.name": "flow"}
@@ -111,7 +111,7 @@ def has(value: Any, wanted: Any) -> bool:
 
 
 def missing(key: str, run: RunGroups) -> list[str]:
-    """`KEY=VALUE` of each missing setting because of which `key` has no effect in this run."""
+    """`KEY=VALUE` of each setting that `run` lacks and without which `key` has no effect."""
     # An objective of a user's own may read any of its keys, and EDM has Karras's levels alone.
     own = run.objective.name not in (*ObjectiveName,)
     given = {

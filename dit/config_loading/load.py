@@ -1,4 +1,4 @@
-"""Recipe, YAML file and command line -> one checked `RunConfig`, and back to YAML.
+"""Recipe, YAML file and command line are loaded as one checked `RunConfig`, and written as YAML.
 
 1. read    both sources become settings                       (settings.py)
 2. choose  the model family, which decides what keys `model` has
@@ -50,14 +50,14 @@ class ForWeights(NamedTuple):
     model: ModelConfig
     objective: ObjectiveConfig
     stated: frozenset[str]
-    """Keys of `objective` stored beside the weights, which `model.name` does not override."""
+    """Keys of `objective` that are stored with the weights; `model.name` does not override them."""
     place: str
-    """Place of the weights, in words."""
+    """Where the weights are, as a phrase for messages."""
 
 
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
-"""Function of (recipe, lookup of the user's settings) that returns network and objective for the
-weights, or None."""
+"""Function of the recipe and of a lookup of the user's settings: network and objective of the
+weights from which the run starts; None: it starts from no weights."""
 
 
 class ConfigError(Problems):
@@ -135,7 +135,7 @@ def _given(
     key: str,
     otherwise: Any = None,
 ) -> Any:
-    """The value that the user set for a key of a common group, or `otherwise`.
+    """The value that the user set for `key` of a group other than `model`, or `otherwise`.
 
     Raises:
         ConfigError: it is a path that cannot be read.
@@ -154,10 +154,11 @@ def _given(
 
 
 def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list[str]) -> Family:
-    """The family named by `model.family`, or by the size `model.name`, or else the recipe's.
+    """The family named by `model.family`, by the size in `model.name`, or else by the recipe.
 
     Raises:
-        ConfigError: there is no such family, or the two disagree; then no other key can be read.
+        ConfigError: there is no such family, or `model.family` and `model.name` name different
+            ones; no other key can be read then.
     """
     named, size = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     try:
@@ -182,7 +183,7 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
 def _of_another_family(
     told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
 ) -> str:
-    """The problem that the user sets another family than that of the weights; or empty."""
+    """Error message: `settings` name `family`, and the weights are of another family."""
     keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
     return (
@@ -193,7 +194,7 @@ def _of_another_family(
 
 
 def _sort(settings: list[Setting], schema: Schema, problems: list[str]) -> list[Setting]:
-    """The settings with known keys; the others are added to `problems`."""
+    """The settings with known keys; an error for each other one is added to `problems`."""
     known: list[Setting] = []
     for setting in settings:
         if schema.is_known(setting.key):
@@ -226,7 +227,7 @@ def _unknown(setting: Setting, schema: Schema) -> str:
 
 
 def _of_other_family(key: str) -> str | None:
-    """Name of another family that has the `key` that this run's family lacks; or None."""
+    """Name of another family that has the `model` key that this run's family lacks; or None."""
     group, _, rest = key.partition(".")
     name = rest.partition(".")[0]
     found = [one.name for one in families() if group == "model" and name in hints(one.config)]
@@ -234,7 +235,7 @@ def _of_other_family(key: str) -> str | None:
 
 
 def _misplaced(setting: Setting, schema: Schema) -> list[str]:
-    """The problem of a group set to a single value, or of unknown keys in a list of records."""
+    """Problems of a setting that gives a group a value, or unknown keys in a list of records."""
     kind = schema.type_of(setting.key)
     if is_group(kind) and not setting.remove:
         example = f"{setting.key}.{next(iter(hints(kind)))}"
@@ -277,7 +278,10 @@ def default_config() -> RunConfig:
 
 
 def changes(before: RunConfig, after: RunConfig) -> dict[str, str]:
-    """Key -> `key old -> new` for each setting that differs; null if one family lacks the key."""
+    """Key -> the text `key old -> new`, for each setting that differs between two configurations.
+
+    A key that only one of two families has is null for the other.
+    """
     old, new = plain(before), plain(after)
     keys = dict.fromkeys([*schema_of(before).all_keys(), *schema_of(after).all_keys()])
     pairs = [(key, _at(old, key), _at(new, key)) for key in keys]

@@ -19,7 +19,7 @@ from dit.config_loading.settings import read_file
 from dit.models.registry import default_family, families, family_of_size
 
 Files = Mapping[str, Mapping[str, Any]]
-"""Name of a configuration file -> the dotted keys that it sets, and their values."""
+"""Name of a configuration file -> values of the dotted keys that it sets."""
 
 _INTRODUCTION = """\
 # Configuration
@@ -43,7 +43,7 @@ The column *resume* says what another value does to a run that
 
 
 def files_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Keys and values of each YAML file of a folder, by the file's name."""
+    """Name of each YAML file in `folder`, without suffix -> values of the keys that it sets."""
     return {
         path.stem: {setting.key: setting.value for setting in read_file(path).settings()}
         for path in sorted(folder.glob("*.yaml"))
@@ -63,7 +63,7 @@ def reference_page(files: Files) -> str:
 
 
 def _models(files: Files) -> list[str]:
-    """The keys that all families share, then the keys of each family."""
+    """Sections of the page: the keys that all families share, then the keys of each family."""
     known = families()
     first = known[0]
     shared = [k for k in hints(first.config) if all(k in hints(one.config) for one in known)]
@@ -83,7 +83,7 @@ def _models(files: Files) -> list[str]:
 
 
 def _family(values: Mapping[str, Any]) -> str:
-    """The family that the settings of a file name, directly or by a named size."""
+    """The family that the settings `values` of a file name, directly or by a named size."""
     first = default_family().name
     sized = family_of_size(str(values.get("model.name")), first=first)
     return values.get("model.family") or (sized.name if sized else first)

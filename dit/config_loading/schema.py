@@ -21,15 +21,15 @@ from dit.config.resume import Resume, resume_class
 
 
 def is_group(kind: object) -> bool:
-    """Whether a type is a dataclass."""
+    """Whether `kind` is a dataclass."""
     return isinstance(kind, type) and is_dataclass(kind)
 
 
 @cache
 def hints(group: Any) -> dict[str, Any]:
-    """Key -> type for a dataclass, in the order of files.
+    """Key -> type of the dataclass `group`, in the order of files.
 
-    A dataclass with another order than that of its fields has a method `field_order`.
+    A dataclass whose files have another order than its fields defines `field_order`.
     """
     types = get_type_hints(group)
     ordered = getattr(group, "field_order", lambda: [one.name for one in fields(group)])
@@ -37,7 +37,7 @@ def hints(group: Any) -> dict[str, Any]:
 
 
 def item_type(kind: object, index: int) -> Any:
-    """Type of item `index` of a tuple type, which may also allow null; None for other types."""
+    """Type of item `index` of the tuple type `kind` (optional or not); None for other types."""
     lists = [one for one in (kind, *get_args(kind)) if get_origin(one) is tuple]
     items = get_args(lists[0]) if lists else ()
     if len(items) == 2 and items[1] is Ellipsis:
@@ -47,7 +47,7 @@ def item_type(kind: object, index: int) -> Any:
 
 @cache
 def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
-    """Key -> function that resolves it, for the keys of a dataclass that are paths."""
+    """Key -> function that resolves its path, for those keys of `group` that are paths."""
     found = {}
     for name, kind in get_type_hints(group, include_extras=True).items():
         found.update((name, mark) for mark in _marks(kind) if callable(mark))
@@ -55,7 +55,7 @@ def path_keys(group: Any) -> dict[str, Callable[[str], str]]:
 
 
 def _marks(kind: Any) -> Iterator[Any]:
-    """The annotations of a type and of each of its alternatives."""
+    """Metadata (`Annotated`) of the type `kind` and of each of its alternatives."""
     if get_origin(kind) is Annotated:
         yield from kind.__metadata__
         kind = kind.__origin__
@@ -65,7 +65,7 @@ def _marks(kind: Any) -> Iterator[Any]:
 
 
 def record_type(kind: object) -> type | None:
-    """The dataclass of the records in a list type, such as MockGeometry; None for other types."""
+    """The dataclass of the items of a list type, such as `MockGeometry`; None for other types."""
     item = item_type(kind, 0)
     return item if is_group(item) else None
 
@@ -84,7 +84,7 @@ class Schema:
 
     @property
     def groups(self) -> dict[str, type]:
-        """The dataclass of each group, by name."""
+        """Name of each group -> its dataclass."""
         return {**hints(RunConfig), "model": self.model}
 
     def type_of(self, key: str) -> Any:
@@ -115,16 +115,16 @@ class Schema:
         return self.is_known(key) and is_group(self.type_of(key))
 
     def all_keys(self) -> list[str]:
-        """Every dotted key that holds a value, in the order of the tree."""
+        """Every dotted key that holds a value, in the order of files."""
         return [f"{group}.{name}" for group, kind in self.groups.items() for name in hints(kind)]
 
     def resume_class(self, key: str) -> Resume:
-        """The resume class of a dotted key."""
+        """The resume class of the dotted `key`: the effect of a changed value on a resume."""
         group, _, name = key.partition(".")
         return resume_class(self.groups[group], name)
 
     def nearest(self, key: str) -> str | None:
-        """The known key that most resembles the unknown `key`; None if none does."""
+        """The known key that is most similar to the unknown `key`; None if none is similar."""
         parent, _, leaf = key.rpartition(".")
         elsewhere = [known for known in self.all_keys() if known.endswith(f".{leaf}")]
         if elsewhere:
@@ -144,16 +144,16 @@ class Schema:
         return None if known else self.nearest(parent.partition(".")[0])
 
     def _siblings(self, parent: str) -> dict[str, str]:
-        """Name -> dotted key of all fields of the group `parent`; of all groups if it is empty."""
+        """Name -> dotted key of each field of the group `parent`; if it is empty, of each group."""
         if not parent:
             return {name: name for name in self.groups}
         kind = self.type_of(parent) if self.is_known(parent) else None
         return {name: f"{parent}.{name}" for name in hints(kind)} if is_group(kind) else {}
 
     def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
-        """Every group and key with its type, default and help text, for `--help=all`.
+        """Text of `--help=all`: every group and key with its type, default and help text.
 
-        With `keys`, such as `optimizer.lr`, only these, for `--help`.
+        `keys`, such as `optimizer.lr`, limits it to these, for `--help`.
         """
         parts = []
         for name, kind in self.groups.items():
@@ -170,12 +170,12 @@ _WIDTH = 100  # of a line of its sentence
 
 
 def schema_of(config: RunConfig) -> Schema:
-    """The schema of a configuration."""
+    """The schema of the family of `config`."""
     return Schema(type(config.model))
 
 
 def expected(kind: Any) -> str:
-    """The values that a type allows, in words, such as `an integer or null`."""
+    """Phrase for the values that the type `kind` allows, such as `an integer or null`."""
     simple = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     if kind in simple:
         return simple[kind]
@@ -215,7 +215,7 @@ def _reference_of(group: type, values: object, prefix: str, chosen: Iterable[str
 
 
 def _record_lines(kind: object, key: str) -> list[str]:
-    """Lines about the keys of one record, for the key of a list of records."""
+    """Help lines for the keys of a record, if `kind` is a list of records; else none."""
     record = record_type(kind)
     if record is None:
         return []
@@ -233,7 +233,7 @@ def _record_lines(kind: object, key: str) -> list[str]:
 
 
 def as_typed(value: object) -> str:
-    """A value in the form in which a user would type it."""
+    """`value` in the form in which a user types it: null, true, [1, 2]."""
     if isinstance(value, tuple):
         return "[" + ", ".join(as_typed(item) for item in value) + "]"
     if value is None or isinstance(value, bool):

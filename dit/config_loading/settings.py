@@ -1,9 +1,9 @@
 """Settings with their origins: read, then merged over a recipe.
 
-1. read     a YAML file or the tokens of a command line -> nested values and their lines
-2. flatten  nested values -> one `Setting` for each key of the configuration
+1. read     a YAML file or the tokens of a command line become nested values with their lines
+2. flatten  nested values become one `Setting` for each key of the configuration
 3. remove   `~key` discards weaker and earlier settings of the key
-4. size     `model.name` becomes the keys of the size, below explicit keys of its own level
+4. size     `model.name` becomes the keys of the size; explicit keys of its level override them
 5. resolve  `${other.key}` and `${oc.env:VAR,default}`, and nothing else, become values
 
 `value_of` resolves a single key, because the model family is chosen before other keys are read.
@@ -45,7 +45,7 @@ _ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")
 
 
 class Level(IntEnum):
-    """Strength of a setting, by its origin; the recipe function is weaker than both."""
+    """Precedence of a setting by its origin, the higher the stronger; a recipe is below both."""
 
     FILE = 0
     COMMAND_LINE = 1
@@ -53,7 +53,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A key and its value as the user wrote them, with their origin."""
+    """A key and its value as the user wrote them, and where they were written."""
 
     key: str  # dotted, as in model.num_layers
     value: Any  # as YAML reads it, interpolations still unresolved
@@ -71,7 +71,7 @@ class File:
     lines: dict[str, int]  # dotted key -> line, from 1; TOML has none
 
     def origin(self, key: str) -> str:
-        """Origin of a dotted key as `FILE:LINE`, or `FILE`."""
+        """Origin of the dotted `key` as `FILE:LINE`, or `FILE` if its line is unknown."""
         return f"{self.path}:{self.lines[key]}" if key in self.lines else str(self.path)
 
     def settings(self) -> list[Setting]:
@@ -110,7 +110,7 @@ def read_file(path: Path) -> File:
 
 
 def _bundled(path: Path) -> Path:
-    """The file `path` beside the installed recipes if it exists there, else `path` itself."""
+    """The file `path` next to the installed recipes if it exists there, else `path` itself."""
     recipes = find_spec("recipes")
     if recipes is None or recipes.origin is None:
         return path
@@ -119,7 +119,7 @@ def _bundled(path: Path) -> Path:
 
 
 def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) pairs of a tree; values of known keys are not divided further."""
+    """(dotted key, value) pairs of nested `values`; the value of a known key is not divided."""
     ours = Schema(default_family().config)  # families have the same groups
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -131,7 +131,7 @@ def _flatten(values: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
-    """Settings of a command line, and a sentence for every token that is not a setting.
+    """Settings of a command line, and an error message for each token that is none.
 
     Accepts `a.b=c`, `+a.b=c`, `~a.b`, `--a.b c` and `--a.b=c`.
     """
@@ -153,7 +153,7 @@ def read_tokens(tokens: Sequence[str]) -> tuple[list[Setting], list[str]]:
 
 
 def _read_assignment(text: str) -> list[Setting]:
-    """The settings in KEY=VALUE or ~KEY; raises `Problems` for other text."""
+    """Settings of one token KEY=VALUE or ~KEY; raises `Problems` for other text."""
     key, equals, value = text.lstrip("+").partition("=")
     if text.startswith("~"):
         if equals:
@@ -193,7 +193,7 @@ def _normal(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Merged:
-    """A recipe's values merged with settings, the origin of each value, and problems."""
+    """Result of merging settings over a recipe's values."""
 
     tree: dict[str, Any]
     origins: dict[str, str]  # dotted key -> `FILE:LINE` or `command line`
@@ -204,10 +204,10 @@ class Merged:
 def merge(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> Merged:
-    """Merges `settings`, the weakest first, into the plain values of a recipe.
+    """Merges `settings`, weakest first, into the plain values `base` of a recipe.
 
-    `sizes` has the dotted keys of each `model.name`. A value that cannot be resolved is a problem,
-    and is replaced by the recipe's.
+    `sizes` maps each `model.name` to the dotted keys that it sets. A value that cannot be resolved
+    is a problem, and is replaced by the recipe's.
     """
     problems: list[str] = []
     settings = _bounded(without_removed(settings), problems)
@@ -235,7 +235,7 @@ def value_of(key: str, base: dict[str, Any], settings: list[Setting]) -> Setting
 
 
 def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) -> Any:
-    """The value of the setting `chosen`; problems are reported when all settings are resolved."""
+    """The resolved value of the setting `chosen`, or the recipe's if it cannot be resolved."""
     if _stands_alone(chosen.value):
         return chosen.value
     unsaid: list[str] = []
@@ -245,7 +245,7 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
 
 
 def _stands_alone(value: object) -> bool:
-    """Whether `value` can be read without the other settings, whose resolution takes 50 ms."""
+    """Whether `value` holds no interpolation; resolving one takes 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
     if isinstance(value, list):
@@ -258,9 +258,9 @@ def _stands_alone(value: object) -> bool:
 
 
 def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, Any] | None:
-    """`base` merged with settings by plain assignment, without OmegaConf.
+    """Copy of `base` with `settings` assigned, made without OmegaConf.
 
-    None if any setting needs interpolation; almost no configuration does.
+    None if any setting needs interpolation, which almost no configuration does.
     """
     tree = {name: dict(group) for name, group in base.items() if isinstance(group, dict)}
     for setting in settings:
@@ -272,7 +272,7 @@ def _laid_plainly(base: dict[str, Any], settings: list[Setting]) -> dict[str, An
 
 
 def escaped(value: Any) -> Any:
-    """`value` with every text escaped so that resolution restores it."""
+    """`value` with every text escaped, so that OmegaConf resolves it to the original text."""
     if isinstance(value, dict):
         return {name: escaped(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -285,14 +285,14 @@ def escaped(value: Any) -> Any:
 
 
 def named(setting: Setting) -> str:
-    """A setting for messages, as `key=value (origin)`; secrets are hidden."""
+    """The setting as `key=value (origin)` for messages; values of secret keys are hidden."""
     value = '"***"' if _SECRET.search(setting.key) and setting.value else shown(setting.value)
     text = f"~{setting.key}" if setting.remove else f"{setting.key}={value}"
     return f"{text} ({setting.origin})"
 
 
 def shown(value: object) -> str:
-    """A value as JSON, cut to 80 characters."""
+    """`value` as JSON, cut to 80 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -303,9 +303,10 @@ def legible(text: str) -> str:
 
 
 def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
-    """The settings without interpolations, if these are too many to follow.
+    """The settings; those with interpolations are left out if there are too many, with a problem.
 
-    Each interpolation may lead to a text with several more, so their number is bounded first.
+    Each interpolation may lead to a text with several others, so their number is limited
+    beforehand.
     """
     counts = [
         sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
@@ -345,7 +346,10 @@ def without_removed(settings: list[Setting]) -> list[Setting]:
 def _with_named_size(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
-    """Inserts the keys of the strongest `model.name` before other settings of its level."""
+    """The settings, with the keys of the strongest `model.name` before other settings of its level.
+
+    Also returns a notice for each weaker setting whose value the size replaces.
+    """
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:
         return settings, []
@@ -393,7 +397,7 @@ def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]
 def _resolve(
     whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
 ) -> None:
-    """Replaces an interpolation that cannot be resolved by the recipe's value, with a problem."""
+    """Replaces a value that cannot be resolved by the recipe's, and adds a problem."""
     try:
         value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
         if OmegaConf.is_config(value):

@@ -1,4 +1,4 @@
-"""Plain values -> a checked `RunConfig`, or all problems at once.
+"""Plain values become a checked `RunConfig`, or all their problems are reported at once.
 
 Pydantic checks the types of each group and runs the group's own checks; checks of several groups
 run when all groups are right. A group with wrong types is not checked further in that pass. So
@@ -65,7 +65,7 @@ def plain(config: RunConfig) -> dict[str, Any]:
 
 
 def plain_group(group: Any) -> dict[str, Any]:
-    """A group of a configuration as in YAML, its keys in the order of files."""
+    """The dataclass `group` as a dict of plain values, as in YAML, in the order of files."""
     kind = type(group)
     values = _adapter(kind).dump_python(group, mode="json")
     return {name: values[name] for name in hints(kind)}
@@ -74,7 +74,7 @@ def plain_group(group: Any) -> dict[str, Any]:
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
-    """The configuration, or None and its problems."""
+    """The configuration of `merged`, or None, and its problems; `base` are the recipe's values."""
     tree = deepcopy(merged.tree)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
@@ -91,7 +91,7 @@ def checked_config(
 
 
 def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]:
-    """Lines about changed keys without effect; keys that need the same setting share a line."""
+    """Lines about changed keys without effect; keys that lack the same setting share a line."""
     found: dict[str, list[str]] = {}
     for key, origin in merged.origins.items():
         group, name = key.split(".")[:2]
@@ -110,9 +110,9 @@ def unused(config: RunConfig, merged: Merged, base: dict[str, Any]) -> list[str]
 
 
 def read_paths(merged: Merged, schema: Schema) -> list[str]:
-    """Resolves the user's paths by `dit.local_path`; returns the problems.
+    """Resolves the paths that the user set, by `dit.local_path`, in `merged`; returns the problems.
 
-    The text `None` for a key that may be null is one.
+    The text `None` for a key that may be null is a problem.
     """
     problems: list[str] = []
     for group, kind in schema.groups.items():
@@ -140,7 +140,7 @@ def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str])
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
-    """The configuration, or its problems, each with the path of its key."""
+    """The configuration, or None and its problems, each with the path of its key."""
     groups: dict[str, Any] = {}
     found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():
@@ -164,7 +164,7 @@ def _checked_once(
 
 
 def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str:
-    """Puts the recipe's value at `place` into `tree`; returns its text for a message."""
+    """Replaces the value at `place` in `tree` by the recipe's; returns how messages name it."""
     *outer, last = place
     _at(tree, tuple(outer))[last] = deepcopy(_at(base, place))
     return f"{last}=" if outer else f"{last}."
@@ -173,7 +173,7 @@ def _stand_in(tree: dict[str, Any], base: dict[str, Any], place: KeyPath) -> str
 def _in_words(
     details: Any, place: KeyPath, tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> list[tuple[KeyPath, str]]:
-    """Problems in words for an error of pydantic; a group's own check may report several."""
+    """Messages for a pydantic error, each with its place; a group's check may have several."""
     if details["type"] != "missing":
         place = _in_tree(place, tree)
     raised = details.get("ctx", {}).get("error")
@@ -188,13 +188,13 @@ def _in_words(
 
 
 def dotted(place: Sequence[int | str]) -> str:
-    """The key as users write it, such as `dataset.mock_samples[0].width`."""
+    """The key at `place` as users write it, such as `dataset.mock_samples[0].width`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).lstrip(".")
 
 
 def _in_tree(place: KeyPath, tree: dict[str, Any]) -> KeyPath:
-    """`place` without the components that pydantic adds for alternatives of a type."""
+    """`place` up to the first component that pydantic added for an alternative of a type."""
     for length, part in enumerate(place):
         outer = _at(tree, place[:length])
         if isinstance(outer, list) and isinstance(part, int):
@@ -211,7 +211,7 @@ def _at(tree: Any, place: KeyPath) -> Any:
 
 
 def _origin(place: KeyPath, origins: dict[str, str]) -> str:
-    """The origin of a value, or of the list that contains it."""
+    """Origin of the value at `place`, or of the list or group that contains it."""
     for length in range(len(place), 0, -1):
         outer = ".".join(map(str, place[:length]))
         if outer in origins:
@@ -237,13 +237,13 @@ def _hint(value: object, kind: Any) -> str:
 
 
 def _is_list(kind: Any) -> bool:
-    """Whether `kind` is a list of simple values of any length."""
+    """Whether `kind` is a list, of any length, of values that are no dataclasses."""
     item = item_type(kind, 10_000)  # a list of fixed length has none
     return item is not None and not is_group(item)
 
 
 def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: Schema) -> str:
-    """A group's own message, with the origins of the keys it names."""
+    """The message `text` of a group's rule, with its key and the origins of keys it names."""
     if not place:
         named = dict.fromkeys(re.findall(r"[a-z_]+\.[a-z_]+", text))
         known = {key: origins[key] for key in named if key in origins}
@@ -260,7 +260,7 @@ def _contradiction(place: KeyPath, text: str, origins: dict[str, str], schema: S
 
 
 def check_trainable(model: ModelConfig) -> None:
-    """Raises `Problems` for networks that can only generate; the message names the key."""
+    """Raises `Problems` if `model` can only generate; the message names the key."""
     family = family_of(model)
     check(
         (
@@ -273,7 +273,7 @@ def check_trainable(model: ModelConfig) -> None:
 
 
 def check_objective_inputs(config: RunConfig) -> None:
-    """Raises `Problems` for objectives whose inputs the network or its samples do not have."""
+    """Raises `Problems` if the objective needs inputs that the network or samples do not have."""
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
     frames = [one for one in inputs if one.kind is InputKind.FRAMES]
@@ -313,7 +313,7 @@ def check_objective_inputs(config: RunConfig) -> None:
 
 
 def check_streams(config: RunConfig) -> None:
-    """Raises `Problems` for what concerns sound and the network, and for what one stream only has.
+    """Raises `Problems` for sound options without a sound network, and options that sound excludes.
 
     Layouts and the ring are refused by the network's own rules.
     """
@@ -367,7 +367,7 @@ def check_streams(config: RunConfig) -> None:
 
 
 def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) -> Rule:
-    """The rule that generated validation samples use all timesteps of a list."""
+    """The rule that validation samples take a step for each of `objective.sampling_timesteps`."""
     wanted, drawn = objective.sampling_timesteps, validation
     count = drawn.sampling_steps if wanted is None else len(wanted)
     draws = drawn.prompts_file is not None or drawn.num_captions > 0

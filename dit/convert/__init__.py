@@ -2,10 +2,10 @@
 
 cli                   the command line
 diffusers_checkpoint  a Diffusers folder: JSON checked key by key, tensors read one at a time
-diffusers_config      config.json and scheduler_config.json <-> our configuration
-megatron_checkpoint   our checkpoint, read and written one tensor at a time, for any layout
-import_               Diffusers folder -> checkpoint
-export                checkpoint -> Diffusers folder; also at each save of a run
+diffusers_config      config.json and scheduler_config.json, from and to a run's configuration
+megatron_checkpoint   a checkpoint, read and written one tensor at a time, for any layout
+import_               writes a checkpoint from a Diffusers folder
+export                writes a Diffusers folder from a checkpoint; also at each save of a run
 pipeline              the other components of a pipeline folder
 verify                compares every tensor of both, and the outputs of the two networks
 lora                  checkpoints of adapters to and from files, alone or merged
@@ -17,6 +17,6 @@ errors                the error of this folder
 
 Diffusers' names of a network and its tensors come from the family (`Family.diffusers`), which
 `_class_name` or `model.family` selects. Only `verify` and `bridge` build a network. All processes
-of the group call every function that converts, and share the files. Our checkpoints hold whole
+of the group call every function that converts, and share the files. Checkpoints hold whole
 tensors, whichever layout wrote them, so no layout appears in this folder.
 """

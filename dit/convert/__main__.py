@@ -1,4 +1,4 @@
-"""`python -m dit.convert`."""
+"""Runs the command line: `python -m dit.convert`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A target folder that appears only when it is complete, and work divided over processes."""
+"""A target folder that appears only when it is complete; divides work among processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dit.distributed.collective_errors import RankError, error_in_words, on_all_
 
 @contextmanager
 def new_folder(target: Path, *, option: str) -> Iterator[Path]:
-    """Yields a folder to fill; it is renamed to `target` after the block, or removed on an error.
+    """A context with a folder to fill, which becomes `target`, or after an error is removed.
 
     Collective. `option` is the command-line option that set `target`.
 
@@ -51,9 +51,9 @@ def _remove(partial: Path) -> None:
 
 
 def split_work(work: Callable[[int], object], count: int) -> list[object]:
-    """Results of `work` for 0 to `count - 1`, each computed on one of the processes. Collective.
+    """Results of `work` for 0 to `count - 1`, each computed on one of the processes.
 
-    Returns all results in order, on every process.
+    Collective. All results are returned in order, on every process.
 
     Raises:
         RankError: a call failed on any process.

@@ -1,4 +1,4 @@
-"""Our networks for NVIDIA's Megatron-Bridge.
+"""This project's networks for NVIDIA's Megatron-Bridge.
 
     register()
     source = DiffusersSource(Path("wan/transformer"))
@@ -59,7 +59,7 @@ from dit.train.model_and_optimizer import initialise
 
 
 class _Row(RowParallelMapping):
-    """Scatter of contiguous copies, because gloo sends memory regardless of strides."""
+    """A mapping that scatters contiguous copies, because gloo ignores strides."""
 
     def scatter_to_tp_ranks(self, splits: Any, *args: Any, **options: Any) -> Tensor:
         own = None if splits is None else [part.contiguous() for part in splits]
@@ -71,7 +71,7 @@ _SHARED = {
     TensorSplit.REPLICATED: ReplicatedMapping,
     TensorSplit.COLUMN: ColumnParallelMapping,
 }
-"""How tensor-parallel ranks divide a tensor."""
+"""How tensor-parallel ranks divide a tensor -> Megatron-Bridge's mapping for it."""
 
 
 class PairMapping(MegatronParamMapping):
@@ -103,7 +103,7 @@ class PairMapping(MegatronParamMapping):
 
 
 def _name(pair: Pair) -> str:
-    """Name of a parameter, including its layer's number."""
+    """Name of the parameter in Megatron-Bridge, with the number of its layer."""
     return pair.ours.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
@@ -126,7 +126,7 @@ class DiffusersSource:
     def __init__(
         self, path: Path, *, text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID
     ):
-        """`text_pad_to` as in `import_weights`.
+        """Opens the Diffusers folder `path`; `text_pad_to` is as in `import_weights`.
 
         Raises:
             ConvertError: the folder holds another model, or not the tensors of config.json.
@@ -156,7 +156,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
 
     network: ModelConfig = field(default_factory=default_family().default)
     seed: int = 1234
-    """Seed of the initial weights."""
+    """The seed of the initial weights."""
 
     @classmethod
     def of(cls, model: ModelConfig) -> NetworkProvider:
@@ -165,7 +165,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
         return cls(**known, network=model)
 
     def configured(self) -> ModelConfig:
-        """The model configuration with the layout and precision that the fields have now."""
+        """The configuration of the network, with layout and precision as the fields are now."""
         return replace(
             self.network,
             tensor_model_parallel_size=self.tensor_model_parallel_size,
@@ -214,7 +214,7 @@ class NetworkProvider(TransformerConfig, ModelProviderMixin):
 
 
 class NetworkBridge(MegatronModelBridge):
-    """The bridge between Diffusers' transformer and ours, by the name table of its family."""
+    """Bridge between a network in Diffusers and in this project, by its family's name table."""
 
     hf_config: ModelConfig  # of the source; Megatron-Bridge sets it where it makes the bridge
 
@@ -227,9 +227,9 @@ class NetworkBridge(MegatronModelBridge):
 
 
 def register() -> None:
-    """Registers a bridge for each Diffusers class of a family; it may be called again.
+    """Registers a bridge for each network class of Diffusers; it may be called again.
 
-    Megatron-Bridge identifies bridges by their class, so each Diffusers class gets one of its own.
+    Megatron-Bridge identifies bridges by their class, so each Diffusers class has one of its own.
     """
     for theirs, family in diffusers_classes().items():
         network: Any = family_named(family).network()

@@ -1,4 +1,4 @@
-"""The command line: import, export, verify, export-lora, import-lora."""
+"""The command line of `dit.convert`: import, export, verify, export-lora, import-lora."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ Exit codes: 0 success, 1 an error or a difference (the last line says which), 2 
 line, 130 interrupted. A folder is written as a whole or not at all.
 """
 _QUIET_S = 2.0
-"""Seconds after which a step shows its progress in a log."""
+"""Seconds after which a log shows the progress of a step."""
 LARGEST_PART = 1e-4
-"""Largest accepted difference of outputs, relative to their root mean square.
-
-Another order of sums causes differences of this size in float32."""
+"""Largest accepted difference of outputs, relative to their root mean square. Sums in another order
+cause differences of this size in float32."""
 
 
 _bytes = partial(size_in_bytes, example="5GB, 5GiB or 1000000", least=1)
@@ -89,7 +88,7 @@ class _ExportOptions:
     hf_path: Path = option(metavar="DIR")
     """Folder to write; must not exist."""
     dtype: Literal["fp32", "bf16"] | None = None
-    """Type of all tensors. (default: the stored type of each; averages are fp32)"""
+    """Dtype of all tensors. (default: the stored dtype of each; averages are fp32)"""
     max_shard_size: Annotated[int, _bytes] = option("5GB", metavar="BYTES")
     """Largest file, such as 500MB. (default: %(default)s)"""
     merged: bool = False
@@ -339,7 +338,7 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts a process group (the launcher's, or one of this process); False if one exists."""
+    """Starts the process group of the launcher or of this process; False if there is one."""
     dist = _distributed()
     if dist.is_initialized():
         return False
@@ -357,7 +356,7 @@ def _stop() -> None:
 
 
 def _track() -> Track:
-    """Progress shown on the first process, for steps of more than two seconds."""
+    """Progress that the first process shows for steps of more than two seconds."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S) if _is_first() else no_progress
 
 

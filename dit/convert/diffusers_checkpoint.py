@@ -1,4 +1,4 @@
-"""A folder of Diffusers: config.json and safetensors, in one file or in several with an index."""
+"""A transformer's folder in Diffusers' format: config.json, safetensors (one or several), index."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class PrivateKeys(BaseModel):
-    """Keys of a config.json with a leading underscore that this project reads."""
+    """Keys of a config.json that begin with an underscore and are read here."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -44,7 +44,7 @@ class PrivateKeys(BaseModel):
 
 
 class WeightIndex(BaseModel):
-    """The index of weights that are spread over several files."""
+    """Content of the index file of weights in several files."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -57,10 +57,10 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """The JSON object in `file`.
 
     Raises:
-        ConvertError: the file cannot be read or holds something else.
+        ConvertError: the file cannot be read, or holds something else.
     """
     try:
         if not file.is_file():  # reading a pipe would wait for ever
@@ -78,7 +78,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def checked_json(
     kind: type[_Checked], content: dict[str, Any], *, place: object, within: str = ""
 ) -> _Checked:
-    """The JSON object `content`, validated as a `kind`.
+    """The JSON object `content` of the file `place`, validated as a `kind`.
 
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
@@ -107,20 +107,20 @@ CONFIG, SCHEDULER_CONFIG = "config.json", "scheduler_config.json"
 SECOND = "transformer_2"
 """Folder of the second transformer of a pipeline with two transformers (Wan 2.2)."""
 NETWORKS = ("transformer", SECOND)
-"""Folders of transformers in a pipeline."""
+"""Folders of the transformers in a pipeline."""
 PIPELINE_INDEX, MODULAR_INDEX = "model_index.json", "modular_model_index.json"
 WEIGHTS = "diffusion_pytorch_model"
 INDEX = f"{WEIGHTS}.safetensors.index.json"
 _TYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""Name of a type in a file -> in torch."""
+"""Name of a dtype in a safetensors file -> name in torch."""
 _EIGHT_BITS = ("F8_E4M3", "F8_E5M2")
-"""Types of weights that are read with scales, and multiplied out to bfloat16."""
+"""8-bit dtypes of weights that have scales; weights times scales are read as bfloat16."""
 _NF4 = ".quant_state.bitsandbytes__nf4"
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """File, shape and dtype of a stored tensor."""
+    """File, shape and dtype of a tensor in a folder of Diffusers."""
 
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
@@ -138,7 +138,7 @@ class Header:
         return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
 
     def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
-        """A `part` of the tensor, which the file calls `stored`."""
+        """The slices `part` of the tensor, which the file calls `stored`."""
         rows, *others = part
         start, stop, _ = rows.indices(self.shape[0])
         first = self.first or 0
@@ -170,7 +170,7 @@ class DiffusersFolder:
     headers: dict[str, Header]  # by name of the tensor
 
     def read(self, name: str, part: tuple[slice, ...] | None = None) -> Tensor:
-        """The tensor `name`, or a `part` of it, copied out of its file.
+        """Reads the tensor `name`, or the slices `part` of it, into memory of its own.
 
         Raises:
             ConvertError: the file has become unreadable since it was opened.
@@ -195,7 +195,7 @@ class DiffusersFolder:
 
     @property
     def of_few_steps(self) -> str:
-        """A log line about weights that were distilled for few steps; empty for others."""
+        """A log line about weights that were distilled to few steps."""
         return (
             f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
             " that it was distilled from, whose adapters fit this one, or adapters beside a"
@@ -204,7 +204,7 @@ class DiffusersFolder:
 
     @property
     def multiplied_out(self) -> str | None:
-        """A log line about weights in 8-bit floats; None if there are none."""
+        """A log line about weights in 8-bit floats with scales; None if there are none."""
         scaled = sum(header.scales is not None for header in self.headers.values())
         if not scaled:
             return None
@@ -215,7 +215,7 @@ class DiffusersFolder:
 
     @property
     def files(self) -> list[str]:
-        """Names, relative to `path`, of the files with the network's weights and settings."""
+        """Paths, relative to `path`, of the files with the network's weights and settings."""
         stored = {one.file for one in self.headers.values() if one.file is not None}
         stored |= {one.scales[0] for one in self.headers.values() if one.scales is not None}
         folders = {self.path, *(file.parent for file in stored)}
@@ -229,16 +229,16 @@ class DiffusersFolder:
         return [name for name, header in self.headers.items() if header.file is None]
 
     def companion_path(self, companion: Companion) -> Path | None:
-        """Folder of a companion network, in this folder or in the surrounding pipeline.
+        """Folder of the `companion` network, inside this folder or beside it in a pipeline.
 
-        None without one.
+        None if there is none.
         """
         inside, beside = (at / companion.folder for at in (self.path, self.path.parent))
         places = [inside, beside] if self.path.name in NETWORKS else [inside]
         return next((place for place in places if (place / CONFIG).is_file()), None)
 
     def companion_config(self, companion: Companion) -> dict[str, Any] | None:
-        """config.json of a companion network; None if there is none.
+        """config.json of the `companion` network; None if there is none.
 
         Raises:
             ConvertError: it cannot be read.
@@ -247,7 +247,7 @@ class DiffusersFolder:
         return None if place is None else read_json(place / CONFIG)
 
     def join(self, companion: Companion) -> None:
-        """Adds the tensors of a companion network, under their names in the name table.
+        """Adds the tensors of the `companion` network to `headers`, under their names in the table.
 
         Raises:
             ConvertError: its folder is damaged.
@@ -261,7 +261,7 @@ class DiffusersFolder:
         self.headers.update(names)
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
-        """Adds zeros for missing tensors of `wanted` whose names match a pattern of `added`."""
+        """Adds zeros for tensors of `wanted` that are missing and match a pattern of `added`."""
         kind = next(iter(self.headers.values())).kind
         new = {
             name: Header(None, shape, kind)
@@ -275,7 +275,7 @@ class DiffusersFolder:
     def check(self, wanted: list[Pair], *, ignored: Sequence[str] = ()) -> None:
         """Checks that the folder holds exactly the tensors of `wanted`, with their shapes.
 
-        Further tensors may be present if their names match a pattern of `ignored`.
+        Other tensors may be present if their names match a pattern of `ignored`.
 
         Raises:
             ConvertError: lists the names that are missing, unexpected, or of another shape.
@@ -289,15 +289,15 @@ class DiffusersFolder:
 
 
 def is_diffusers_folder(path: Path) -> bool:
-    """Whether `open_folder` finds a transformer at `path`."""
+    """Whether `open_folder` would find a transformer at `path`."""
     return any((place / CONFIG).is_file() for place in (path, path / "transformer"))
 
 
 def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     """Opens the folder of a transformer, or of a pipeline that contains one.
 
-    Of some networks it opens a file of the original project as well (`DiffusersForm.single_file`).
-    `option` is the key or command-line option that set `path`.
+    For some networks `path` may also be a file of the original project
+    (`DiffusersForm.single_file`). `option` is the key or command-line option that set `path`.
 
     Raises:
         ConvertError: the folder is neither, or a file is missing or damaged.
@@ -363,14 +363,14 @@ def _open_file(path: Path, *, option: str) -> DiffusersFolder:
 
 
 def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
-    """`DiffusersForm.stored_names` of the family of `config`, a config.json."""
+    """`DiffusersForm.stored_names` of the family that the config.json `config` names."""
     family = FAMILY_OF_CLASS.get(str(config.get("_class_name")))
     form = None if family is None else family_named(family).diffusers
     return {} if form is None else form().stored_names
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """`found`, in which 8-bit weights have their row scales attached.
+    """The tensors `found`, with the scales of their rows attached to 8-bit weights.
 
     Raises:
         ConvertError: a weight has no scales, or not one for each row.
@@ -391,7 +391,10 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
-    """`found` under Diffusers' names, for folders with other names (`stored_names`)."""
+    """The tensors `found` under Diffusers' names, for folders with other names (`names`).
+
+    A tensor that joins several of Diffusers' is listed as their parts.
+    """
     made: dict[str, Header] = {}
     for key, header in found.items():
         module, _, kind = key.rpartition(".")
@@ -412,7 +415,7 @@ def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str,
 
 
 def pipeline_index(folder: Path) -> Path:
-    """Path of a pipeline's index, or of a modular pipeline's if there is no other."""
+    """Path of the index of a pipeline folder, or of a modular pipeline's if it has only that."""
     plain, modular = folder / PIPELINE_INDEX, folder / MODULAR_INDEX
     return plain if plain.is_file() or not modular.is_file() else modular
 
@@ -420,12 +423,12 @@ def pipeline_index(folder: Path) -> Path:
 def level_range(
     index: Mapping[str, Any], place: Path, *, second: bool
 ) -> tuple[float, float] | None:
-    """Noise levels t of the first or `second` transformer of a pipeline; None if it has one.
+    """Lowest and highest noise level t of the first or `second` of a pipeline's transformers.
 
-    The second transformer has the levels below the boundary.
+    None if the pipeline has only one. The second transformer has the levels below the boundary.
 
     Raises:
-        ConvertError: the boundary is not a noise level.
+        ConvertError: the boundary in `index` is not a noise level.
     """
     # Converters have written a boundary for pipelines of a single transformer, too.
     boundary, parts = index.get("boundary_ratio"), index.get(SECOND)
@@ -502,7 +505,7 @@ def _header(file: Path, name: str, part: Any) -> Header:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """The assignment of an export's tensors to files."""
+    """Which tensors an export stores in which file."""
 
     files: list[str]
     pairs: list[list[Pair]]  # of each file
@@ -510,12 +513,12 @@ class FilePlan:
     folder: str = ""  # of a second network, whose names in the name table begin with it
 
     def stored_name(self, tensor: str) -> str:
-        """Name of a tensor inside its file."""
+        """Name of `tensor` inside its file."""
         return tensor.removeprefix(f"{self.folder}.") if self.folder else tensor
 
     @property
     def weight_map(self) -> dict[str, str]:
-        """Name of a tensor -> its file."""
+        """Name of each tensor -> its file."""
         return {
             self.stored_name(name): file
             for file, members in zip(self.files, self.pairs, strict=True)
@@ -524,13 +527,13 @@ class FilePlan:
         }
 
     def index(self) -> str:
-        """JSON of the index file: name of a tensor -> its file."""
+        """Content of the index file, which maps the name of each tensor to its file."""
         content = {"metadata": {"total_size": self.total_bytes}, "weight_map": self.weight_map}
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
-    """Groups of consecutive tensors of at most `most` bytes; a larger tensor is alone."""
+    """Groups of consecutive `sizes` of at most `most` bytes in all; a larger one is alone."""
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:
@@ -543,7 +546,7 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 def plan_files(
     pairs: list[Pair], sizes: list[int], *, max_shard_size: int, folder: str = ""
 ) -> FilePlan:
-    """A plan with files of at most `max_shard_size` bytes, with Diffusers' file names."""
+    """Files of at most `max_shard_size` bytes for the tensors of `pairs`, named as in Diffusers."""
     groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

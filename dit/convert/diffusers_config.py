@@ -1,4 +1,4 @@
-"""config.json and scheduler_config.json of Diffusers <-> our configuration.
+"""Converts Diffusers' config.json and scheduler_config.json from and to a run's configuration.
 
 A setting that the other side cannot express raises an error with its name. Settings that Diffusers
 neither has nor needs are stored in config.json under a private key, which Diffusers ignores.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Unsaid(Enum):
-    """Value of an option that the user did not set, so that the family decides."""
+    """Value of an option that the user did not set; the family then decides."""
 
     UNSAID = "unsaid"
 
@@ -50,13 +50,14 @@ def model_config(
     second: Callable[[Companion], dict[str, Any] | None] = lambda _: None,
     place: object,
 ) -> ModelConfig:
-    """Our model for a config.json; `pipeline` is the class of the surrounding pipeline, if known.
+    """The model configuration for the config.json `content`.
 
-    `text_pad_to` applies to weights that we did not export. `given` are fields set by a user, used
-    if neither file nor pipeline determines them. `second` reads the config.json of a companion.
+    `pipeline` is the class of the pipeline around it, if known. `text_pad_to` applies to weights
+    that this project did not export. `given` are fields set by a user, used if neither file nor
+    pipeline determines them. `second` reads the config.json of a companion network.
 
     Raises:
-        ConvertError: the class is another one, or our model lacks a feature; lists everything.
+        ConvertError: the class is unknown, or the model lacks a feature; lists everything.
     """
     family = _family(content, place)
     form = diffusers_form(family.default())
@@ -107,7 +108,7 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """Fields of our model from the config.json of a companion that belongs to the network.
+    """Fields of the model that the config.json of a companion network in it determines.
 
     A user may choose between the companion and shards that hold its output.
     """
@@ -135,7 +136,7 @@ def _of_companion(
 
 
 def _family(content: Mapping[str, Any], place: object) -> Family:
-    """The family of a config.json; raises ConvertError if its class is unknown."""
+    """The family of the config.json `content`; raises ConvertError if its class is unknown."""
     known = diffusers_classes()
     name = known.get(str(content.get("_class_name")))
     if name is None:
@@ -147,7 +148,7 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user must set, as no published config.json has them.
+    """Fields of `model` that a user must set for `content`, as no published file has them.
 
     Raises:
         ConvertError: the class is unknown.
@@ -156,7 +157,7 @@ def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...
 
 
 def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object) -> None:
-    """Raises ConvertError if a field that no config.json has is not determined otherwise."""
+    """Raises ConvertError if a field that no config.json has is missing from `settings`."""
     for key in form.keys.untold:
         if settings.get(key) is None:
             raise ConvertError(
@@ -167,7 +168,7 @@ def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object)
 
 
 def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
-    """config.json of a run's model.
+    """config.json for the model of a run.
 
     Raises:
         ConvertError: Diffusers cannot express the model.
@@ -185,7 +186,7 @@ def diffusers_transformer_config(config: RunConfig) -> dict[str, Any]:
 
 
 def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
-    """scheduler_config.json with a run's noise range and the levels that our samplers use.
+    """scheduler_config.json with the noise range of `objective` and its sampler's noise levels.
 
     Raises:
         ConvertError: Diffusers' schedulers cannot express the objective.
@@ -203,10 +204,10 @@ def scheduler_config(objective: ObjectiveConfig) -> dict[str, Any]:
 
 
 def check_also_saved(config: RunConfig) -> None:
-    """Checks that Diffusers can express a run whose checkpoints are exported as they are saved.
+    """Checks that Diffusers can express a run with `checkpoint.also_save_hf`.
 
     Raises:
-        ConvertError: Diffusers cannot; names the setting, and `checkpoint.also_save_hf`.
+        ConvertError: it cannot; names the setting, and `checkpoint.also_save_hf`.
     """
     try:
         diffusers_transformer_config(config)
@@ -219,7 +220,7 @@ def check_also_saved(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FoundObjective:
-    """The objective that a scheduler_config.json describes, with a note for the log."""
+    """The objective that a scheduler_config.json describes, with a log line."""
 
     objective: ObjectiveConfig
     note: str
@@ -245,8 +246,8 @@ def objective_config(
     overrides the scheduler.
 
     Raises:
-        ConvertError: the scheduler does not determine what the network was trained for, or none of
-            our objectives matches it; names the file and the remedy.
+        ConvertError: the scheduler does not determine what the network was trained for, or no known
+            objective matches it; names the file and the remedy.
         ConfigError: `given` is not understood.
     """
     if other := [word for word in given if not word.lstrip("+-~").startswith("objective.")]:
@@ -284,7 +285,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """Only pipeline for networks with fields that no config.json has; else None."""
+    """The only pipeline that fits fields of `model` that no config.json has; else None."""
     form = diffusers_form(model)
     if (second := form.written_companion(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -297,7 +298,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that the code of `pipeline` fixes; most pipelines fix none."""
+    """Keys of `objective` that the code of `pipeline` sets itself; most pipelines set none."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}
@@ -307,10 +308,10 @@ def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -
 def _of_scheduler(
     content: dict[str, Any], place: object, *, told: bool, model: ModelConfig | None
 ) -> FoundObjective:
-    """The objective that a scheduler determines.
+    """The objective that the scheduler `content` determines.
 
-    The default objective if the scheduler determines none and the user has set one (`told`). With
-    `told`, the scheduler may also have steps that none of our samplers has.
+    With `told`, the user has set an objective: it is the default one if the scheduler determines
+    none, and the scheduler may have steps that no sampler here has.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -332,7 +333,7 @@ def _of_scheduler(
 
 
 def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None:
-    """Reason why a scheduler outside a pipeline does not determine noise levels, or None."""
+    """Why a scheduler outside a pipeline does not determine noise levels; None if it does."""
     said = file.of_sampling() or ""
     if model is None or "use_karras" not in said:
         return None
@@ -345,7 +346,7 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
-    """`objective` with the even steps that a family's pipelines pass to the scheduler.
+    """`objective` with the even sampling steps that the family's pipelines pass to the scheduler.
 
     scheduler_config.json lacks this setting.
     """

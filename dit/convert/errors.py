@@ -1,4 +1,4 @@
-"""ConvertError, in a module with few imports, because all other modules of the folder raise it."""
+"""Defines ConvertError in a module with few imports, because the whole folder raises it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def listed(names: Iterable[str], *, most: int = 20) -> str:
 def check_shapes(
     here: Shapes, wanted: Shapes, *, extra: Collection[str], place: Path, beyond: str
 ) -> None:
-    """Checks that `place` has exactly the tensors `wanted`, and possibly tensors of `extra`.
+    """Checks that `here` has exactly the shapes `wanted`; `extra` are names that are not wanted.
+
+    `place` and `beyond` name in messages where the tensors are, and what describes them.
 
     Raises:
         ConvertError: lists the names that are missing, unexpected, or of another shape.

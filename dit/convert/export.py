@@ -1,4 +1,4 @@
-"""Checkpoint -> a folder that Diffusers' `from_pretrained` opens."""
+"""Exports a checkpoint to a folder that Diffusers' `from_pretrained` opens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """A Diffusers folder with the weights of a checkpoint."""
+    """What an export has written."""
 
     path: Path
     weights: Weights
@@ -86,7 +86,7 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
-    """The checkpoint at a path, after every file was checked against the manifest.
+    """The checkpoint at a path, after a check of every file against the manifest.
 
     Collective: all processes share the reading.
 
@@ -109,9 +109,10 @@ def open_stored(
     text_projection: Path | None = None,
     critic: bool = False,
 ) -> tuple[StoredWeights, RunConfig, Weights]:
-    """Weights of a checkpoint or run folder, its configuration, and whether they are the EMA.
+    """Opens the weights of a checkpoint; also returns its configuration, and which they are.
 
-    If the run trained on projected texts, both include the projection, which is read from
+    `checkpoint` may be a run folder. `weights=None` takes the EMA if there is one. If the run
+    trained on projected texts, weights and configuration include the projection, which is read from
     `text_projection` or from the path in the dataset card.
 
     Raises:
@@ -140,10 +141,10 @@ def open_stored(
 def _projection_folder(
     path: Path, model: ModelConfig, given: Path | None
 ) -> DiffusersFolder | None:
-    """The transformer folder with a run's text projection; None if the run needs none.
+    """The transformer folder with the text projection that a run's data need, or None.
 
     Raises:
-        ConvertError: the projection is needed and cannot be opened, or `given` and not needed.
+        ConvertError: the projection is needed and cannot be opened, or is `given` and not needed.
     """
     form, about = diffusers_form(model), (saved_card(path) or {}).get("text_encoder", {})
     part = form.text_projection
@@ -190,10 +191,10 @@ def _with_projection(
 
 
 def check_expressible(config: RunConfig, options: ExportOptions) -> None:
-    """Raises if Diffusers cannot express a run; reads only the run's configuration.
+    """Checks that Diffusers can express a run; reads only the run's configuration.
 
     Raises:
-        ConvertError: the message names the setting.
+        ConvertError: it cannot; names the setting.
     """
     diffusers_transformer_config(config)
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
@@ -209,9 +210,9 @@ def export_weights(
     *,
     track: Track = no_progress,
 ) -> Exported:
-    """Writes the folder `target`. Collective: all processes share the files.
+    """Exports a checkpoint to the folder `target`.
 
-    `track` counts the tensors of this process.
+    Collective: all processes share the files. `track` counts the tensors of this process.
 
     Raises:
         ConvertError: Diffusers cannot express the run, there are no such weights, or `target`
@@ -258,9 +259,9 @@ def export_weights(
 def _plans(
     table: list[Pair], sizes: list[int], config: RunConfig, options: ExportOptions
 ) -> dict[str, FilePlan]:
-    """Plan of the files in each folder, for the tensors of `table`.
+    """Folder in the export -> plan of its files, for the tensors of `table`.
 
-    For a companion network `table` has only its tensors.
+    The tensors of a companion network are in a folder of their own.
     """
     pipeline, most = options.pipeline_from, options.max_shard_size
     own = "." if pipeline is None else network_folder(pipeline, config.objective)
@@ -280,7 +281,7 @@ def _plans(
 def _describe(
     folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
 ) -> None:
-    """Writes everything except weights; in a pipeline, a folder for each component."""
+    """Writes all files but the weights; in a pipeline, those of each component."""
     inner = outer = folder
     scheduler = None
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):

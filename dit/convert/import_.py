@@ -1,4 +1,4 @@
-"""Diffusers folder -> a checkpoint that a run can start from."""
+"""Imports a Diffusers folder as a checkpoint that a run can start from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILE_BYTES = 5 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A checkpoint that holds the weights of a Diffusers folder."""
+    """What an import has written."""
 
     path: Path
     config: RunConfig
@@ -58,10 +58,10 @@ def import_weights(
     projected_text: bool = False,
     track: Track = no_progress,
 ) -> Imported:
-    """Writes the checkpoint `target`, with each tensor in its dtype in `hf_path`.
+    """Writes the checkpoint `target` with the weights of `hf_path`, each in its own dtype.
 
-    `text_pad_to` is the length to which captions were padded in training, for weights that were not
-    exported by this program; by default that of the family's published weights. `objective` are
+    `text_pad_to` is the length to which captions were padded in training, for weights that this
+    project did not export; by default that of the family's published weights. `objective` are
     settings such as `objective.name=flow`, or fields of `model` that the folder does not determine.
     `projected_text` leaves the text projection out, for shards that hold its output. `track` counts
     the tensors of this process. Collective: all processes share the files.
@@ -96,7 +96,7 @@ def import_weights(
 def _given_fields(
     source: DiffusersFolder, words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Fields of `model` among the `words` of an import, and the remaining settings.
+    """Splits the settings `words` of an import into fields of `model` and all others.
 
     Raises:
         ConvertError: the folder itself determines a field.
@@ -114,7 +114,7 @@ def _given_fields(
 
 
 def _check_given(given: Mapping[str, str], model: ModelConfig, source: DiffusersFolder) -> None:
-    """Raises ConvertError if the folder determines another value."""
+    """Raises ConvertError if the folder determines another value than one `given`."""
     read = diffusers_form(model).keys.told(given)
     for key, value in given.items():
         told = getattr(model, key)
@@ -128,7 +128,7 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The network for texts that are already projected, and the tensors that it lacks.
+    """The network for texts that are projected already, and the names of the tensors it lacks.
 
     Raises:
         ConvertError: the network has no text projection.
@@ -180,14 +180,14 @@ def _write(
 
 
 class StoredPrecision(NamedTuple):
-    """Compute dtype for a network's stored weights, and a note."""
+    """Precision of a run with a network's stored weights, and why."""
 
     precision: Precision
     note: str  # why
 
 
 def stored_precision(source: DiffusersFolder) -> StoredPrecision:
-    """bfloat16 if most numbers are stored in bfloat16, else float32.
+    """bfloat16 if most numbers in `source` are stored in bfloat16, else float32.
 
     A bfloat16 folder may have some float32 tensors, such as Diffusers' `learnable_pos_embed`.
     """
@@ -223,7 +223,7 @@ def _bytes(source: DiffusersFolder, pair: Pair) -> int:
 
 
 def _dtypes(source: DiffusersFolder, table: list[Pair]) -> dict[str, torch.dtype]:
-    """Dtype of each tensor of our checkpoint, by name.
+    """Dtype of each tensor of the checkpoint to write, by name.
 
     Raises:
         ConvertError: tensors that are stored as one have different dtypes.

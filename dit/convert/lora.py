@@ -1,9 +1,9 @@
-"""Conversion of LoRA adapters: checkpoints <-> adapter files, or weights with merged adapters.
+"""Converts LoRA adapters between checkpoints and files, or merges them into weights.
 
 1. open_adapters  the adapters of a checkpoint, by Diffusers' module names
-2. export_lora    adapters -> a folder for Diffusers, peft and ComfyUI
+2. export_lora    a folder of adapters for Diffusers, peft and ComfyUI
 3. open_merged    weights W + alpha / r B A, computed one tensor at a time
-4. import_lora    an adapter file and a base -> a checkpoint of adapters
+4. import_lora    a checkpoint of adapters, from their file and a base
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ADAPTERS = ("lora.rank", "lora.alpha", "lora.targets", "lora.dropout")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredAdapters:
-    """The adapters of a checkpoint."""
+    """The adapters of a checkpoint, in memory."""
 
     path: Path
     config: RunConfig
@@ -74,9 +74,10 @@ class StoredAdapters:
 def open_adapters(
     checkpoint: Path, weights: Weights | None = None, *, critic: bool = False
 ) -> StoredAdapters:
-    """Reads the adapters of a checkpoint or run folder; None takes the EMA if there is one.
+    """Reads the adapters of a checkpoint or run folder.
 
-    With `critic`, the adapters are those of the critic of a distillation.
+    `weights=None` takes the EMA if there is one. With `critic`, the adapters are those of the
+    critic of a distillation.
 
     Raises:
         ConvertError: the checkpoint has no adapters, or no such weights.
@@ -107,9 +108,10 @@ def export_lora(
     base_model: str | None = None,
     critic: bool = False,
 ) -> StoredAdapters:
-    """Writes the folder `target` and returns its adapters. Collective; the first process writes.
+    """Writes the adapters of a checkpoint to the folder `target`, and returns them.
 
-    `base_model` is the base's name on the hub, for the card and for peft.
+    Collective; the first process writes. `base_model` is the base's name on the hub, for the card
+    and for peft.
 
     Raises:
         ConvertError: there are no adapters, or `target` exists or cannot be written.
@@ -142,7 +144,7 @@ def write_folder(
     comfyui_names: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Writes adapters, the card (README.md) and its pictures (samples/) into an existing folder.
+    """Writes adapters into an existing folder, with the card (README.md) and its pictures.
 
     Raises:
         OSError: a file cannot be written.
@@ -183,7 +185,7 @@ class MergedWeights:
         return self.base.dtype(pair)
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, with adapters merged."""
+        """The whole tensor of `pair` in this project's network, with adapters merged."""
         stored = self.base.read(pair)
         names = their_modules(pair)
         if stored.ndim != 2 or not any(name in self.factors for name in names):
@@ -198,7 +200,9 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """Weights of a checkpoint with its adapters merged, the configuration, and the kind of weights.
+    """Opens a checkpoint's weights with adapters merged; also its configuration, and which.
+
+    The kind of weights is EMA or trained (`Weights`).
 
     Raises:
         ConvertError: there are no adapters.
@@ -211,7 +215,7 @@ def open_merged(
 
 
 class _DiffusersBase:
-    """The weights of a Diffusers folder, as tensors of our network."""
+    """The weights of a Diffusers folder, converted to the tensors of this project's network."""
 
     def __init__(self, source: DiffusersFolder):
         self.source = source
@@ -224,11 +228,11 @@ class _DiffusersBase:
 
 
 def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _DiffusersBase:
-    """The frozen base weights of adapters.
+    """The frozen weights under the adapters `opened`.
 
     Raises:
-        ConvertError: the base was drawn from a seed, and is stored nowhere.
-        CheckpointError: the base has changed since the run.
+        ConvertError: they were drawn from a seed, and are stored nowhere.
+        CheckpointError: they have changed since the run.
     """
     if base.path is None:
         raise ConvertError(
@@ -251,9 +255,9 @@ def import_lora(
     *,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> dict[str, LoraFactors]:
-    """Writes the checkpoint `target` of the adapters in `file`, trained on the weights `base`.
+    """Writes the checkpoint `target` with the adapters in `file`, which were trained on `base`.
 
-    `base` is a checkpoint, or a Diffusers folder; `without_text_encoder` is as in `read_lora`.
+    `base` is a checkpoint or a Diffusers folder; `without_text_encoder` is as in `read_lora`.
     Collective; the first process writes.
 
     Raises:
@@ -299,7 +303,7 @@ def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
 
 
 def _described(factors: FactorsByModule) -> LoraConfig:
-    """LoRA configuration of the adapters: the most common rank and alpha, and all targets."""
+    """The LoRA configuration of `factors`: the most common rank and alpha, and all targets."""
     ranks = Counter(one.rank for one in factors.values())
     alphas = Counter(one.alpha for one in factors.values())
     return LoraConfig(
@@ -312,7 +316,7 @@ def _described(factors: FactorsByModule) -> LoraConfig:
 def write_adapters(
     folder: Path, factors: FactorsByModule, run: AdapterRun, config: RunConfig
 ) -> None:
-    """Writes into an existing folder a checkpoint from which a run of adapters starts."""
+    """Writes a checkpoint from which a run of adapters starts into the existing `folder`."""
     file = folder / "__0_0.distcp"
     write_tensors(file, to_stored(factors, config.model))
     save_config(config, folder / "config.yaml")

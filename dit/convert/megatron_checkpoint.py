@@ -43,7 +43,7 @@ _CRITIC = "critic."  # of a distillation: all of it stands behind this prefix
 
 
 class _TensorPlanner(DefaultLoadPlanner):
-    """A load planner that copies all chunks that are read into one tensor."""
+    """Load planner that copies all chunks it reads into one tensor."""
 
     def __init__(self, whole: Tensor):
         super().__init__()
@@ -62,12 +62,12 @@ class _TensorPlanner(DefaultLoadPlanner):
 
 
 class StoredWeights:
-    """The weights of a checkpoint, or their EMA, in their stored form."""
+    """The weights in a checkpoint, or their EMA, which are read one by one."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool = False):
-        """Reads only the index and, for an average, which weights have none of their own.
+        """Opens the checkpoint `path`; reads only the index and, for EMA, which weights have none.
 
-        With `critic`, they are those of the critic of a distillation.
+        With `critic`, the weights are those of the critic of a distillation.
 
         Raises:
             CheckpointError: the index is damaged.
@@ -112,7 +112,7 @@ class StoredWeights:
         check_shapes(here, shapes, extra=extra, place=self.path, beyond=beyond)
 
     def _tensors(self) -> dict[str, TensorStorageMetadata]:
-        """Index entries of the weights, or of their EMA."""
+        """Index entries of the weights, or of their EMA, by name."""
         others = () if self.prefix.endswith(AVERAGED) else _BESIDE
         others = tuple(self.network + prefix for prefix in others)
         others += () if self.network else (_CRITIC,)
@@ -125,14 +125,14 @@ class StoredWeights:
         }
 
     def _name(self, pair: Pair) -> str:
-        """Checkpoint key of a weight, or of its EMA; frozen weights have no EMA."""
+        """Name in the checkpoint of a weight, or of its EMA, which frozen weights lack."""
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
             return self.network + pair.ours
         return self.prefix + (own_name(weight) if self._is_apart(pair) else pair.ours)
 
     def _is_apart(self, pair: Pair) -> bool:
-        """Whether the EMA of `pair` is stored layer by layer, as other layers have no EMA."""
+        """Whether the EMA of `pair` is stored layer by layer, because other layers have none."""
         weight = pair.ours, pair.layer
         return pair.ours in self._frozen.partly and weight not in self._frozen.alone
 
@@ -145,12 +145,12 @@ class StoredWeights:
         return self._entry(pair).properties.dtype
 
     def read(self, pair: Pair) -> Tensor:
-        """The whole tensor of `pair` in our network, in the checkpoint's dtype."""
+        """The whole tensor of `pair` in this project's network, in the checkpoint's dtype."""
         chunk = _whole(pair.shape) if self._is_apart(pair) else _chunk(pair)
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
-        """A tensor that is not in the name table, such as an adapter's matrix, by its name."""
+        """The tensor `name`, which the name table lacks, such as an adapter's matrix."""
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
@@ -169,10 +169,10 @@ class StoredWeights:
 
 
 class WithTextProjection(StoredWeights):
-    """The weights of a checkpoint trained on projected texts, plus the text projection."""
+    """The weights of a checkpoint trained on projected texts, with the text projection."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool, tensors: Mapping[str, Tensor]):
-        """`tensors` are those of the text projection, by Diffusers' names."""
+        """`tensors` are the tensors of the text projection, by Diffusers' names."""
         super().__init__(path, averaged=averaged, critic=critic)
         self.tensors = tensors
 
@@ -187,7 +187,7 @@ class WithTextProjection(StoredWeights):
 
 
 def stored_shape(pair: Pair) -> tuple[int, ...]:
-    """Shape of the stored tensor, which stacks all layers."""
+    """Shape in which the tensor of `pair` is stored, with all layers stacked."""
     return pair.shape if pair.layer is None else (pair.layers, *pair.shape)
 
 
@@ -204,7 +204,7 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
-    """Writes one checkpoint file from (line of the name table, tensor) pairs.
+    """Writes one file of a checkpoint from pairs of the name table, each with its tensor.
 
     `pieces` may be a generator, so that only one tensor is in memory.
     """
@@ -227,7 +227,7 @@ def _item(
 def write_index(
     folder: Path, pairs: list[Pair], dtypes: dict[str, torch.dtype], results: list[WriteResult]
 ) -> None:
-    """Writes the index of all files, for torch and for Megatron-Core."""
+    """Writes the index of all files of a checkpoint, for torch and for Megatron-Core."""
     chunks: dict[str, list[ChunkStorageMetadata]] = {}
     for pair in pairs:
         chunks.setdefault(pair.ours, []).append(_chunk(pair))

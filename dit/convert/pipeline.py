@@ -1,4 +1,4 @@
-"""The other components of a pipeline folder, so that a Diffusers pipeline runs the export.
+"""The other components of a pipeline folder, with which a Diffusers pipeline can run the export.
 
 Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
 tokenizer, text encoder and VAE copied from another pipeline. Of Wan 2.2's two networks the run's is
@@ -38,7 +38,7 @@ _INSTALLED = "safety_checker"  # this component is an installed package, not a f
 
 
 def check_pipeline(pipeline: Path, config: RunConfig) -> None:
-    """Raises if the pipeline would feed the model other inputs than training did.
+    """Checks that the pipeline would feed the network the inputs it was trained with.
 
     Raises:
         ConvertError: a component does not fit, or its folder is missing.
@@ -65,7 +65,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
 
 
 def _pipeline_class(pipeline: Path) -> str:
-    """The class of the pipeline, from its index.
+    """The class of the pipeline in the folder `pipeline`, from its index.
 
     Raises:
         ConvertError: the folder holds no pipeline.
@@ -79,7 +79,7 @@ def _pipeline_class(pipeline: Path) -> str:
 
 
 def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
-    """Whether a pipeline is exported with its own scheduler, using only its noise levels.
+    """Whether an export keeps the pipeline's own scheduler, with the run's noise levels.
 
     Raises:
         ConvertError: the folder holds no pipeline.
@@ -91,12 +91,12 @@ def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
 
 
 def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
-    """The pipeline's folder for a run's network; of two, the one for its noise levels."""
+    """Folder in the pipeline for a run's network; of two, the one for its noise levels."""
     return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 
 def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
-    """Range of noise levels (None: all levels) -> folder of the network for it."""
+    """Lowest and highest noise level (None: all levels) -> folder of the network for them."""
     place = pipeline_index(pipeline)
     index = read_json(place)
     parts = ((SECOND, True), (TRANSFORMER, False))  # the last one counts where there is one alone
@@ -104,7 +104,7 @@ def _networks(pipeline: Path) -> dict[tuple[float, float] | None, str]:
 
 
 def _components(pipeline: Path, config: RunConfig) -> list[str]:
-    """Components of the pipeline's index that are copied; an export writes the others."""
+    """Names of the components in the pipeline's index that are copied, not written."""
     own = {network_folder(pipeline, config.objective), _INSTALLED}
     if (second := diffusers_form(config.model).written_companion(config.model)) is not None:
         own.add(second.folder)
@@ -118,7 +118,7 @@ def _components(pipeline: Path, config: RunConfig) -> list[str]:
 
 
 def _needs_scales(part: Path) -> bool:
-    """Whether weights are stored with scales that config.json's quantizer does not apply.
+    """Whether weights in the folder `part` have scales that config.json's quantizer does not apply.
 
     Raises:
         ConvertError: a weight file is damaged.
@@ -193,7 +193,7 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def _latent_channels(file: Path) -> int | None:
-    """Channels of a VAE's latents; a batch norm in it may merge neighbouring positions."""
+    """Channels of a VAE's latents, where its batch norm may join neighbouring cells; or None."""
     channels = _setting(file, "latent_channels")
     cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
     return channels and channels * math.prod(cells)

@@ -37,7 +37,7 @@ _FPS, _CAPTIONS, _LEVELS = (math.nan, 16.0, 30.0), (7, 1, 12), (-1.3, 0.4, 250.0
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """Differences between re-exported tensors and the tensors of the folder."""
+    """Differences between a folder's tensors and the checkpoint's, exported again."""
 
     count: int
     different: int  # tensors that are not bit-identical
@@ -47,7 +47,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ForwardReport:
-    """Differences between the outputs of both networks, in float32."""
+    """Differences between the outputs of the two networks, in float32."""
 
     samples: int
     largest: float  # largest difference of two numbers
@@ -62,9 +62,10 @@ def compare_tensors(
     text_projection: Path | None = None,
     track: Track = no_progress,
 ) -> tuple[TensorReport, Weights]:
-    """Exports every tensor again, in its type in `hf_path`, and compares both.
+    """Compares the tensors of `hf_path` with those of the checkpoint, exported in the same dtypes.
 
-    `text_projection` is as in `open_stored`; `track` counts our tensors.
+    Also returns which weights were compared. `text_projection` is as in `open_stored`; `track`
+    counts tensors of the checkpoint.
 
     Raises:
         ConvertError: folder and checkpoint hold different tensors.
@@ -154,7 +155,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _others(
     model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator, *, index: int
 ) -> dict[str, Tensor]:
-    """Random inputs of a sample besides latent and text; every second sample has references."""
+    """Random inputs of sample `index`, besides latent and text; references if it is odd."""
     found, (frames, *sides) = {}, size
     given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):
@@ -215,7 +216,7 @@ def _diffusers_outputs(
 def _our_outputs(
     stored: StoredWeights, config: RunConfig, model: ModelConfig, samples: list[LatentSample]
 ) -> list[Tensor]:
-    """Outputs of our network for all samples in one pack."""
+    """Outputs of this project's network for all samples, in one pack."""
     from dit.distributed.process_groups import process_groups, start_processes
     from dit.train.checkpoint.state_dict import load_weights
 

@@ -1,15 +1,15 @@
-"""From shards to packs: Energon reads and shuffles samples; each pack is a PackedBatch.
+"""Data of a run: Energon reads and shuffles samples of shards, which become packs (PackedBatch).
 
     loader        build_train_loader, validation_groups, build_val_packs; PackLoader
     datasets      folders, splits and the inputs of a dropped caption
     preflight     checks before the first step: shards, indices, the dataset card
     tar_reader    position and reading of a sample's files in a shard
-    records       the two layouts of a record in a shard: ours and DFM's
-    cook          head of a record -> its length; record -> LatentSample, or a refusal
+    records       the two forms of a record in a shard: this project's and DFM's
+    cook          decodes a record to a LatentSample, or refuses it; its length from its head alone
     mock          synthetic samples, which are read like any others
-    pack          group of samples -> PackedBatch
+    pack          joins samples to a PackedBatch
     rejections    reasons and counts of refused samples; DataError
-    energon       our parts of Energon's chain of datasets, and its private members
+    energon       this project's stages in Energon's chain of datasets; its private members
     loader_state  the state of loaders in a checkpoint, and the run to which it belongs
     reshard       a saved loader state on another number of ranks or workers
     export        samples and batches for other trainers, without packs

@@ -1,8 +1,8 @@
-"""A record of a shard -> LatentSample, or the reason why it is refused.
+"""Decodes records of shards to LatentSamples, or refuses them with a reason.
 
-1. measure_sample    the head of a record -> its size in a pack; decodes no tensor
-   size_in_pack      the size of any record, which may be decoded
-2. cook              a whole record -> LatentSample, when it is chosen for a pack
+1. measure_sample    the size of a sample in a pack, from the head of its record without tensors
+   size_in_pack      the size of any record, whose tensors may be decoded
+2. cook              a whole record becomes a LatentSample, when it is chosen for a pack
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -40,20 +40,20 @@ from dit.token_ids import are_ids
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Requirements of the model and the pack on samples: channels, widths, lengths, inputs."""
+    """What model and pack demand of samples: channels, widths, lengths, inputs."""
 
     layout: PatchLayout
     family: str
     channels: int
     text_width: int
     capacity: int
-    """Tokens of one pack."""
+    """Most tokens of a pack."""
     table: tuple[int, int, int] | None
-    """The largest latent (frames, rows, columns) of the network's table; None: no limit."""
+    """The largest latent (frames, rows, columns in cells) that the network accepts; None: any."""
 
     @property
     def pack_bytes(self) -> int:
-        """A size in bytes that any pack fits into.
+        """Number of bytes that any pack fits into.
 
         It may be too small if texts have more than twice as many tokens as latents.
         """
@@ -74,7 +74,7 @@ class Expected:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Kinds of a sample's inputs besides the latent, by name."""
+        """Name -> kind of each input of a sample besides the latent."""
         return {one.name: one.kind for one in self.layout.inputs}
 
     @classmethod
@@ -103,14 +103,15 @@ _INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; NaN has 
 _FEW = 2**13  # numbers; for fewer, a sum is faster than integer views
 _MOST_LOGVAR = 40  # a deviation of 5e8; autoencoders of Diffusers clamp theirs to 20
 SMALL = 8192
-"""Samples up to this many bytes are decoded when they are read, which is faster than two reads."""
+"""Samples of at most this many bytes are decoded when they are read, which is faster than reading
+twice."""
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
-    """The size of a sample from its record, whose `.safetensors` may be whole or a RecordHeader.
+    """The size of a sample, from `parts`, whose `.safetensors` is whole or a RecordHeader.
 
-    None if the whole record must be read: it is small and in memory, has DFM's layout, or is
-    faulty. A damaged head may state anything, so `cook` finds the reason.
+    None if the whole record must be read: it is small and in memory, has DFM's form, or is faulty.
+    A damaged head may state anything, so `cook` finds the reason.
     """
     payload = parts.get("safetensors")
     if payload is not None and not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
@@ -124,7 +125,7 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
 
 
 def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
-    """The size of a sample from its record; tensors are decoded only in DFM's layout.
+    """The size of a sample in a pack, from its record; tensors are decoded only in DFM's form.
 
     Raises:
         SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
@@ -138,7 +139,7 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
 def cook(
     parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """LatentSample from the parts (extension -> bytes) of one record.
+    """The LatentSample in the `parts` (extension -> bytes) of one record.
 
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
@@ -161,7 +162,7 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample of a record, after its shapes were checked against the model and the pack."""
+    """The sample in `record`, whose shapes are checked against model and pack."""
     latent_CFHW, others, text_LE = record.latent_CFHW, {}, None
     check_latent(latent_CFHW, expected)
     for one in expected.layout.inputs:
@@ -200,7 +201,7 @@ def _checked(
 
 
 def _check_tokens(sample: LatentSample, expected: Expected) -> None:
-    """Refuses token ids for which the network has no embedding."""
+    """Refuses token ids beyond the vocabulary of the network."""
     for one in expected.layout.inputs:
         digits = sample.others.get(one.name)
         if one.vocabulary is None or digits is None:
@@ -213,7 +214,7 @@ def _check_tokens(sample: LatentSample, expected: Expected) -> None:
 
 
 def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
-    """Loss weights [1, F, H, W] of the latent's cells, float32; None without a mask."""
+    """Loss weights [1, F, H, W] of the latent's cells as float32, checked; None without a mask."""
     if mask_1FHW is None:
         return None
     shape, wanted = list(mask_1FHW.shape), [1, *latent_CFHW.shape[1:]]
@@ -225,7 +226,7 @@ def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | Non
 
 
 def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
-    """Refuses a mask [1, F, H, W] that has negative or too large weights, or NaN."""
+    """Refuses a mask [1, F, H, W] with NaN, or with negative or too large weights."""
     if mask_1FHW is None:
         return
     low, high = mask_1FHW.min().item(), mask_1FHW.max().item()
@@ -239,7 +240,7 @@ def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
 def _checked_logvar(
     logvar_CFHW: Tensor | None, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor | None:
-    """Log variances [C, F, H, W] of the latent, checked; None without them."""
+    """Log variances [C, F, H, W] of the latent, checked; None if the sample has none."""
     if logvar_CFHW is None:
         return None
     if logvar_CFHW.shape != latent_CFHW.shape:
@@ -255,7 +256,7 @@ def _checked_logvar(
 
 
 def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
-    """Refuses log variances [C, F, H, W] beyond those of any autoencoder, or NaN."""
+    """Refuses log variances [C, F, H, W] with NaN, or larger than those of any autoencoder."""
     if logvar_CFHW is not None and not logvar_CFHW.max().item() <= _MOST_LOGVAR:
         raise SampleRefused(
             Reject.LOGVAR,
@@ -279,7 +280,7 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 
 
 def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> None:
-    """Refuses a sound whose number of frames is not that of its length at the family's rate."""
+    """Refuses a sound whose latent frames are not `seconds` times the family's rate."""
     if seconds is None or one.rate is None:
         return
     # A codec rounds to whole frames: up, or to the nearest. Frames begin at whole samples, of which
@@ -319,7 +320,7 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
 def _checked_input(
     value: Tensor, one: SampleInput, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor:
-    """The input `value`, checked for the shape that its kind has with this latent.
+    """The input `value`, after a check of the shape that its kind has with this latent.
 
     The shape is [L, E] for rows of text, [E] for a vector, and [C, F, H, W] for all others.
     """
@@ -362,10 +363,10 @@ def _checked_input(
 
 
 def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
-    """Checks the shape of a latent.
+    """Checks that the latent [C, F, H, W] fits the model and the pack.
 
     Raises:
-        SampleRefused: it does not fit the model or the pack.
+        SampleRefused: it does not.
     """
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout

@@ -1,7 +1,7 @@
 """Folders of the configured datasets, checked before they are read.
 
 A dataset is a folder with shards and `.nv-meta`, a blend of such folders, or an Energon metadataset
-YAML. Each consists of leaves: pairs of folder and split.
+YAML. Each consists of leaves: pairs of a folder and a split.
 """
 
 # L rows of a text, E width of an input
@@ -66,7 +66,7 @@ def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
 
 
 def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
-    """The folders and splits that validation reads: `val`, or `train` if so configured.
+    """The folders and splits that validation reads: `val`, or the training split if so configured.
 
     The key is `dataset.use_train_split_for_val`.
 
@@ -81,13 +81,13 @@ def val_split(dataset: DatasetConfig) -> str:
 
 
 def data_paths(dataset: DatasetConfig) -> list[str]:
-    """The folders, or the metadataset, that training reads; none on mock data."""
+    """The folders, or the metadataset, that training reads; none for mock data."""
     data = dataset
     return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
 
 
 def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any]:
-    """The `path` argument of Energon's loaders; a blend becomes a metadataset in memory."""
+    """The `path` argument of Energon's loaders for `split`; a blend is a metadataset in memory."""
     if not dataset.blend:
         assert dataset.path is not None
         return dataset.path
@@ -100,7 +100,7 @@ def energon_source(dataset: DatasetConfig, *, split: str) -> str | dict[str, Any
 
 
 def count_samples(leaf: DatasetSplit) -> int:
-    """Number of samples in the split of one folder, from its index.
+    """Number of samples in one split of a folder, from its index.
 
     Raises:
         DataError: there is no such split, or it is empty.
@@ -141,7 +141,7 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
 
 
 def _check_ranges(meta: EPath) -> None:
-    """Checks that name patterns in `meta` expand to a limited number of shards.
+    """Checks that name patterns in the folder `meta` expand to a limited number of shards.
 
     Energon expands every pattern: one wrong digit would fill the memory.
 
@@ -159,7 +159,7 @@ def _check_ranges(meta: EPath) -> None:
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
     """Path of each dataset of a blend -> the prefix that makes its keys unique in the blend.
 
-    A folder that occurs twice in the blend is one dataset.
+    A folder that occurs twice in the blend is one dataset. A single dataset has no prefix.
     """
     if len(leaves) < 2:
         return {}
@@ -172,7 +172,7 @@ def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
 
 
 def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
-    """Number of samples of each dataset that training reads, by the prefix of its keys.
+    """Prefix of keys -> number of samples, for each dataset that training reads.
 
     A single dataset has the prefix "". Mock data have no entry.
     """
@@ -182,7 +182,7 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs for a dropped caption, float32: [L, E] for a text, [E] for a vector.
+    """Inputs that replace those of a dropped caption, float32: [L, E] for a text, [E] for a vector.
 
     The encoders' outputs for an empty caption come from `null_text.safetensors`; if no dataset has
     this file, each is one zero vector. An optional input may be absent from the file, and is then
@@ -209,7 +209,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """A note that names a dataset without null_text.safetensors; empty if all have one."""
+    """A note for messages that names a dataset without null_text.safetensors; or empty."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
@@ -248,7 +248,7 @@ def _stored_null_inputs(leaf: DatasetSplit) -> dict[str, Tensor] | None:
 
 
 def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetSplit) -> Tensor:
-    """The null input of one kind, float32: [E] of a vector, [L, E] of a text."""
+    """The null input `one` in `stored`, checked, float32: [E] for a vector, [L, E] for a text."""
     name, path, how = one.name, leaf.path / NULL_TEXT, _how(leaf)
     if name not in stored:
         raise DataError(f"{path} has {', '.join(sorted(stored))}, and no `{name}`; {how}")
@@ -324,7 +324,7 @@ def check_folder(path: EPath) -> None:
 
 
 def _is_mlperf_folder(path: EPath) -> bool:
-    """Whether NVIDIA's converter for MLPerf wrote the folder, or its split folders."""
+    """Whether NVIDIA's converter for MLPerf wrote the folder `path`, or folders of splits in it."""
     return any((path / name / "index.txt").is_file() for name in ("", "train", "val"))
 
 
@@ -341,6 +341,8 @@ def _read_yaml(path: EPath) -> Any:
 
 def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
     """Paths of a metadataset and of the files that it names (metadatasets, dataset settings).
+
+    `outer` are the metadatasets that lead to it.
 
     Raises:
         DataError: a file cannot be read, or names code to run.
@@ -380,10 +382,10 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
 
 
 def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
-    """Files with which a metadataset replaces a folder's own dataset.yaml and split.yaml.
+    """Files that the entry `node` of a metadataset names in place of dataset.yaml and split.yaml.
 
     Raises:
-        DataError: the former names another class, or code.
+        DataError: the former names another class than Energon's, or code.
     """
     for key in ("dataset_config", "split_config"):
         if isinstance(name := node.get(key), str):
@@ -403,10 +405,10 @@ def _mappings_in(node: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _check_class(document: Any, path: EPath, *, allowed: set[str]) -> None:
-    """Refuses YAML that names code: Energon would import and call it.
+    """Refuses YAML that names code, because Energon would import and call it.
 
     Raises:
-        DataError: the file names another module or class, or a function.
+        DataError: the file names another module or class than the `allowed` ones, or a function.
     """
     if not isinstance(document, dict):
         raise DataError(f"{path} holds no settings; {_prepare(path.parent.parent)}")
@@ -428,7 +430,7 @@ def _how(leaf: DatasetSplit) -> str:
 
 
 def _prepare(path: EPath) -> str:
-    """The command or steps that would make the folder a dataset."""
+    """Advice on how to make the folder `path` a dataset."""
     return (
         "pack media with `python -m data_prep`, or index existing shards with"
         f" `energon prepare --sample-type CrudeWebdataset {quote(str(path))}`"

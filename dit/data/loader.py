@@ -1,4 +1,4 @@
-"""Loaders of a run: configuration -> PackedBatches, with a state that can be saved.
+"""Loaders of a run, which yield PackedBatches, with a state that can be saved.
 
 1. check      folders, splits and sizes, before any process starts
 2. open       Energon's chain of datasets (energon/task_encoder.py), in the loader workers
@@ -58,7 +58,7 @@ def build_train_loader(
     """Endless shuffled packs of one data-parallel rank.
 
     Layouts with an equal product `world_size` x `dataset.num_workers` have equal global batches.
-    `work` weighs packs; without it, `dataset.balance` must be none.
+    `work` computes the cost of packs; without it, `dataset.balance` must be none.
 
     Raises:
         DataError: the data are missing, not prepared, or too few for the readers.
@@ -79,7 +79,8 @@ def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> Val
     `work` is as in `build_train_loader`.
 
     Raises:
-        DataError: there is no `val` split (the message says what to do), or as there.
+        DataError: there is no `val` split (the message says what to do), or as
+            `build_train_loader`.
     """
     leaves = val_leaves(config.dataset)
     return ValidationGroups(config, leaves, _bound(config.dataset, leaves, ranks=1), work)
@@ -88,10 +89,10 @@ def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> Val
 def build_val_packs(
     config: RunConfig, *, indices: Sequence[int], work: PassWork | None = None
 ) -> ValidationPacks:
-    """Validation packs number `indices` of the fixed list, which is repeated cyclically.
+    """Packs `indices` of the fixed list of validation packs, which begins again after its end.
 
     Raises:
-        DataError: as `validation_groups`, or too many samples cannot be used.
+        DataError: as `validation_groups`, or too many samples are refused.
     """
     groups = validation_groups(config, work=work)
     plan = groups.plan(max(indices, default=-1) + 1)
@@ -123,13 +124,14 @@ class PackLoader:
         bound: Bound,
         places: str,
     ):
-        """`places` names the dataset in messages."""
+        """Begins before the first pack; `places` names the dataset in messages."""
         self._loader = loader
         self._bound = bound
         self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
         self._places = places
         self.resharded = ""
-        """Log line on what `load_state_dict` did if the number of ranks or workers changed."""
+        """Log line on what `load_state_dict` did, if the number of ranks or workers changed; else
+        empty."""
         self._packs: Iterator[PackedBatch] | None = None
         self._error: Exception | None = None
         self._held: _Position | None = None
@@ -148,7 +150,7 @@ class PackLoader:
         return next(self._packs)
 
     def ahead(self, count: int) -> Iterator[PackedBatch]:
-        """The next `count` packs, for a background thread.
+        """Iterator over the next `count` packs, for a background thread.
 
         Position and counts do not change until `catch_up`: if the run is saved before that and
         resumes, it gets these packs again. This needs workers, because they remember their former
@@ -159,7 +161,7 @@ class PackLoader:
         return itertools.islice(self, count)
 
     def catch_up(self) -> None:
-        """Counts all packs that `ahead` has returned."""
+        """Counts all packs of `ahead` as taken."""
         self._held = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +191,8 @@ class PackLoader:
         """Continues where the ranks stood that saved `states`, which are in the order of ranks.
 
         With the same numbers of ranks and workers the packs and their order are unchanged.
-        Otherwise `resharded` says what was done. `places` names the saved dataset in messages.
+        Otherwise `resharded` says what was done. `places` names the dataset of the saved states in
+        messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be
@@ -209,7 +212,7 @@ class PackLoader:
         self._loader.load_state_dict(found.state)
 
     def counts(self) -> dict[str, int]:
-        """Samples refused so far on this rank, by reason.
+        """Reason -> number of samples refused so far on this rank.
 
         Only samples of returned packs count, not those that workers have read ahead. A resumed run
         continues from the saved counts and counts no sample twice.
@@ -217,7 +220,7 @@ class PackLoader:
         return dict(sorted(self.reject_counts().refused.items()))
 
     def reject_counts(self) -> RejectCounts:
-        """Counts, with the number of samples read and the newest refused sample of each reason."""
+        """All counts: samples read, samples refused by reason, and the newest of each reason."""
         return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
@@ -236,7 +239,7 @@ class PackLoader:
         self._former = RejectCounts(**state.former)
 
     def _position(self) -> _Position:
-        """The position of reading, which may be ahead of training."""
+        """The position of reading, which may be ahead of the packs that training has taken."""
         readers = self._loader.snapshot()
         return _Position(packs=self._given, counts=tuple(self._counts), readers=readers)
 
@@ -256,7 +259,7 @@ class PackLoader:
             raise
 
     def _judge(self, batch: WorkerBatch) -> None:
-        """Adds the counts of a batch; raises if it holds an error or too many refusals."""
+        """Adds the counts of `batch`; raises if it has an error, or too many are refused."""
         self._counts[batch.worker] = batch.counts
         self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
         total = self._sum(self._counts)

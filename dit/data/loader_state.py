@@ -2,8 +2,8 @@
 
 1. WorkerState        the position of one reader in its samples
 2. LoaderState        the position of one rank's loader, with the WorkerStates of its workers
-3. loader_identity    the settings to which a saved state belongs. Energon itself would restore most
-                      other states wrongly and without a word
+3. loader_identity    the settings to which a saved state belongs; if others changed unnoticed,
+                      Energon would restore most states wrongly, without an error
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts
 
 FORMAT = 4
 _CAPPED = 3
-"""Format of versions whose packs held at most as many samples as were buffered, and 256."""
+"""Format of versions whose packs had at most as many samples as the buffer, and at most 256."""
 INPUTS = "inputs of model.family beside the text"
 TEXT_COUNTS = "text counts as tokens of a pack"
 _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
@@ -39,7 +39,7 @@ _MEANT_BEFORE: Mapping[str, Any] = {INPUTS: [], TEXT_COUNTS: False}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerState:
-    """The position of one reader: its last snapshot, and the packs that it returned since."""
+    """The position of one reader: its last snapshot, and the packs that it has made since."""
 
     chain: FlexState | None = None
     """State of the reader's chain of datasets at the snapshot; None if it has not begun."""
@@ -48,20 +48,20 @@ class WorkerState:
     since: tuple[tuple[SampleId, ...], ...] = ()
     """Packs returned since the snapshot, each as its samples."""
     left: tuple[Remaining, ...] = ()
-    """For a reader that has not begun: remaining samples that it reads first, by dataset."""
+    """Samples that a reader without snapshot reads first, one entry for each dataset of a blend."""
 
     def of_dataset(self, dataset: int) -> FlexState | Remaining:
-        """State of one dataset's WorkerShard, or the samples that it still reads first."""
+        """The saved state of one dataset's WorkerShard, or the samples it still reads first."""
         if self.chain is not None:
             return [state for state in nested_states(self.chain) if "_left" in state][dataset]
         return self.left[dataset] if self.left else Remaining()
 
     def waiting(self) -> list[tuple[Any, ...]]:
-        """Restore keys of samples that were read and are in buffers."""
+        """Restore keys of the samples that were read and wait in buffers."""
         return [] if self.chain is None else buffered_keys(self.chain)
 
     def counts(self) -> RejectCounts:
-        """The counts of refused samples at the snapshot."""
+        """Counts of samples read and refused up to the snapshot."""
         counts = RejectCounts()
         if self.chain is not None:
             counts.restore_state(self.chain["tally"])
@@ -72,19 +72,19 @@ _FORMER_NAMES = {
     "dit.data.position.ReaderPosition": WorkerState,
     "dit.data.shares.Left": Remaining,
 }
-"""Class name in pickles of older versions -> present name."""
+"""Class name in pickles of older versions -> its present class."""
 _FORMER_DATASETS = {
     "ShardShare": "FolderShard",
     "MockShare": "MockShard",
     "EvenCost": "FlopsBalancedOrder",
     "Deliveries": "WorkerOutput",
 }
-"""Former class name of a dataset, which Energon stores and compares -> present name."""
+"""Former class name of a dataset, as older versions saved it -> present name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderLayout:
-    """Numbers of data ranks and of workers that read the data."""
+    """Number of data ranks that read, and of loader processes of each."""
 
     ranks: int
     workers: int
@@ -104,29 +104,29 @@ class LoaderLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderState:
-    """The position in the data of one data-parallel rank."""
+    """The position of one data-parallel rank in its data."""
 
     identity: dict[str, Any]
-    """The settings that determine samples and packs."""
+    """Settings that determine samples and packs, by name."""
     ranks: int
     rank: int
     workers: int
     readers: bytes
-    """WorkerStates by worker, pickled, so that no two loaders share their lists."""
+    """WorkerStates of all workers, pickled, so that no two loaders share their lists."""
     packs: int = 0
-    """Number of packs returned since these readers began."""
+    """Number of packs that these readers have given."""
     dealt: int = 0
-    """Number of reshardings to another number of readers."""
+    """Number of times that the number of readers has changed."""
     tallies: list[dict[str, Any]]
-    """RejectCounts of the readers, by worker."""
+    """RejectCounts of each worker, as dicts."""
     former: dict[str, Any] = field(default_factory=lambda: asdict(RejectCounts()))
-    """RejectCounts of readers that ended with a resharding."""
+    """RejectCounts, as a dict, of the readers before the last change of their number."""
     format: int = FORMAT
-    """Format of the version that saved the state."""
+    """Format in which the state is saved."""
 
     @classmethod
     def start(cls, layout: LoaderLayout, *, rank: int, identity: dict[str, Any]) -> Self:
-        """The position before the first pack."""
+        """The position of data rank `rank` before its first pack."""
         return cls(
             identity=identity,
             ranks=layout.ranks,
@@ -142,16 +142,16 @@ class LoaderState:
 
     @property
     def next_worker(self) -> int:
-        """Index of the worker whose pack comes next."""
+        """Index of the worker that gives the next pack."""
         return self.packs % self.layout.readers_per_rank
 
     @property
     def seed(self) -> tuple[int, int]:
-        """The seed of the readers; its second number, `dealt`, counts reshardings."""
+        """The seed of the readers: (`rng.seed`, `dealt`)."""
         return self.identity["rng.seed"], self.dealt
 
     def unpickled(self) -> list[WorkerState]:
-        """The states of the workers, including those saved by older versions."""
+        """The states of the workers, also if an older version pickled them."""
         # Imported here, because only a run that resumes reads pickles.
         from megatron.energon.flavors.webdataset.sample_loader import SliceState
 
@@ -166,7 +166,7 @@ class LoaderState:
 
     @property
     def packs_differ_now(self) -> bool:
-        """Whether this version would pack the samples since a snapshot differently."""
+        """Whether this version would pack the samples since a snapshot in another way."""
         if self.format != _CAPPED:
             return False
         most = min(self.identity["dataset.packing_buffer_size"], CANDIDATES)
@@ -178,7 +178,7 @@ class LoaderState:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """The loader state from the `plain` values of a file: the inverse of `plain`.
+        """The loader state with the values `plain`, as the method of this name returned them.
 
         Raises:
             DataError: another version of the program has written it, or it is damaged.
@@ -205,7 +205,7 @@ _TYPES: dict[str, type] = {
 
 
 def _check_types(plain: dict[str, Any]) -> None:
-    """Raises DataError if fields are missing, unknown or of a wrong type."""
+    """Raises DataError if a field of `plain` is missing, unknown or of a wrong type."""
     wrong = sorted(str(name) for name in plain.keys() ^ _TYPES.keys())
     wrong += [n for n, kind in _TYPES.items() if n not in wrong and type(plain[n]) is not kind]
     if not wrong:
@@ -228,7 +228,7 @@ def pickled(readers: Sequence[WorkerState]) -> bytes:
 
 
 def loader_identity(config: RunConfig) -> dict[str, Any]:
-    """The settings that determine which packs the training loaders of all ranks return.
+    """Settings that determine which packs the training loaders of all ranks return, by name.
 
     The folder of the data is not among them, because a copy elsewhere serves as well; nor are ranks
     and workers, which may change (reshard.py).
@@ -266,10 +266,12 @@ def loader_identity(config: RunConfig) -> dict[str, Any]:
 def check_identity(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, places: tuple[str, str]
 ) -> None:
-    """Raises DataError for a loader state of another run; `places` names both datasets.
+    """Checks that a `saved` loader state belongs to the `current` settings.
+
+    `places` has the paths of both datasets for messages.
 
     Raises:
-        DataError: names every item that differs, with both values.
+        DataError: names every setting that differs, with both values.
     """
     names = dict.fromkeys([*saved, *current])
     differing = [
@@ -298,7 +300,7 @@ def _differing(name: str, saved: Any, current: Any, places: tuple[str, str]) -> 
 
 
 def places_of(data: DatasetConfig) -> str:
-    """The paths of a dataset, or `mock data`, for messages."""
+    """The paths of the dataset `data` for messages, or `mock data`."""
     if data.mock:
         return "mock data"
     return ", ".join(entry.path for entry in data.blend) or str(data.path)

@@ -1,6 +1,6 @@
 """Synthetic samples of any geometry: a dataset without files that Energon reads like any other.
 
-Records have the parts and types of a shard's records, so mock data pass through all stages of real
+Records have the parts and types of those in shards, so mock data pass through all stages of real
 data. Sample i is a function of (seed, i); reader r of R reads samples r, r + R, r + 2R, ...
 """
 
@@ -34,10 +34,10 @@ _ENDLESS = 2**31
 
 
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
-    """Parts of mock sample `index`: its latent and inputs, bfloat16 and normal.
+    """Parts (extension -> bytes) of mock sample `index`: latent and inputs, bfloat16, normal.
 
     It has every required input. About half of the samples have the optional ones, and in a quarter
-    a text that may be empty has no rows.
+    a text that may be empty has no tokens.
     """
     geometries = config.dataset.mock_samples
     drawn = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
@@ -64,7 +64,7 @@ def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]
 def _drawn(one: SampleInput, shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     """Random values for the input `one`: normal numbers, or token ids if it has a vocabulary.
 
-    There are a quarter fewer token ids than text tokens, as another tokenizer would output.
+    Token ids are a quarter fewer than text tokens, as from another tokenizer.
     """
     if one.vocabulary is None:
         return torch.randn(shape, generator=rng)
@@ -94,7 +94,7 @@ def _shape(
 
 
 def _pick(geometries: tuple[MockGeometry, ...], position: float) -> MockGeometry:
-    """The geometry at `position` in [0, 1), which is divided among geometries by weight."""
+    """One of `geometries`, which divide [0, 1) by weight: the one at `position`."""
     position *= sum(geometry.weight for geometry in geometries)
     for geometry in geometries:
         position -= geometry.weight
@@ -142,7 +142,7 @@ class MockReader(SavableDataset[CrudeSample]):
         self._drawn = 0
 
     def start_at(self, first: int) -> None:
-        """Continues with this reader's first sample whose index is at least `first`."""
+        """Continues with this reader's first sample whose index is `first` or more."""
         reader = self.worker_config.global_worker_id()
         self._drawn = draws_below(first, reader=reader, readers=self._readers)
 
@@ -205,5 +205,5 @@ class MockShard(WorkerShard):
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:
-    """Number of the samples reader, reader + readers, ... with an index below `first`."""
+    """How many of the samples reader, reader + readers, ... have an index below `first`."""
     return -((reader - first) // readers)

@@ -1,7 +1,7 @@
-"""Samples that share a pack -> PackedBatch.
+"""Joins samples to a pack (PackedBatch).
 
 1. SampleSize                  the numbers of tokens that bin_packing.py needs
-2. pack_samples, PackWriter    samples -> PackedBatch: patches, positions, padding
+2. pack_samples, PackWriter    write the samples of a pack: patches, positions, padding
 """
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens; L text tokens
@@ -45,31 +45,31 @@ from dit.pack_wire import private_bytes, views_of, widest_first
 
 
 class SampleSize(NamedTuple):
-    """Size of a sample for packing; all numbers but `tokens` are those of one latent of a pair."""
+    """Size of a sample in a pack; for a pair all but `tokens` are those of one of its latents."""
 
     tokens: int
-    """Tokens that count towards the pack's capacity, with both latents of a pair."""
+    """Tokens that count towards the pack's capacity, those of both latents for a pair."""
     rows: int
-    """Latent tokens in the pack, padding included."""
+    """Latent tokens in the pack, with padding."""
     shape: tuple[int, int]
-    """(latent tokens that attention sees, text tokens of all text inputs)."""
+    """(latent tokens in attention, text tokens of all text inputs)."""
     texts: tuple[int, ...]
-    """Tokens of each text input, in the order of the family."""
+    """Tokens of each text input, in the order of the family's inputs."""
     null_rows: int
-    """Tokens of the sample's own null text."""
+    """Tokens of the null text that the sample itself has."""
     dtypes: tuple[torch.dtype | None, ...]
-    """Dtypes of the latent and of each input, in the order of the family; None for a missing
-    input."""
+    """Dtypes of the latent and of each input, in the order of the family's inputs; None for a
+    missing input."""
     unknown: tuple[str, ...] = ()
-    """Names of tensors of the sample that the family does not read."""
+    """Names of tensors in the sample that the family does not read."""
     is_weighted: bool = False
-    """Whether tokens of the sample have individual loss weights."""
+    """Whether the sample has loss weights for its tokens."""
     logvar_dtype: torch.dtype | None = None
-    """Dtype of the latent's log variance; None without one."""
+    """Dtype of the latent's log variance; None if the sample has none."""
     level_index: int | None = None
-    """The k of its level of validation, k / 8; None for none."""
+    """The k of the sample's fixed noise level in validation, k / 8; None if its shard has none."""
     sound: int = 0
-    """Tokens of its sound, which are a stream of their own."""
+    """Tokens of the sample's sound, which are a stream of their own."""
 
     @classmethod
     def of(cls, sample: LatentSample, layout: PatchLayout) -> SampleSize:
@@ -108,22 +108,22 @@ class SampleSize(NamedTuple):
 
 
 NULL_ROWS = "NullTexts.rows_LE"
-"""Name of a pack's tensor of null texts, for dropped captions."""
+"""Name, in a pack, of the tensor of null texts for dropped captions."""
 LOGVAR = "LatentVariance.logvar_TC"
-"""Name of a pack's tensor of log variances of latents."""
+"""Name, in a pack, of the tensor of log variances of latents."""
 WEIGHT = "TokenWeights.weight_T"
-"""Name of a pack's tensor of loss weights."""
+"""Name, in a pack, of the tensor of loss weights."""
 
 
 def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
-    """The reference latents of a sample, in the family's order."""
+    """The reference latents of `sample`, in the order of the family's inputs."""
     names = layout.named(InputKind.REFERENCE)
     found = [sample.others.get(name) for name in names] if names else []
     return [latent for latent in found if latent is not None]
 
 
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
-    """The pack of `samples`, end to end. Padding tokens are zero, at position 0, and not real."""
+    """Packs `samples` end to end. Padding tokens are zero, at position 0, and not real."""
     sizes = [SampleSize.of(sample, layout) for sample in samples]
     writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
@@ -139,7 +139,7 @@ def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
 def _outlines(
     layout: PatchLayout, sizes: Sequence[SampleSize], *, channels: int
 ) -> dict[str, Tensor]:
-    """Dtypes and shapes of the tensors of a pack, by the names of `PackedBatch.tensors`."""
+    """Name of each tensor of a pack (as in `PackedBatch.tensors`) -> its dtype and shape."""
     rows, count = sum(size.rows for size in sizes), len(sizes)
     axes, volume = layout.positions.axes, math.prod(layout.patch)
     dtypes = [size.dtypes[0] for size in sizes]
@@ -183,7 +183,7 @@ def _outlines(
 
 
 def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
-    """Dtypes and shapes of the tensors that only some packs have."""
+    """Name of each tensor that only some packs have -> its dtype and shape, in this pack."""
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(of_logvar := [size.logvar_dtype for size in sizes]):
         shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
@@ -195,7 +195,7 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
 class PackWriter:
     """Writes a pack sample by sample, so that each sample's memory can be freed after its copy.
 
-    All tensors lie in one buffer of bytes, in which they are also sent to other processes.
+    All tensors lie in one buffer of bytes, as which they are sent to other processes.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class PackWriter:
         channels: int,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
-        """A writer for at most the samples of `sizes`; `memory(n)` returns n bytes."""
+        """Reserves `memory` for at most the samples of `sizes`; `memory(n)` returns n bytes."""
         self._layout = layout
         sizes = [size for size in sizes for _ in range(layout.copies)]
         outlines = _outlines(layout, sizes, channels=channels)
@@ -219,7 +219,7 @@ class PackWriter:
         self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
-        """Writes the sample, or both samples of a pair, after the earlier ones."""
+        """Writes the sample, or both samples of a pair, behind those written before."""
         self._write(sample)
         if self._layout.in_pairs:
             # Its key is another one, so that messages tell the two apart.
@@ -273,7 +273,7 @@ class PackWriter:
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
 
     def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
-        """Writes the sample's own null text, which has no tokens if the sample has none."""
+        """Writes the null text of a sample; it has no tokens if the sample has none."""
         assert self._null_rows is not None
         first = stop = self._null_starts[-1]
         for name in self._layout.named(InputKind.NULL_TEXT):
@@ -285,7 +285,7 @@ class PackWriter:
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
         """Writes given frames over the target's first frames; returns the number of their tokens.
 
-        A target without further frames keeps its own: there would be nothing to learn.
+        If the target has no other frames, nothing is given, because nothing would be left to learn.
         """
         for name in self._layout.named(InputKind.FRAMES):
             given_CFHW = sample.others.get(name)
@@ -298,10 +298,7 @@ class PackWriter:
         return 0
 
     def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
-        """Writes the log variance of the target.
-
-        -inf (variance 0) for tokens that are not sampled.
-        """
+        """Writes the log variance of the target; -inf (variance 0) for tokens not drawn."""
         own_TC = self._tensors[LOGVAR][first : self._start].fill_(-math.inf)
         if sample.latent_logvar_CFHW is not None:
             target_TC = own_TC[: math.prod(grid)]
@@ -309,7 +306,10 @@ class PackWriter:
             target_TC[:clean] = -math.inf
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """Writes loss weights: the sample's, times the mean mask of a target token's patch."""
+        """Writes the loss weights of a sample's tokens.
+
+        They are the sample's weight, times the mean of the mask over the patch of a target token.
+        """
         own_T = self._tensors[WEIGHT][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
             patches_TC = own_T.new_empty(math.prod(grid), math.prod(self._layout.patch))
@@ -317,7 +317,7 @@ class PackWriter:
             own_T[: len(patches_TC)] *= patches_TC.mean(1)
 
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """Writes the condition channels of all inputs side by side; zeros if the sample has none.
+        """Writes the channels of all `CHANNELS` and `FRAME_CHANNELS` inputs side by side, or zeros.
 
         If `FRAME_CHANNELS` would show all frames of a target, it shows none.
         """
@@ -340,7 +340,7 @@ class PackWriter:
             column += width + volume * of_frames
 
     def finish(self) -> PackedBatch:
-        """The finished pack, without unused memory."""
+        """The finished pack, cut to the samples that were written."""
         added, layout, count = self._added, self._layout, len(self._added)
         texts = {n: self._text_rows[n][: starts[-1]] for n, starts in self._texts.items()}
         names = layout.named(InputKind.VECTOR)
@@ -380,7 +380,7 @@ class PackWriter:
         logvar: Tensor | None,
         weight: Tensor | None,
     ) -> Mapping[type, Any]:
-        """The values that methods add to the pack, by type."""
+        """What optional methods add to the pack, by type."""
         added, layout = self._added, self._layout
         starts, level = tuple(self._null_starts), layout.clean_level
         level = level if has_clean or layout.draws_given_frames else None
@@ -398,7 +398,7 @@ class PackWriter:
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
-        """Marks target tokens and sets the level rows; returns whether any token is clean."""
+        """Sets `is_target_T` and the level rows; returns whether any token is clean."""
         is_target_T, level_row_T = tensors["is_target_T"], tensors["level_row_T"]
         is_target_T.copy_(tensors["is_real_T"])
         level_row_T.copy_(tensors["segment_T"])
@@ -417,15 +417,16 @@ class PackWriter:
 
 
 class SoundRows:
-    """The tokens of the sounds of samples: one for each latent frame, whose position is its number.
+    """Writes the sounds of samples as tokens, one for each latent frame.
 
-    They lie end to end, each sound padded as samples are; a sample without one has no tokens.
+    The position of a token is the number of its frame. Sounds lie end to end, each padded as
+    samples are; a sample without sound has no tokens.
     """
 
     _PREFIX = f"others.{SOUND}."
 
     def __init__(self, layout: PatchLayout, tensors: dict[str, Tensor]):
-        """`tensors` are those of a pack, from which it takes the stream's."""
+        """Takes the tensors of the sound stream out of `tensors`, those of a pack."""
         names = [name for name in tensors if name.startswith(self._PREFIX)]
         self._layout = layout
         self._tensors = {n.removeprefix(self._PREFIX): tensors.pop(n) for n in names}
@@ -434,7 +435,7 @@ class SoundRows:
 
     @classmethod
     def shapes(cls, layout: PatchLayout, sizes: Sequence[SampleSize]) -> dict[str, tuple[Any, ...]]:
-        """Types and shapes of the stream's tensors, by their names in a pack."""
+        """Name of each tensor of the sound stream in a pack -> its dtype and shape."""
         if layout.sound is None:
             return {}
         place = [one.name for one in layout.inputs].index(SOUND) + 1
@@ -448,7 +449,7 @@ class SoundRows:
         return {f"{cls._PREFIX}{name}": shape for name, shape in own.items()}
 
     def add(self, latent_KA: Tensor | None) -> None:
-        """Writes the sound of the next sample; None: it has none."""
+        """Writes the sound [K, A] of the next sample; None: it has no sound."""
         frames, first = 0 if latent_KA is None else latent_KA.shape[1], self._starts[-1]
         rows = slice(first, first + self._layout.filled(frames))
         tensors, sample = {n: t[rows] for n, t in self._tensors.items()}, len(self._lengths)
@@ -465,7 +466,7 @@ class SoundRows:
         self._starts.append(rows.stop)
 
     def finish(self) -> TokenStream:
-        """The stream of all samples that were added."""
+        """The token stream of all sounds that were added."""
         clean = self._layout.clean_sound_level
         counts = (0,) * len(self._lengths)
         return TokenStream(
@@ -479,7 +480,7 @@ class SoundRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Added:
-    """Sizes of a sample that was written, besides its tensors."""
+    """Sizes of a sample that was written to the pack."""
 
     key: str
     caption: str
@@ -487,6 +488,6 @@ class _Added:
     grids: tuple[Grid, ...]
     """Grid of the target, then grids of its references."""
     padded: int
-    """Number of tokens of all grids, padding included."""
+    """Number of the sample's tokens, padding included."""
     clean: int
-    """Number of clean tokens (given frames) at the beginning of the target."""
+    """Number of clean tokens (of given frames) at the beginning of the target."""

@@ -42,7 +42,7 @@ _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Numbers of checked samples and shards, with notes."""
+    """Numbers of samples and shards that were checked, with notes."""
 
     samples: int
     shards: int
@@ -54,7 +54,7 @@ class Checked:
 
 
 def check_data(config: RunConfig) -> Checked:
-    """Checks all folders, shards and indices that a run will read.
+    """Checks all folders, shards and indices that a run will read, and their dataset cards.
 
     Raises:
         DataError: a folder, shard or index is missing or damaged, or the data do not fit the model;
@@ -85,9 +85,9 @@ def check_data(config: RunConfig) -> Checked:
 
 
 def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
-    """Name of each validation loss -> the run's `config` with that validation set.
+    """Name of each validation loss -> `config` with the dataset of that loss.
 
-    Empty if nothing is validated.
+    It is empty if nothing is validated.
     """
     if not (config.train.eval_interval and config.train.eval_iters):
         return {}
@@ -101,7 +101,7 @@ def validation_sets(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
-    """Faults of local shards; remote shards are checked when they are read."""
+    """Faults of the local shards of a folder; remote shards are checked when they are read."""
     local = [
         (shard.path.local_path(), shard.count)
         for shard in shards_of(leaf)
@@ -113,7 +113,7 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
 
 
 def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
-    """Fault of a shard of `count` samples, or of its index; empty if there is none."""
+    """The fault of the file `shard` or its index, with `count` samples; empty if there is none."""
     from dit.data.tar_reader import REINDEX, index_fault  # mock data have no shards
 
     if not shard.is_file():
@@ -146,7 +146,7 @@ def _head(count: int) -> str:
 
 
 def dataset_card(config: RunConfig) -> dict[str, Any] | None:
-    """The card of the first dataset, which describes its encoders; None if absent.
+    """The card of the first training dataset, which stands for all; None if it has none.
 
     Raises:
         DataError: the card is not a JSON object.
@@ -156,7 +156,7 @@ def dataset_card(config: RunConfig) -> dict[str, Any] | None:
 
 
 def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
-    """The card of a dataset folder; None if absent.
+    """The card of one dataset folder; None if it has none.
 
     Raises:
         DataError: the card is not a JSON object.
@@ -204,11 +204,11 @@ def _holds_sound(shard: Path) -> bool:
 
 
 _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": ("name",)}
-"""(part, entry) of a card that determine the meaning of latents and texts."""
+"""Section of a card -> its entries that determine what latents and texts mean."""
 
 
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Entries that differ between two datasets' cards, if one network cannot learn both; or empty.
+    """Entries in which two dataset cards differ, if one network cannot learn both; else empty.
 
     Entries that a card lacks are not compared.
     """
@@ -265,7 +265,8 @@ def _encoder_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 def _stored_padding(encoder: dict[str, Any]) -> bool | None:
     """Whether texts include hidden states of padding; None if the card does not say.
 
-    data_prep writes the entry only if they do; the encoder of a converted dataset may be unknown.
+    `encoder` is the card's section on the text encoder. data_prep writes the entry `padding` only
+    if they do; the encoder of a converted dataset may be unknown.
     """
     padding = encoder.get("padding")
     if padding is None:
@@ -296,7 +297,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    """A line on whether the network attends to padding after the captions of a dataset."""
+    """A log line on whether the network reads the padding after captions, if it could."""
     if model.text_pad_to is not TextPadding.STORED:
         if model.takes_stored_padding:
             yield (
@@ -320,7 +321,7 @@ def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig)
 def _about_encoder(
     card: dict[str, Any], model: ModelConfig, checkpoint: CheckpointConfig
 ) -> Iterator[str]:
-    """A line on texts whose encoder differs from that of the weights that are fine-tuned."""
+    """A log line if the texts' encoder is not that of the weights that are fine-tuned."""
     (text, *_) = family_of(model).inputs(model)
     encoder = card.get("text_encoder", {})
     found = encoder.get("name", "unknown") if isinstance(encoder, dict) else "unknown"
@@ -341,7 +342,7 @@ def _other_version(version: Any) -> str:
 
 
 def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
-    """Sizes that do not fit the run, if too many samples have them."""
+    """Faults of sizes on the card that do not fit the run, if too many samples have them."""
     latent, sizes = card.get("latent", {}), card.get("sizes")
     strides = [latent.get("stride"), latent.get("temporal_stride")]
     if sizes is None or not all(map(_is_count, strides)):
@@ -369,7 +370,7 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """The refusal of samples with these numbers of frames and pixels, or None."""
+    """The refusal that samples of this `size` in frames and pixels would get, or None."""
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),

@@ -1,8 +1,8 @@
-"""The three layouts of a record in a shard, read into tensors: ours, DFM's and MLPerf's.
+"""Reads the records of shards, in three forms, into tensors: this project's, DFM's and MLPerf's.
 
-Ours: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth` (latent),
-`.pickle` (text, for FLUX the pooled text too) and `.json`; MLPerf's: a bfloat16 part for each
-tensor, and `.json`. Reading never runs code from a file.
+This project's: `.safetensors` (`latent`, `text`, further inputs) and `.json`; DFM's: `.pth`
+(latent), `.pickle` (text, for FLUX the pooled text too) and `.json`; MLPerf's: a bfloat16 part for
+each tensor, and `.json`. Reading never runs code from a file.
 """
 
 # C latent channels; F H W frames, rows, columns of the latent; L text tokens; E text width
@@ -39,16 +39,16 @@ from dit.stored_samples import (
 FORMAT_VERSION = 1
 LATENT, LOSS_MASK, LATENT_LOGVAR = "latent", "loss_mask", "latent_logvar"
 Kinds = Mapping[str, InputKind]
-"""Name in the shard -> kind of input, for inputs that are read beside the latent."""
+"""Name in the shard -> kind, for inputs that are read besides the latent."""
 TEXT_ALONE: Kinds = {TEXT: InputKind.TEXT}
 PLACE = "__place__"
-"""Key of a record, beside a RecordHeader, with the SampleLocation of the whole record."""
+"""Key of a record with a RecordHeader, for the SampleLocation of the whole record."""
 UNREADABLE = "__unreadable__"
-"""Part of a record whose shard cannot be read: the text of the error."""
+"""Key of a record that cannot be read, for the text of the error."""
 SOUND_PART = "sound.safetensors"
-"""Part of a record with the latent [K, A] of its sound, which its `.json` describes."""
+"""Part of a record with the latent [K, A] of its sound; its `.json` describes the sound."""
 _ALWAYS = (LATENT, LOSS_MASK, LATENT_LOGVAR)
-"""Inputs that are read from every record, whatever the family."""
+"""Tensors that are read from every record, whatever the family."""
 MOST_WEIGHT = 1e6
 """Largest loss weight; beyond it, squares in float32 come close to infinity."""
 # Types that a sample may have; any other is refused when the whole record is read.
@@ -74,9 +74,9 @@ class ShardRecord:
     latent_logvar_CFHW: Tensor | None = None
     level_index: int | None = None
     sound_seconds: float | None = None
-    """Length of the sound, without the silence that fills its last frame; None: unknown."""
+    """Seconds of sound, without the silence that fills its last latent frame; None: unknown."""
     unknown: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the sample's tensors that the family does not read."""
+    """Names of tensors in the sample that the family does not read."""
 
     @property
     def text_LE(self) -> Tensor | None:  # noqa: N802  # names of tensors end in their axes
@@ -84,7 +84,7 @@ class ShardRecord:
 
 
 def head_length(payload: bytes | memoryview) -> int:
-    """Length of the header in bytes, from the first 8 bytes of a `.safetensors`."""
+    """Length in bytes of the head of a `.safetensors`, from its first 8 bytes."""
     return 8 + int.from_bytes(payload[:8], "little")
 
 
@@ -93,7 +93,7 @@ def is_dfm(parts: Mapping[str, Any]) -> bool:
 
 
 def has_outline(parts: Mapping[str, Any]) -> bool:
-    """Whether `read_outline` supports the record: not one of DFM, nor one without tensors."""
+    """Whether `read_outline` can read the record: it is not DFM's, and it has tensors."""
     return is_mlperf(parts) or ("safetensors" in parts and not is_dfm(parts))
 
 
@@ -109,7 +109,7 @@ def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRec
 
 
 def read_outline(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """A record of our layout or MLPerf's, with shapes only: tensors are on `meta`.
+    """A record in this project's or MLPerf's form as shapes only: its tensors are on `meta`.
 
     MLPerf's parts that are not RecordHeaders are decoded.
 
@@ -152,7 +152,7 @@ def _decoded(
 
 
 def _sound_of(parts: Mapping[str, Any], kinds: Kinds) -> Any:
-    """The part with the sound of a record; None if it has none, or the family reads none."""
+    """The part with the sound of a record; None if it has none or the family reads no sound."""
     return parts.get(SOUND_PART) if SOUND in kinds else None
 
 
@@ -173,14 +173,14 @@ class _Stored:
     dtype: torch.dtype
     shape: list[int]
     start: int
-    """First byte of the tensor in the file."""
+    """First byte of the tensor's numbers in the file."""
 
 
 def _stored(head: RecordHeader, kinds: Kinds) -> dict[str, _Stored | None]:
-    """The position of each tensor in the file; None for tensors that are not read.
+    """Name -> position of each tensor in a `.safetensors`; None if the tensor is not read.
 
     Raises:
-        SampleRefused: the head is damaged, or the file's length differs from the head.
+        SampleRefused: the head is damaged, or states another length than the file has.
     """
     try:
         tensors, begin = parse_json(str(head.data[8:], "utf-8")), len(head.data)
@@ -229,7 +229,7 @@ def _outlined(head: RecordHeader, kinds: Kinds) -> dict[str, Tensor | None]:
 def _in_place(
     payload: bytes | memoryview, kinds: Kinds = TEXT_ALONE
 ) -> dict[str, Tensor | None] | None:
-    """The tensors as views of the payload; None if only safetensors, which copies, can read it."""
+    """The tensors as views of `payload`; None if only safetensors, which copies, can read it."""
     if isinstance(payload, bytes):
         return None  # torch makes no views of read-only memory
     try:
@@ -272,7 +272,7 @@ def _ours(tensors: Mapping[str, Tensor | None], about: dict[str, Any], kinds: Ki
 
 
 def shaped(tensors: Mapping[str, Tensor | None], kinds: Kinds) -> dict[str, Tensor]:
-    """The tensors of `kinds` that are present, with the axes of their kind.
+    """The tensors of `kinds` that are present, each with the axes of its kind.
 
     Raises:
         SampleRefused: a tensor has other axes.
@@ -295,7 +295,7 @@ def _read_dfm(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
 
 
 def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
-    """A record of MLPerf's layout; tensors of RecordHeaders are on `meta`."""
+    """A record in MLPerf's form; tensors of RecordHeaders are on `meta`."""
     about = _read_json(_part(parts, "json"))
     tensors = {one.part: _part(parts, one.part) for one in MLPERF.values()}
     try:
@@ -305,7 +305,7 @@ def _read_mlperf(parts: Mapping[str, Any], kinds: Kinds) -> ShardRecord:
 
 
 def _unpickled(part: Any, name: str) -> Any:
-    """The object that `torch.save` or pickle wrote to a part."""
+    """The object that `torch.save` or pickle wrote to the part called `name`."""
     from dit import safe_pickle  # only records of DFM need it
 
     try:
@@ -366,7 +366,7 @@ _AXES = {
 
 
 def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
-    """`value` as a tensor with the axes of its kind, without a batch axis.
+    """`value` as a tensor with the axes of `kind`, without a batch axis; messages call it `what`.
 
     Raises:
         SampleRefused: it has other axes.
@@ -378,7 +378,7 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
 
 
 def fps_of(about: dict[str, Any]) -> float:
-    """Frames per second from the `.json` of a sample; NaN if it has none."""
+    """Frames per second in the `.json` of a sample; NaN if it states none."""
     fps = about.get("fps")
     if fps is None:
         return math.nan
@@ -388,7 +388,7 @@ def fps_of(about: dict[str, Any]) -> float:
 
 
 def _sound_seconds(about: dict[str, Any]) -> float | None:
-    """Seconds of the sound from the `.json` of a sample; None if it does not say."""
+    """Seconds of sound in the `.json` of a sample; None if it states none."""
     said = about.get(SOUND)
     if said is None:
         return None
@@ -411,7 +411,7 @@ def _level_index(about: Mapping[str, Any]) -> int | None:
 
 
 def _loss_weight(about: dict[str, Any]) -> float:
-    """The factor of the sample's loss; 1 by default."""
+    """Factor of the sample's loss in its `.json`; 1 by default."""
     weight = about.get("loss_weight")
     if weight is None:
         return 1.0

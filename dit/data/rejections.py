@@ -1,7 +1,7 @@
 """Reasons why samples are refused, and counts of each: no sample is dropped silently.
 
-1. Reject, REMEDIES    the reasons, and what to do about each
-2. RejectCounts        the number of samples with each reason
+1. Reject, REMEDIES    the reasons, and a remedy for each
+2. RejectCounts        the number of samples refused for each reason
 3. Bound               the number of refusals that ends the run
 """
 
@@ -22,11 +22,11 @@ BEGIN_ANEW = (
 
 
 class DataError(ValueError):
-    """An error of the data; the message says what is wrong, where, and what to do."""
+    """An error of the data; the message says what is wrong, where, and how to correct it."""
 
 
 class Reject(StrEnum):
-    """The reasons for refusing a sample; the loader counts each."""
+    """Reasons for refusing a sample; the loader counts each."""
 
     UNREADABLE = "shard cannot be read"
     MISSING_PART = "a part of the sample is missing"
@@ -78,18 +78,18 @@ REMEDIES = {
     Reject.LEVEL_INDEX: "correct it in the .json, or leave it out there: 0 to 7 are k of level k/8",
     Reject.LOSS_WEIGHT: "correct it in the .json, or leave it out there: 1 is the default",
 }
-"""Reason -> advice if too many samples are refused for it."""
+"""Reason of refusals -> advice for a run in which too many samples have it."""
 
 # The fraction of refused samples is judged over whole passes, of at least and at most so many
 # samples: else one fault among the first samples of a good dataset would end the run.
 _JUDGE_OVER = (50, 10_000)
 _MOST_NAMES, _OTHERS = 30, "(others)"  # names of tensors that nothing reads
 MOST_NAMED = 10_000
-"""Number of refused samples that are listed by name."""
+"""Largest number of refused samples that are listed by name."""
 
 
 class SampleRefused(Exception):  # noqa: N818 - a verdict on one sample, not a failure of the program
-    """One sample is refused; has the reason and the values that led to it."""
+    """The refusal of a sample, with the reason and the values that led to it."""
 
     def __init__(self, reason: Reject, detail: str):
         super().__init__(reason, detail)
@@ -126,12 +126,12 @@ class RejectCounts(Savable):
     """Name of a tensor that the model does not read -> number of samples with it."""
 
     def refuse(self, sample: RefusedSample) -> None:
-        """Counts a refused sample, which has been counted as read already."""
+        """Counts a sample as refused; it must be counted as read already."""
         self.refused[sample.reason] = self.refused.get(sample.reason, 0) + 1
         self.newest[sample.reason] = f"{sample.place}: {sample.detail}"
 
     def report(self) -> str:
-        """A line for each reason, for messages."""
+        """A line for each reason of refusals, for messages."""
         return "".join(f"\n  {self.line(reason)}" for reason in sorted(self.refused))
 
     def line(self, reason: str) -> str:
@@ -178,15 +178,15 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The number of samples that may be refused, over all reasons, before the run ends."""
+    """The number of samples that may be refused, for all reasons together, before the run ends."""
 
     fraction: float
     """`dataset.max_bad_fraction`."""
     samples: int
-    """Number of samples in one pass of the rank."""
+    """Number of samples that this rank reads in one pass."""
 
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
-        """Raises an error if too many samples were refused.
+        """Checks that not too many samples were refused.
 
         `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
         equally many.
@@ -207,21 +207,21 @@ class Bound:
 
 
 class ReaderCounts:
-    """Counts and lists the samples that one reader refuses.
+    """Counts and lists the samples that one reader refuses, and checks that they are not too many.
 
-    It also checks its own counts: if nearly every sample is refused, hours may pass before a pack
-    brings the counts to the main process.
+    The check cannot wait for the main process: if nearly every sample is refused, hours may pass
+    before a pack brings the counts there.
     """
 
     def __init__(self, bound: Bound, *, readers: int):
-        """`readers` is the number of readers of the rank."""
+        """Starts with no counts; `readers` is the number of readers on this rank."""
         self.counts = RejectCounts()
         self._bound = bound
         self._readers = readers
         self._fresh: list[RefusedSample] = []
 
     def accept(self, unknown: Iterable[str] = ()) -> None:
-        """Counts a sample as read, and the names of its tensors that the model does not use."""
+        """Counts a sample as read, and the names of its tensors that the model does not read."""
         self.counts.read += 1
         counts = self.counts.unknown
         for name in unknown:
@@ -230,10 +230,10 @@ class ReaderCounts:
             counts[known] = counts.get(known, 0) + 1
 
     def refuse(self, sample: RefusedSample) -> None:
-        """Counts a refused sample, which `accept` has counted as read.
+        """Counts a refused sample, which `accept` counted as read.
 
         Raises:
-            DataError: too many were refused.
+            DataError: too many samples were refused.
         """
         self.counts.refuse(sample)
         if len(self._fresh) < MOST_NAMED:
@@ -242,6 +242,6 @@ class ReaderCounts:
             self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """Samples refused since the last call."""
+        """Samples refused since the last call, which clears the list."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

@@ -1,8 +1,8 @@
-"""Loader states of a checkpoint, converted for another number of ranks or workers.
+"""Converts the loader states of a checkpoint to another number of ranks or workers.
 
 1. equal number of readers    each continues on the rank that now trains its packs
 2. more or fewer readers      the rest of their passes is divided anew; then a new pass begins.
-                              After a change of version that packs differently, too
+                              The same happens if another version, which packs differently, saved
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dit.data.rejections import BEGIN_ANEW, DataError, RejectCounts, sum_counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resharded:
-    """A loader state for the present ranks and workers, and a note about it."""
+    """The loader state for the present ranks and workers, with a note on what changed."""
 
     state: LoaderState
     said: str
@@ -69,7 +69,7 @@ def reshard(
 
 
 def packs_of_worker(given: int, *, rank: int, ranks: int) -> int:
-    """Number of a run's first `given` packs that belong to one rank."""
+    """How many of a run's first `given` packs belong to `rank`."""
     return -((rank - given) // ranks)
 
 
@@ -136,7 +136,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of a reader without its buffered samples, which are divided among the new readers."""
+    """Counts of `reader` without its buffered samples, which other readers will count again."""
     counts = reader.counts()
     counts.read += sum(map(len, reader.since)) - len(reader.waiting())
     return counts
@@ -144,22 +144,22 @@ def _counted(reader: WorkerState) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pool:
-    """Samples of a dataset that all readers together have not yet read."""
+    """Samples of a dataset that are still to be read after resharding."""
 
     runs: list[np.ndarray]
-    """Arrays [ranges, 2] of start and stop, in reading order. A sample owed twice is in two
-    arrays."""
+    """Arrays [ranges, 2] of start and stop, in reading order. A sample that is to be read twice is
+    in two arrays."""
     first: int
     """Index after the last sample that was read."""
     behind: int
-    """Number of readers that will not catch up with all passes that they are behind."""
+    """Number of readers that were two or more passes behind; they catch up only one pass."""
 
     @property
     def size(self) -> int:
         return sum(int(np.diff(runs).sum()) for runs in self.runs)
 
     def part(self, reader: int, readers: int) -> Remaining:
-        """One reader's equal share of the remaining samples."""
+        """An equal share of these samples for reader number `reader` of `readers`."""
         return Remaining(
             runs=tuple(run for runs in self.runs for run in _part(runs, reader, readers)),
             first=self.first,
@@ -169,7 +169,10 @@ class _Pool:
 def _pool(
     shard: WorkerShard, number: int, readers: Sequence[WorkerState], rng: np.random.Generator
 ) -> _Pool:
-    """Samples to read again: one is owed n times if it was read n times less than the most read."""
+    """Samples of dataset `number` to be read after resharding.
+
+    A sample that was read n times less often than the most read one is to be read n times.
+    """
     states = [reader.of_dataset(number) for reader in readers]
     reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])
     since = [s for reader in readers for pack in reader.since for s in pack]
@@ -196,7 +199,7 @@ def _pool(
 
 
 def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Start and stop of each range of chosen samples, [ranges, 2]."""
+    """Start and stop [ranges, 2] of each range of `chosen` samples, also cut before `cuts`."""
     edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     starts = np.flatnonzero(chosen & (cuts | (edges[:-1] == 1)))
     ends = np.flatnonzero(edges == -1)
@@ -207,7 +210,7 @@ def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 
 def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[IndexRange]:
-    """The samples of one of `readers`, if all ranges are concatenated and divided equally."""
+    """Ranges of reader number `reader`, if `runs` are concatenated and divided equally."""
     bounds = np.append(0, np.diff(runs).cumsum())
     begin, end = (int(bounds[-1]) * n // readers for n in (reader, reader + 1))
     first, last = np.searchsorted(bounds, begin, "right") - 1, np.searchsorted(bounds, end)

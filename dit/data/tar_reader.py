@@ -1,8 +1,8 @@
 """Reader of one sample's files in a shard, by the shard's index.
 
 1. index_fault       why the bytes of an index cannot be right
-2. OpenShards        the shards that were read last, kept open
-3. SampleLocation    the place of a sample; its head can be read first and the rest later
+2. OpenShards        the shards that were read last, which stay open
+3. SampleLocation    location of a sample; its head can be read first and the rest later
 4. sample_members    the files of a sample, from its tar headers
 
 This module reads only plain samples: on a local disk, with ustar headers and no extended headers
@@ -38,7 +38,7 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 class NotPlain(Exception):  # noqa: N818 - a case for Energon's reader, not a failure
-    """A sample that only a complete tar reader can read."""
+    """Only a complete tar reader can read this sample."""
 
 
 class ShardError(ValueError):
@@ -50,7 +50,7 @@ REINDEX = "restore it, or write it anew with `energon prepare --tar-index-only {
 
 
 def index_fault(offsets: bytes) -> str:
-    """Fault of an index whose bytes are `offsets`; empty if there is none.
+    """The fault of an index with the bytes `offsets`; empty if there is none.
 
     Each number is the start of a sample and the end of the one before, so an index that does not
     ascend would read some bytes twice, or none.
@@ -68,7 +68,7 @@ def index_fault(offsets: bytes) -> str:
 
 
 class OpenShard:
-    """A shard and its index, both open."""
+    """A shard and its index, both open for reading."""
 
     def __init__(self, path: str):
         """Opens the shard and its index.
@@ -89,7 +89,7 @@ class OpenShard:
             raise ShardError(f"{path}.idx is damaged: {fault}")
 
     def size_now(self) -> int | None:
-        """Size of the shard in bytes; None if another file has its name by now.
+        """Size of the shard in bytes; None if its name now belongs to another file.
 
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,
@@ -102,7 +102,7 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """(first byte, end) of a sample in the shard.
+        """(first byte, end) in the shard of the sample with the index `sample`.
 
         Raises:
             ShardError: the index has no such sample.
@@ -116,16 +116,16 @@ class OpenShard:
 
 
 class OpenShards:
-    """The shards that a loader has read last, kept open."""
+    """The shards that a loader has read last, which stay open."""
 
     def __init__(self, *, with_sound: bool = False) -> None:
-        """`with_sound`: whether samples are read with their sound."""
+        """Starts with no open shard; `with_sound`: the sound of samples is read, too."""
         self.with_sound = with_sound
         self._open: dict[str, OpenShard] = {}
         self._memory = bytearray()
 
     def span(self, path: str, sample: int) -> tuple[int, int]:
-        """(first byte, size) of a sample in the shard at `path`."""
+        """(first byte, size) of the sample with index `sample` in the shard `path`."""
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
@@ -136,11 +136,11 @@ class OpenShards:
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of a shard that `span` has just opened; fewer if the shard ends before."""
+        """Bytes of the shard `path`, after a call of `span` for it; fewer if it ends before."""
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
-        """Bytes as from `read`, in memory that the next call overwrites.
+        """Bytes of the shard `path` as from `read`, in memory that the next call overwrites.
 
         New memory takes as long to allocate as to fill, and is in no cache.
         """
@@ -173,7 +173,7 @@ class OpenShards:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleLocation:
-    """The place of a sample: shard, first byte and size."""
+    """The location of a sample: shard, first byte and size."""
 
     shards: OpenShards
     path: str
@@ -189,7 +189,9 @@ class SampleLocation:
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """The whole record: extension -> bytes. The next call overwrites bytes of tensors.
+        """Reads the whole record: extension -> bytes.
+
+        The next call overwrites the bytes of tensors.
 
         Raises:
             NotPlain: the sample has changed since its head was read.
@@ -210,9 +212,9 @@ class SampleLocation:
 
 
 def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[str, int, int]]:
-    """(name, first byte, size) of each file of a sample.
+    """Yields (name, first byte, size) of each file of a sample.
 
-    `read(start, size)` returns bytes of the sample, which has `size` bytes.
+    `read(start, size)` returns bytes of the sample, whose whole size is `size`.
 
     Raises:
         NotPlain: a header is damaged or not plain.
@@ -264,17 +266,17 @@ def _text(field: bytes) -> str:
 
 
 def is_sound(extension: str) -> bool:
-    """Whether this part of a record is of the sound beside a video, which few networks read."""
+    """Whether the part with this `extension` holds a video's sound, which few networks read."""
     return extension.startswith("sound.")
 
 
 def has_tensors(extension: str) -> bool:
-    """Whether a part of a record holds tensors after a head that states their shapes."""
+    """Whether the part with this `extension` holds tensors after a head with their shapes."""
     return has_named_tensors(extension) or extension.endswith(".bytes")
 
 
 def has_named_tensors(extension: str) -> bool:
-    """Whether a part of a record is a file of safetensors."""
+    """Whether the part with this `extension` is a safetensors file."""
     return extension in ("safetensors", "sound.safetensors")
 
 

@@ -10,7 +10,7 @@ cpu_threads          number of CPU threads, beside other programs or in a contai
 pack_broadcast       one rank of a replica reads packs and sends them to the others
 model_parallel       one pack over context ranks and pipeline stages
 data_parallel        gradients and weights over data ranks; the float32 main parameters
-row_shares           row shards: the rows of each weight that a data rank has, and their storage
+row_shares           which rows of each weight a data rank has (FSDP), and how they are stored
 full_sharding        data parallelism with sharded weights (`ddp.sharding=weights`), by FSDP2
 share_schedule       the device mesh of FSDP; when weights are gathered and gradients reduced
 collective_errors    an error on one rank is raised on all

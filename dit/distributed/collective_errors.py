@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 class RankError(RuntimeError):
-    """Error that happened on one rank and is raised on all ranks."""
+    """An error of one rank, raised on all ranks."""
 
 
 def on_all_ranks(work: Callable[[], T]) -> list[T]:
-    """The results of `work` on each rank, by rank; all ranks call it.
+    """The results of `work` on all ranks, in the order of ranks; all ranks call it.
 
-    Otherwise ranks that succeed would wait for a rank that has left with an error.
+    Without it, ranks that succeed would wait for a rank that has left with an error.
 
     Raises:
         RankError: `work` raised an OSError, RuntimeError or ValueError on a rank.
@@ -71,7 +71,7 @@ def from_first_rank(work: Callable[[], T]) -> T:
 
 
 def error_in_words(error: BaseException) -> str:
-    """`error` as one line, which names a full disk that torch reports as an error of offsets."""
+    """`error` as one line; names a full disk, which torch reports as an error of offsets."""
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)
     return shorten(text, width=400, placeholder="...")

@@ -13,16 +13,17 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 BY_USER = "OMP_NUM_THREADS" in os.environ
-"""Whether the user, or a launcher of several processes, set the number of threads."""
+"""Whether the user, or a launcher of several processes, has set the number of threads."""
 
 
 def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores: int) -> None:
-    """Sets the variables of OpenMP; `cores` is the number of cores that this process may use.
+    """Sets OpenMP's variables in `environment`; this process may use `cores` cores.
 
-    Idle threads sleep. By default they poll for milliseconds; on a busy core a thread may poll
-    while the thread it waits for cannot run: on two busy cores a network took 3 to 5 times as long.
-    The number of threads does not follow the load, because sums depend on it, and a resumed run
-    must be exact. torch would start a thread for each core, even if the container may use fewer.
+    Idle threads are made to sleep. By default they poll for milliseconds; on a busy core a thread
+    may poll while the thread it waits for cannot run: on two busy cores a network took 3 to 5 times
+    as long. The number of threads does not follow the load, because sums depend on it, and a
+    resumed run must be exact. If the folder `cgroup` allows fewer cores, it is the number of
+    threads; torch would start one for each core.
     """
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     quota = cpu_quota(cgroup)
@@ -31,7 +32,7 @@ def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores
 
 
 def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str | None:
-    """A log line if a container limits the threads, or programs share the cores; else None.
+    """A log line if a container limits the `threads`, or other programs share the cores; else None.
 
     `load` is the number of processes that wanted a core before the start (the first of
     `os.getloadavg`).
@@ -48,7 +49,7 @@ def about_threads(cgroup: Path, *, threads: int, cores: int, load: float) -> str
 
 
 def cpu_quota(cgroup: Path) -> float | None:
-    """The number of CPUs that this process's container may use; None without a limit."""
+    """Number of CPUs that the container of this process may use; None without a limit."""
     try:
         limit, period = (cgroup / "cpu.max").read_text().split()  # cgroup v2
     except (OSError, ValueError):

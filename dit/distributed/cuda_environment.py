@@ -20,7 +20,7 @@ from ctypes import byref, c_int, c_void_p
 from dit.config import RunConfig, Sharding
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Two names of the allocator's variable; torch's newer releases prefer the second."""
+"""Two names of the variable of torch's allocator; newer releases prefer the second."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 _NEEDS_NO_ORDER = 10  # compute capability
 _made: dict[str, str] = {}
@@ -30,7 +30,7 @@ def set_cuda_environment(trained: RunConfig | None = None) -> None:
     """Sets the variables for this process and its children, if the machine has a GPU.
 
     `trained` is the configuration of a training run; None for other programs, or if an earlier call
-    already passed it.
+    had it.
     """
     capability = _major_capability()
     if capability is None or _cuda_has_started():
@@ -44,7 +44,7 @@ def set_cuda_environment(trained: RunConfig | None = None) -> None:
 
 
 def _hides_collectives(config: RunConfig) -> bool:
-    """Whether collectives of tensor parallelism are all that overlaps kernels in this run."""
+    """Whether only the collectives of tensor parallelism overlap with kernels in this run."""
     model = config.model
     others = (
         config.ddp.sharding is Sharding.WEIGHTS
@@ -56,7 +56,7 @@ def _hides_collectives(config: RunConfig) -> bool:
 
 
 def settings_made() -> list[str]:
-    """The environment variables that `set_cuda_environment` has set, as NAME=VALUE."""
+    """Environment variables that `set_cuda_environment` has set, each as NAME=VALUE."""
     return [f"{name}={value}" for name, value in _made.items()]
 
 
@@ -67,7 +67,7 @@ def _cuda_has_started() -> bool:
 
 
 def _major_capability() -> int | None:
-    """The first GPU's major compute capability, from the driver, because torch would start CUDA."""
+    """Major compute capability of the first GPU; asks the driver, since torch would start CUDA."""
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

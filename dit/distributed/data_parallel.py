@@ -30,13 +30,14 @@ from dit.distributed.row_shares import rows_of
 logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)
 
 ModelChunk = DistributedDataParallel | ShardedChunk
-"""A virtual pipeline stage of the model on this rank, wrapped for data parallelism."""
+"""The part of the model in one virtual pipeline stage on this rank, wrapped for data
+parallelism."""
 
 
 def wrap(
     models: Sequence[MegatronModule], ddp: DdpConfig, groups: ProcessGroupCollection
 ) -> list[ModelChunk]:
-    """Wraps this rank's model chunks, so that gradients are reduced over data ranks."""
+    """Wraps `models` so that their gradients are reduced over data ranks."""
     wrapped = DistributedDataParallelConfig(
         grad_reduce_in_fp32=ddp.grad_reduce_in_fp32,
         overlap_grad_reduce=ddp.overlap_grad_reduce,
@@ -68,19 +69,19 @@ def wrap(
 
 
 def named_weights(chunk: ModelChunk) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """(name, parameter) of a model chunk's weights; with FSDP, of this rank's rows."""
+    """(name, parameter) of each weight of `chunk`; with FSDP, this rank's rows of it."""
     return ((name.removeprefix("module."), weight) for name, weight in chunk.named_parameters())
 
 
 def zero_gradients(chunks: Sequence[ModelChunk], optimizer: MegatronOptimizer) -> None:
-    """Clears the gradients of the model and of the main parameters."""
+    """Clears the gradients of `chunks` and of the main parameters."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
 
 
 def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
-    """The buffers in which DDP accumulates and reduces gradients."""
+    """Buffers in which gradients are accumulated and reduced; with FSDP, gradients of rows."""
     found: list[Tensor] = []
     for chunk in chunks:
         if isinstance(chunk, ShardedChunk):
@@ -91,7 +92,7 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 
 
 def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """Dtypes of the weights in a pass, and of the gradients that ranks reduce."""
+    """Dtypes of the weights in a forward pass, and of the gradients that ranks reduce."""
     weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
     for chunk in chunks:
         for weight in chunk.parameters():
@@ -103,14 +104,14 @@ def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.
 
 
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
-    """Whether each data rank updates a shard of each weight, instead of the whole."""
+    """Whether each data rank updates one shard of each weight, instead of the whole."""
     return chunks[0].ddp_config.use_distributed_optimizer
 
 
 def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> int:
-    """Index of the copy of the optimizer state of which this rank of `groups` has a shard.
+    """Index of the copy of the optimizer state to which this rank of `groups` belongs.
 
-    Without the distributed optimizer each data rank has a copy of its own.
+    Without the distributed optimizer each data rank has its own copy.
     """
     return groups.dp_cp.rank() // (groups.intra_dp_cp.size() if is_sharded(chunks) else 1)
 
@@ -135,7 +136,7 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 def own_passes(chunks: Sequence[ModelChunk]) -> Iterator[None]:
     """A context in which data ranks may run different numbers of passes without gradients.
 
-    All ranks enter it. Weights must not change inside. With FSDP, a rank that leaves the context
+    All ranks enter it. Weights must not change inside. With FSDP, a rank leaves it only after it
     has joined the all-gathers of every other rank's passes.
     """
     with ExitStack() as inside:
@@ -156,7 +157,7 @@ def publish_main_params(optimizer: MegatronOptimizer, chunks: Sequence[ModelChun
 
 
 def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron-Core chains into one, except those without parameters.
+    """The optimizers that Megatron-Core chains into `optimizer`, except those without parameters.
 
     A pipeline stage whose weights are all frozen has an optimizer without parameters.
     """
@@ -164,7 +165,7 @@ def chained_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
 
 
 def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
-    """The optimizers that Megatron-Core chains into one."""
+    """All optimizers that Megatron-Core chains into `optimizer`."""
     return optimizer.chained_optimizers  # type: ignore[attr-defined]
 
 
@@ -205,7 +206,7 @@ def main_param_shards_of(inner: MegatronOptimizer) -> Iterator[MainParamShard]:
 
 
 class Holding(NamedTuple):
-    """A shard of a weight, and the data rank that updates or stores it."""
+    """A shard of a weight, and the data rank that updates it, or (FSDP) stores it."""
 
     rank: int
     copy: int  # of the optimizer state; there are several with ddp.dp_replicate_size
@@ -221,10 +222,10 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """For each trained weight, its shards and their data ranks; empty without sharding.
+    """Weight -> its shards with their data ranks, for each trained weight that is sharded.
 
-    With FSDP, the shards of all weights, including frozen ones. Nothing is communicated:
-    Megatron-Core divides each bucket equally among ranks, and torch the rows of each weight.
+    With FSDP these are all of `weights`, also frozen ones. Nothing is communicated: Megatron-Core
+    divides each bucket equally among ranks, and torch the rows of each weight.
     """
     held: dict[Tensor, list[Holding]] = {}
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()

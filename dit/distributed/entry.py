@@ -1,4 +1,4 @@
-"""How a script ends: its exit code, one message for an error, and signals to stop.
+"""How a script ends: exit code, one message for an error, and signals to stop.
 
 After an error a process closes its files and loaders within a time limit, without waiting for other
 ranks. NCCL waits for ever for operations with ranks that have left: its kernels, copies after them,
@@ -54,15 +54,15 @@ _ANSWER_S = 10.0
 _DESTROY_S = 30.0
 """Most seconds for destroying process groups at the end of a run."""
 _CLOSE_S = 30.0
-"""Most seconds for closing loggers and loaders; the launcher may grant other processes as many."""
+"""Most seconds for closing loggers and loaders; a launcher may grant other processes as many."""
 _ALONE_S = 120.0
-"""Most seconds for closing a run of one process, which also finishes a pending checkpoint."""
+"""Most seconds for closing a run of a single process, which also finishes a pending checkpoint."""
 _FLUSH_S = 2.0
 _at_stake: list[str] = []
 
 
 class Parser(OptionParser):
-    """Argument parser for programs with several processes, whose errors `run` shows once.
+    """Argument parser for programs with several processes; `run` shows its errors once.
 
     argparse would print them in every process.
     """
@@ -83,7 +83,7 @@ def run(main: Callable[[], int]) -> int:
     """Calls `main` and returns the exit code: 1 after an error, 130 after an early Ctrl-C.
 
     The first process that fails shows one message if a user can fix the error, else its traceback.
-    The others met the same error or lost a peer, and exit silently. After an error, a process in a
+    The others had the same error or lost a peer, and exit silently. After an error, a process in a
     process group ends inside this function, because it cannot destroy the group alone. Output
     streams that cannot be written do not end the process (`dit.streams`).
     """
@@ -133,17 +133,17 @@ def shown_at_once() -> Iterator[None]:
 
 
 class _Said:
-    """Record of whether, and by which process, the run's error has been shown."""
+    """Whether the run's error has been shown, and by which process."""
 
     it: bool | None = None
-    """True if this process has shown the error, False if another one has, None before an error."""
+    """True if this process has shown the error; False if another one has; None: not yet shown."""
     below_run = False
     limit: threading.Timer | None = None
     asks = threading.Lock()
 
 
 def _may_say() -> bool:
-    """Whether this process shows the run's error; True at most once."""
+    """Whether this process shows the run's error; returns True at most once."""
     with _Said.asks:  # the watchdog's thread may ask, too
         if _Said.it is not None:
             return False
@@ -192,7 +192,7 @@ def _leave_without_launcher(message: str) -> None:
 
 
 def say_below(message: str) -> None:
-    """Shows a line below the run's error, in the process that showed it."""
+    """Shows `message` below the run's error, if this process has shown that error."""
     if _Said.it:
         _print(message)
 
@@ -205,10 +205,7 @@ def _leave(code: int) -> int:
 
 
 def _stop(code: int) -> None:
-    """Destroys the process groups.
-
-    If that does not finish in time, ends the process with `code`.
-    """
+    """Destroys the process groups; if that takes too long, ends the process with `code`."""
     if not has_started():
         return
     limit = leave_after(_DESTROY_S, code, say=say_notice)
@@ -219,8 +216,8 @@ def _stop(code: int) -> None:
 class StopSignals:
     """A context in which signals to stop set `received` instead of ending the process.
 
-    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal) unless `nohup`
-    ignores it; even then the launcher stops its processes.
+    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal), the last one unless
+    `nohup` ignores it; even then the launcher stops its processes.
     """
 
     def __init__(self) -> None:
@@ -253,7 +250,7 @@ class StopSignals:
 def started_with() -> str:
     """The shell command that started this run; under a launcher, the launcher's command.
 
-    On several machines it is this machine's command.
+    On several machines it is the command on this machine.
     """
     words = list(sys.orig_argv)
     if is_launched():
@@ -264,13 +261,13 @@ def started_with() -> str:
 
 
 def say_once(message: str) -> None:
-    """Shows an error, unless this process or another one of the run has already shown one."""
+    """Shows `message` as an error, unless a process of the run has shown one before."""
     if _may_say():
         _say(message)
 
 
 def say_notice(message: str) -> None:
-    """Shows a line that is no error, in the first process only."""
+    """Shows `message`, which is no error, in the first process only."""
     if os.environ.get("RANK", "0") == "0":
         _print(message)
 
@@ -293,7 +290,7 @@ def _say(message: str) -> None:
 
 
 def _tell_launcher(message: str) -> None:
-    """Writes `message` to the file from which torch.distributed.run reads a run's root cause.
+    """Writes `message` to the file from which torch.distributed.run reads why a run has failed.
 
     The file has the form of torch's `record`, without a traceback, which the launcher's summary
     would prefer. Its time is a second early: the earliest error counts as the cause, and other
@@ -307,13 +304,13 @@ def _tell_launcher(message: str) -> None:
 
 
 def _show_crash(crash: threading.ExceptHookArgs) -> None:
-    """Shows a thread's crash, except TensorBoard's, which repeats an error that it logs."""
+    """Shows the crash of a thread; TensorBoard's threads repeat an error that is shown already."""
     if not type(crash.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(crash)
 
 
 def _is_first() -> bool:
-    """Whether no other process of this run has failed yet."""
+    """Whether this is the first process of the run that fails."""
     environment, launched = os.environ, is_launched()
     try:
         check_launch()
@@ -348,7 +345,7 @@ def _ask_store(*, otherwise: bool) -> bool:
 
 @contextmanager
 def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
-    """A context that finishes `what` after an error; if that fails, `say` reports the loss."""
+    """A context that finishes `what` after an error; if it fails, `say` reports `what` as lost."""
     _at_stake.append(what)
     try:
         yield
@@ -359,7 +356,7 @@ def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def time_to_close() -> float:
-    """Most seconds that a process takes to close its files and loaders after an error."""
+    """Most seconds that a process may take to close files and loaders after an error."""
     return _ALONE_S if os.environ.get("WORLD_SIZE", "1") == "1" else _CLOSE_S
 
 
@@ -392,7 +389,7 @@ def leave(code: int) -> None:
 
 
 def kill_children(process: psutil.Process) -> None:
-    """Kills all descendants of a process."""
+    """Kills all descendants of `process`."""
     import psutil
 
     for child in process.children(recursive=True):

@@ -7,7 +7,7 @@ pass.
 
 1. ShardedChunk    a model chunk with the interface that Megatron-Core's schedule,
                    `finalize_model_grads` and optimizer expect
-2. RowsOptimizer   Megatron-Core's optimizer of float32 weights, over rows
+2. RowsOptimizer   Megatron-Core's optimizer of float32 weights, for rows of weights
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dit.distributed.row_shares import RowShares, mark_rows, packing_of
 from dit.distributed.watchdog import heartbeat
 
 _STORED = "stored_in_shares"
-"""Attribute of a network with FSDP: the entries that Megatron-Core stores for its rows."""
+"""Attribute of a network with FSDP: the entries that Megatron-Core stores for this rank's rows."""
 
 
 def stored_of(module: nn.Module) -> list[Any] | None:
-    """The rows of a network with weights in shares, in Megatron-Core's form.
+    """Entries that Megatron-Core stores for this rank's rows of the network `module`.
 
-    None for other networks. Megatron-Core itself would mistake the rows for whole weights.
+    None for a network without FSDP. Megatron-Core itself would mistake the rows for whole weights.
     """
     return getattr(module, _STORED, None)
 
@@ -52,7 +52,7 @@ class RowsOptimizer(FP32Optimizer):
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
-    """Changes the optimizer of an FSDP model to `RowsOptimizer`, and drops empty rows from it."""
+    """Turns the optimizer of an FSDP model into `RowsOptimizer`, and drops empty rows from it."""
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         assert type(inner) is FP32Optimizer
         inner.__class__ = RowsOptimizer
@@ -132,19 +132,19 @@ class ShardedChunk(MegatronModule):
         return ((self._weights[n], own) for n, own in self._rows.items() if own.requires_grad)
 
     def finish_grad_sync(self, **_: Any) -> None:
-        """Assigns the gradients that passes have reduced over ranks to this rank's rows."""
+        """Sets the gradients of this rank's rows to those that passes have reduced over ranks."""
         for weight, own in self._trained():
             own.grad = torch.zeros_like(own) if weight.grad is None else _local(weight.grad)
             if own in self._kept:
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of this rank's rows, as they are now."""
+        """The present gradients of this rank's rows."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
     def gradient_types(self) -> set[torch.dtype]:
-        """Dtypes of the reduced gradients, and of those that ranks send."""
+        """Dtypes of the reduced gradients, and of the gradients that ranks send."""
         return {torch.float32, self._reduced}
 
     def scale_gradients(self, scaling_factor: float) -> None:
@@ -156,7 +156,7 @@ class ShardedChunk(MegatronModule):
             own.grad = weight.grad = None
 
     def start_param_sync(self, **_: Any) -> None:
-        """Frees weights that a pass without gradients left gathered, as their rows have changed."""
+        """Frees weights that a pass without gradients left gathered: their rows have changed."""
         self.module.reshard()
 
     # Passes that not all data ranks make.
@@ -166,8 +166,8 @@ class ShardedChunk(MegatronModule):
         """A context in which data ranks may run different numbers of passes without gradients.
 
         A rank that has finished joins the all-gathers of the other ranks until all have finished.
-        All data ranks enter with the same weights. After an error, which leaves a rank alone, it
-        does not wait.
+        All data ranks enter with the same weights. After an error, which may be one rank's alone,
+        it does not wait.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
         with self._schedule.equal_passes():
@@ -182,7 +182,7 @@ class ShardedChunk(MegatronModule):
         self._announce(1)
 
     def _announce(self, passes: int) -> Tensor:
-        """Maximum of `passes` over all data ranks: above 0 if any rank has a pack now."""
+        """Maximum of `passes` over all data ranks [1]: above 0 if any rank has a pack now."""
         any_rank = torch.tensor([passes], device=device())
         dist.all_reduce(any_rank, op=dist.ReduceOp.MAX, group=self._ranks)
         return any_rank
@@ -201,7 +201,7 @@ def without_memory() -> TorchFunctionMode:
 
 
 def _give_memory(unit: nn.Module) -> None:
-    """Allocates the weights of a layer on the device, without values, for FSDP to shard.
+    """Allocates the weights of the layer `unit` on the device, uninitialised, for FSDP to shard.
 
     Trained weights are float32, because their rows are the main parameters.
     """
@@ -221,7 +221,7 @@ def _marks(weight: nn.Parameter) -> dict[str, Any]:
 
 
 def _kept(weight: nn.Parameter) -> Tensor | None:
-    """Mask of 1 or 0 for each number of a gradient, from the weight's hooks; None without hooks.
+    """Mask of 1 or 0 for each number of a weight's gradient, from its hooks; None without hooks.
 
     `fully_shard` creates new parameters, which lose hooks such as that of `hold_key_bias`.
     """

@@ -1,8 +1,8 @@
-"""The import of Megatron-Core without two packages that no run needs.
+"""Imports Megatron-Core without two packages that no run needs.
 
 1. W&B, if installed: Megatron-Core's inference engine logs with it.
 2. torch's compiler: Megatron-Core wraps some fifty functions in `torch.compile`, which imports it.
-   Our networks do not call these functions, so each is compiled only at its first call.
+   This project's networks do not call these functions, so each is compiled at its first call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def import_megatron() -> None:
 
 
 def compiled_when_called(compiler: Callable[..., Any]) -> Callable[..., Any]:
-    """A version of `compiler` (`torch.compile`) that compiles each function at its first call."""
+    """Wraps `compiler` (`torch.compile`) so that it compiles each function at its first call."""
 
     def compile_later(model: Any = None, **options: Any) -> Any:
         if model is None:

@@ -42,7 +42,7 @@ class _HasShare(Protocol):
 
 
 class SharesTokens(Protocol):
-    """A part of a network of any family, as far as it says how its ranks share tokens."""
+    """The part of a network that states how ranks share its tokens; all families have it."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -53,7 +53,7 @@ class SharesTokens(Protocol):
 
 
 def rank_part(module: SharesTokens, item: Item) -> Item:
-    """The part of a pack for ranks with this part of the model."""
+    """The shard of `item` (a pack and its regression problem) for ranks with this `module`."""
     multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
 
@@ -61,11 +61,11 @@ def rank_part(module: SharesTokens, item: Item) -> Item:
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> Item:
-    """A context rank's tokens of a pack, padded at the end to a `multiple` of tokens.
+    """A context rank's tokens of a pack and its problem, padded at the end to a `multiple`.
 
     `ModelConfig.token_multiple` explains the multiple. All random draws were made for the whole
-    pack before, so the numbers are those of a single rank. Additional streams (such as sound) get
-    the noisy tokens that the network reads (`NoisyTokens`).
+    pack before, so the numbers are those of a single rank. Other token streams (such as sound) also
+    get their noisy tokens, which the network reads (`NoisyTokens`).
     """
     others, problems = dict[str, TokenStream](), dict[str, Problem]()
     for name, own in problem.others.items():
@@ -81,9 +81,9 @@ def split_tokens(
 def _split(
     stream: Stream, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> tuple[Stream, Problem]:
-    """A context rank's tokens of a stream and its regression problem.
+    """A context rank's tokens of one token stream, and of its regression problem.
 
-    At least one token, so that every weight has a gradient.
+    There is at least one token, so that every weight has a gradient.
     """
     rows_T = stream.rows(share)
     padding = -len(rows_T) % multiple if len(rows_T) else multiple
@@ -92,7 +92,7 @@ def _split(
     rows_T = to_device(rows_T, stream.latent_TC.device)
 
     def part(tensor: Tensor, value: Any = 0) -> Tensor:
-        """This rank's rows of `tensor` [T, ...], then padding with `value`."""
+        """This rank's rows of `tensor` [T, ...], followed by padding with `value`."""
         mine = tensor[rows_T]
         return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
@@ -110,7 +110,7 @@ def _split(
 
 
 def join_tokens(part_TC: Tensor, batch: TokenStream, module: SharesTokens) -> Tensor:
-    """The tokens of all context ranks in the order of the pack: the inverse of `split_tokens`."""
+    """The tokens of all context ranks [T, C] in the order of the pack; undoes `split_tokens`."""
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:
         return part_TC[:tokens]
@@ -169,7 +169,7 @@ class StageLink(P2PCommunicator):
     """
 
     def __init__(self, group: dist.ProcessGroup, config: ModelParallelConfig, shapes: list[Shape]):
-        """`shapes` are the shapes of the packs' hidden states, in the order of the packs."""
+        """`shapes` are the shapes of the packs' hidden states, in the order of packs."""
         super().__init__(group, config)
         virtual = config.virtual_pipeline_model_parallel_size or 1
         self._from_previous, self._from_next = received_shapes(
@@ -183,7 +183,7 @@ class StageLink(P2PCommunicator):
         recv_prev: bool,
         recv_next: bool,
     ) -> tuple[Shape, Shape]:
-        """Shapes of the tensors to receive from both neighbouring stages, without communication."""
+        """Shapes of the tensors from the previous and next stage, found without communication."""
         previous = next(self._from_previous) if recv_prev else []
         following = next(self._from_next) if recv_next else []
         return previous, following
@@ -195,8 +195,8 @@ def received_shapes(
     """Shapes that a stage receives: hidden states from the previous, gradients from the next one.
 
     Both are in the order in which the schedule takes the packs. The last stage sends its output to
-    the first as input of the next virtual stage, except that of the last virtual stage. Gradients
-    go the other way.
+    the first as input of the next virtual stage, except the output of the last virtual stage.
+    Gradients go the other way.
     """
     table = get_schedule_table(len(shapes), virtual, stages)
     every = [shapes[pack] for pack, _ in table]
@@ -211,12 +211,11 @@ def received_shapes(
 def whole_outputs(
     chunks: Sequence[nn.Module], items: Sequence[Item], *, doing: str = "sampling"
 ) -> list[Any]:
-    """The outputs of all tokens of whole packs, float32 [T, C] each, on all ranks of a replica.
+    """Outputs of the network for all tokens of whole packs, float32 [T, C] each, on all ranks.
 
-    Of a pack of several streams, the outputs of each by name.
-
-    All tensor, context and pipeline ranks call it with the same packs. `doing` names the activity
-    in the watchdog's messages.
+    For a pack with several token streams it is a dict of the outputs by stream. All tensor, context
+    and pipeline ranks of a replica call it with the same packs. `doing` names the activity in
+    messages of the watchdog.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     mine, stages = [rank_part(module, item) for item in items], module.groups.pp
@@ -250,14 +249,14 @@ def whole_outputs(
 
 
 class FullForward(nn.Module):
-    """The model as a function of a whole pack, the same on every layout, for sampling.
+    """The model as a function of a whole pack, the same on every layout; it has no backward pass.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
-    output: of several streams, that of each by name. It serves sampling and has no backward pass.
+    output; for a pack with several token streams it is a dict of the outputs by stream.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):
-        """`chunks` are this rank's model chunks, with or without DDP."""
+        """`chunks` are this rank's model chunks, with or without wrapper for data parallelism."""
         super().__init__()
         self.chunks = nn.ModuleList(chunks)
         self.first: Any = getattr(chunks[0], "module", chunks[0])

@@ -1,8 +1,8 @@
-"""Packs for the ranks of a model replica: one rank reads them and sends them to the others.
+"""Sends packs to the ranks of a model replica, one of which reads them.
 
 1. _send        the reading rank sends a pack's structure, then its tensors as one row of bytes
 2. _receive     the other ranks receive both
-3. broadcast    sends and receives, while everyone waits
+3. broadcast    sends and receives while all wait
 4. start        sends and receives in the background: packs of the next step during this one
    wait         waits for the packs that `start` began to send
 """
@@ -28,21 +28,20 @@ T = TypeVar("T")
 _TIMEOUT = timedelta(days=1)
 """Longest wait for packs; the watchdog finds a process that blocks others much sooner."""
 _CLOSE_S = 5.0
-"""Longest wait for packs that are still being sent when a run ends."""
+"""Seconds to wait, when a run ends, for packs that are still being sent."""
 
 
 class Replica:
-    """Tensor, context and pipeline ranks of one data-parallel rank.
+    """The tensor, context and pipeline ranks of one data-parallel rank.
 
     Packs are sent before a schedule starts: inside it, a stage that waits for packs and one that
-    waits for hidden states would wait for each other.
-
-    Packs go from host memory to host memory over separate connections, so they neither delay nor
-    wait for work on a GPU. Each rank copies them to its device when their step begins.
+    waits for hidden states would wait for each other. Packs go from host memory to host memory over
+    separate connections, so they neither delay nor wait for work on a GPU. Each rank copies them to
+    its device when their step begins.
     """
 
     def __init__(self, groups: ProcessGroupCollection):
-        """Collective: all ranks of the run call it."""
+        """Creates the group of the replica's ranks; all ranks of the run call it together."""
         mine = groups.dp.rank()
         known = [mine] * dist.get_world_size()
         dist.all_gather_object(known, mine)
@@ -60,21 +59,21 @@ class Replica:
         """Packs that `start` has begun to send and `wait` has not returned yet."""
 
     def broadcast(self, packs: Iterable[PackedBatch], device: torch.device) -> list[PackedBatch]:
-        """The packs of the reading rank, on `device`; `packs` of other ranks are ignored.
+        """The packs of the reading rank, on `device`; on other ranks `packs` is ignored.
 
         Raises:
-            Exception: what `packs` raised, on every rank.
+            Exception: on every rank, what `packs` raised.
         """
         assert self.pending is None, "packs are under way"
         return [pack_to(pack, device) for pack in self._transfer(packs)]
 
     def start(self, packs: Iterable[PackedBatch]) -> None:
-        """Starts to broadcast `packs`, which a background thread iterates over."""
+        """Starts to broadcast `packs`, which a thread reads meanwhile."""
         assert self.pending is None, "other packs are under way"
         self.pending = BackgroundIterator(self._transfer(packs))
 
     def wait(self, device: torch.device) -> list[PackedBatch]:
-        """Waits for the packs of `start` and returns them, on `device`."""
+        """Waits for the packs of `start`, and returns them on `device`."""
         assert self.pending is not None, "no packs are under way"
         packs = []
         for pack in self.pending:
@@ -84,7 +83,7 @@ class Replica:
         return packs
 
     def close(self) -> None:
-        """Waits for packs that nobody needs, because a thread must not outlive its process."""
+        """Waits for packs that nobody takes, since a thread must not outlive its process."""
         if self.pending is not None:
             self.pending.thread.join(_CLOSE_S)
 
@@ -115,7 +114,7 @@ class Replica:
             raise outline
 
     def _broadcast_object(self, message: Any = None) -> Any:
-        """`message` of the reading rank, sent to all: a pack, an error, or None at the end."""
+        """`message` of the reading rank, on all ranks: a pack, an error, or None at the end."""
         messages = [message]
         dist.broadcast_object_list(messages, src=self.source, group=self.group)
         return messages[0]
@@ -129,7 +128,7 @@ def _next_or_error(packs: Iterator[T]) -> T | Exception | None:
 
 
 class BackgroundIterator(Iterator[T], Generic[T]):
-    """Iterates over `items` in a thread and buffers them until they are taken.
+    """Iterates over `items` in a thread, which buffers them until they are taken.
 
     An error of `items` is raised when the next item is taken.
     """

@@ -1,4 +1,4 @@
-"""Start of the processes, and the process groups of a layout, which functions take as arguments.
+"""Starts the processes, and the process groups of a layout, which functions take as arguments.
 
 Without CUDA, Megatron-Core is first made to run on the CPU (`run_megatron_on_cpu`):
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _CPU = torch.device("cpu")
 _CUDA_NAMES = ("cuda", "cuda:0")
 _MADE_ON_CUDA = ("tensor", "zeros", "ones", "full")
-"""Functions of torch that Megatron-Core calls with device="cuda" on every machine."""
+"""Functions of torch to which Megatron-Core passes device="cuda" on every machine."""
 _UNUSED = {
     "DATA_PARALLEL_GROUP",  # its ranks are counted; sums go over the group with context ranks
     "EMBEDDING_GROUP",
@@ -61,9 +61,8 @@ _UNUSED = {
     "TENSOR_AND_DATA_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
-"""Megatron-Core's descriptions of groups in which this project sends no message.
-
-They are complete groups: should a later version of Megatron-Core send a message, it arrives."""
+"""Megatron-Core's names of groups in which this project sends no message. They are complete groups:
+should a later version of Megatron-Core send a message, it arrives."""
 
 
 def device() -> torch.device:
@@ -74,7 +73,7 @@ def device() -> torch.device:
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
-    """Sends `tensor` of rank `source` to all ranks of `group`, from device or host memory."""
+    """Sends `tensor` of rank `source` to all ranks of `group`, in device or host memory."""
     there = tensor.detach().to(device())  # where NCCL can send it
     # As bytes, because back ends differ in the types that they know.
     dist.broadcast(there.view(-1).view(torch.uint8), group=group, group_src=source)
@@ -83,7 +82,7 @@ def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
 
 
 def device_memory() -> int | None:
-    """Memory of this process's accelerator in bytes; None without one."""
+    """Bytes of memory of this process's accelerator; None without one."""
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(device()).total_memory
@@ -95,7 +94,8 @@ def start_processes(
     """Joins the launcher's process group (or creates one) and prepares Megatron-Core.
 
     The back end is NCCL with CUDA, and gloo without. A program may open several checkpoints: a
-    second call creates the groups of the new layout.
+    second call creates the groups of the new layout. `limit_s` is the time in seconds within which
+    all processes must join.
 
     Raises:
         LaunchError: the variables of the launcher are incomplete or wrong.
@@ -136,7 +136,7 @@ def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:
-    """Joins the process group; all processes must have come within `meeting`."""
+    """Joins the process group; all processes must come within `meeting`."""
     launched = meets_others() and not is_alone()
     join = partial(
         dist.init_process_group,
@@ -156,7 +156,7 @@ def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) ->
 
 
 def _join_alone(join: Callable[..., None], target: torch.device) -> None:
-    """Starts a process group of one process, with gloo if NCCL fails for want of a network."""
+    """Starts a process group of this process only, with gloo if NCCL finds no network."""
     try:
         join("nccl", device_id=target)  # NCCL starts now, not at the first collective
     except RuntimeError as error:
@@ -165,7 +165,7 @@ def _join_alone(join: Callable[..., None], target: torch.device) -> None:
 
 
 def make_groups(model: ModelConfig, *, dp_replicate_size: int = 1, timeout: timedelta) -> None:
-    """Creates Megatron-Core's groups of a layout, in place of those of an earlier one."""
+    """Creates Megatron-Core's groups of the layout of `model`, in place of an earlier layout's."""
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
@@ -187,11 +187,9 @@ def sharing_unused_groups() -> Iterator[None]:
     """A context in which Megatron-Core creates fewer process groups.
 
     All unused groups with the same ranks become one, which is a used group of these ranks if there
-    is one.
-
-    Used groups keep separate communicators, because two that send at the same time must not wait
-    for each other. Each rank creates its group of one by itself: otherwise all ranks would join as
-    many calls as there are ranks.
+    is one. Used groups keep separate communicators, because two that send at the same time must not
+    wait for each other. A group with a single rank is created by that rank alone: otherwise all
+    ranks would join as many calls as there are ranks.
     """
     from megatron.core import parallel_state
 
@@ -208,7 +206,7 @@ def _shared(create: Callable[..., Any]) -> Callable[..., Any]:
     used: dict[tuple[int, ...], int] = defaultdict(int)  # how many of them a used group has taken
 
     def create_or_share(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:
-        """The group of `ranks`: a new one, or an existing one of the same ranks.
+        """The group of `ranks`: a new one, or an existing one with the same ranks.
 
         All ranks request all groups in the same order, so all decide alike.
         """
@@ -236,7 +234,7 @@ def _say_threads() -> None:
 
 
 def process_groups() -> ProcessGroupCollection:
-    """All process groups of this layout, as Megatron-Core's collection."""
+    """All process groups of the present layout, as Megatron-Core's collection."""
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()
@@ -249,7 +247,7 @@ def store_connection() -> Store:
 
 
 class _NoStream:
-    """A stand-in for a CUDA stream on a CPU, where operations run in order anyway."""
+    """Stands for a CUDA stream on a CPU, where operations run in order anyway."""
 
     def __init__(self, *_: Any, **__: Any):
         pass
@@ -259,7 +257,7 @@ class _NoStream:
 
 
 def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`make`, a function of torch that creates a tensor, with `device="cuda"` meaning the CPU."""
+    """Wraps `make`, a function that creates a tensor, so that `device="cuda"` means the CPU."""
 
     @wraps(make)
     def made(*args: Any, **kwargs: Any) -> Tensor:
@@ -271,7 +269,7 @@ def _on_cpu(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _named_cuda(type_of: Callable[..., Any]) -> Callable[..., Any]:
-    """`Tensor.type` with the names of CUDA's dtypes, by which Megatron-Core sorts parameters."""
+    """Wraps `Tensor.type` to return CUDA's names of dtypes, by which Megatron-Core sorts."""
 
     @wraps(type_of)
     def named(*args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 1. RowShares   the division of a weight's rows among data ranks
 2. PackedRows  frozen rows that are stored as bytes
-3. put_rows    writes numbers into rows in either storage; `numbers_of` is its inverse
+3. put_rows    writes numbers into rows in either storage; `numbers_of` reads them
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PACKED = "packed_rows"
 class RowShares:
     """The division of a weight's rows into one shard for each data rank, as by `torch.chunk`.
 
-    The last shards may have fewer rows than the others, or none.
+    The last shards may have fewer rows than the others, or no rows.
     """
 
     shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
@@ -32,24 +32,24 @@ class RowShares:
     rank: int
 
     def part_of(self, rank: int) -> slice:
-        """The slice of the flattened weight that data rank `rank` has."""
+        """The slice of the flattened weight in the shard of data rank `rank`."""
         rows, width = self.shape[0], self.shape[1:].numel()
         size = -(-rows // self.ranks)
         return slice(min(rank * size, rows) * width, min((rank + 1) * size, rows) * width)
 
     @property
     def part(self) -> slice:
-        """The slice of the flattened weight that this rank has."""
+        """The slice of the flattened weight in this rank's shard."""
         return self.part_of(self.rank)
 
     def parts(self) -> list[tuple[int, slice]]:
-        """(rank, slice of the flattened weight) of all ranks that have rows."""
+        """(rank, slice of the flattened weight) for each rank that has rows."""
         every = ((rank, self.part_of(rank)) for rank in range(self.ranks))
         return [(rank, part) for rank, part in every if part.stop > part.start]
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """The division of the weight whose rows parameter `weight` holds; None for a whole weight."""
+    """How the rows are divided that the parameter `weight` holds; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 
@@ -59,7 +59,7 @@ def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
 
 
 class PackedRows(Protocol):
-    """The interface of frozen rows stored as bytes: a uint8 tensor with the same number of rows.
+    """Interface of frozen rows that are stored as bytes: a uint8 tensor with as many rows.
 
     Such rows are divided, sent and gathered like other rows, and unpacked where they are used.
     """
@@ -69,21 +69,21 @@ class PackedRows(Protocol):
         ...
 
     def pack(self, rows: Tensor, /) -> Tensor:
-        """`rows` packed as bytes; tensor ranks may have to compute them together."""
+        """`rows` as bytes; tensor ranks may have to compute them together."""
         ...
 
     def unpack(self, rows: Tensor, /, dtype: torch.dtype) -> Tensor:
-        """Numbers in `dtype` from packed `rows`."""
+        """The numbers in the packed `rows`, in `dtype`."""
         ...
 
 
 def keep_packed(weight: nn.Parameter, packed: PackedRows) -> None:
-    """Stores the rows of `weight`, which has no memory yet, as bytes after sharding."""
+    """Makes sharding store the rows of `weight`, which has no memory yet, as bytes."""
     setattr(weight, _PACKED, packed)
 
 
 def numbers_of(own: Tensor) -> Tensor:
-    """The numbers of a parameter, or of its rows, as a flat read-only tensor."""
+    """The numbers of the parameter `own`, or of its rows, flat; not to be written to."""
     packed, rows = packing_of(own), rows_of(own)
     if packed is None or rows is None:
         return own.detach().view(-1)

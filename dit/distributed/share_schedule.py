@@ -1,4 +1,4 @@
-"""FSDP's device mesh, and the times when weights are gathered and gradients reduced."""
+"""The device mesh of FSDP, and when its layers gather weights and reduce gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
     """Makes `fully_shard` divide and gather byte weights unchanged, as torch does from 2.12 on.
 
     torch 2.11 briefly lets each divided weight require a gradient, which is an error for bytes, and
-    gathers all weights in the compute dtype.
+    gathers all weights in the compute dtype. `fsdp_param` is torch's module.
     """
     if fsdp_param.nn is not nn:
         return  # another part of the network did it
@@ -57,10 +57,10 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
 
 
 class ShareSchedule:
-    """The times when the layers of an FSDP network gather weights and reduce gradients."""
+    """When the layers of an FSDP network gather weights and reduce gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
-        """`module` and its `layers`, in order, must have been through `fully_shard`."""
+        """Sets the schedule of `module` and its `layers`, in order, after `fully_shard`."""
         self.module, self.layers, self.options = module, layers, options
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)
@@ -78,7 +78,8 @@ class ShareSchedule:
     def _fetch_ahead(self, count: int) -> None:
         """Makes each layer prefetch the weights of the next `count` layers, in the network's order.
 
-        The order of the last pass would be wrong after recomputation and in pipelines.
+        torch's default, the order of the last pass, would be wrong after recomputation and in
+        pipelines.
         """
         self.module.set_modules_to_backward_prefetch([*reversed(self.layers[-count:])])
         for number, layer in enumerate(self.layers):
@@ -92,7 +93,7 @@ class ShareSchedule:
             unit.set_modules_to_forward_prefetch([*self.units[number + 1 : number + 1 + count]])
 
     def gather_once(self) -> None:
-        """Joins the all-gathers of a pass without gradients, without computing the pass."""
+        """Joins the all-gathers of another rank's pass without gradients; computes nothing."""
         self.module.unshard()
         for layer in self.layers:
             layer.unshard()
@@ -107,9 +108,9 @@ class ShareSchedule:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are not yet reduced over replicas, or not yet over any rank.
+        """A context in which gradients are not yet reduced over replicas, or over any ranks.
 
-        The first backward pass outside it reduces the gradients of all packs.
+        The first backward pass after it reduces the gradients of all packs.
         """
         self._sum_now(False)
         yield
@@ -126,7 +127,7 @@ class ShareSchedule:
 
 
 def _groups(unit: Any) -> list[Any]:
-    """The parameter groups of an FSDP2 unit; until torch 2.11 a unit has at most one."""
+    """The parameter groups of the FSDP2 module `unit`; until torch 2.11 there is at most one."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -138,11 +139,10 @@ def _trained(group: Any) -> list[Any]:
 
 
 def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
-    """Runs `reduce` with zero gradients for unused weights, so that all ranks send alike.
+    """Calls `reduce` with zero gradients for unused weights, so that all ranks send equal lengths.
 
     Packs have different inputs, so ranks use different weights. torch 2.13 has
-    `set_reduce_scatter_unused_params` for this; without it ranks would send buffers of different
-    lengths.
+    `set_reduce_scatter_unused_params` for this.
     """
     for one in _trained(group) if group.reduce_grads else ():
         weight, kept = getattr(one, "_unsharded_param", None), one.unsharded_accumulated_grad
@@ -152,10 +152,10 @@ def _reduce_all(group: Any, reduce: Callable[..., None], *unused: Any) -> None:
 
 
 def _complete(unit: Any) -> None:
-    """Adds zero gradients for unused weights of a unit in which other weights have gradients.
+    """Adds zero gradients for unused weights of `unit` if others of its weights have gradients.
 
-    torch stores gradients in the dtype of the reduction and demands one dtype in a unit; unused
-    weights of only the last pack would get another dtype.
+    torch stores gradients in the dtype of the reduction and demands one dtype in a unit; weights
+    that only the last pack leaves unused would get another dtype.
     """
     for group in _groups(unit):
         trained = _trained(group)

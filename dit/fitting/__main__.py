@@ -1,4 +1,4 @@
-"""`python -m dit.fitting`, which packing starts."""
+"""Runs the command as `python -m dit.fitting`, which packing starts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Shards -> the facts about them that a run is fitted to."""
+"""Reads from shards the facts that a run is fitted to."""
 
 # C F H W channels, frames, rows, columns of a latent
 
@@ -19,7 +19,7 @@ _LOOKED_AT = 256  # samples of the training split, evenly spread
 class Corpus:
     """Facts about the training split of a dataset: sizes, captions, lengths of texts.
 
-    Captions and texts are estimated from some of its samples.
+    Captions and texts are estimated from some of the samples.
     """
 
     folder: Path
@@ -30,44 +30,45 @@ class Corpus:
     text_rows: float
     """Mean number of text tokens of a caption."""
     shapes: tuple[tuple[int, int, int], ...]
-    """Latent sizes of the samples: (frames, rows, columns)."""
+    """Latent size of each sample: (frames, rows, columns), in cells."""
     held_out: tuple[tuple[int, int, int], ...] = ()
-    """Latent sizes of the validation split, which the network must accept as well."""
+    """Latent sizes in the validation split, which the network must accept as well."""
     captions: float
-    """Fraction of the samples whose caption no other sample has."""
+    """Fraction of samples whose caption is unique."""
     side: float
-    """Square root of the mean picture area, in pixels."""
+    """Square root of the mean area of the pictures, in pixels."""
     colours: int | None
-    """Colour channels of the codec without weights (1 or 3); None for latents of a VAE."""
+    """Colour channels (1 or 3) of latents of the codec without weights; None: latents of a VAE."""
     basis: str
-    """Contents of a cell of the codec without weights, such as pixels or dct; empty for a VAE."""
+    """What a latent cell of the codec without weights holds, such as pixels or dct; empty for a
+    VAE."""
 
     @property
     def own_captions(self) -> bool:
-        """Whether most samples have a caption that no other sample has."""
+        """Whether most samples have a unique caption."""
         return self.captions > 0.5
 
     @property
     def sizes(self) -> set[tuple[int, int, int]]:
-        """Sizes of all latents, including held-out ones, because a run must accept all."""
+        """Sizes of all latents, held-out ones included, since a run must accept them all."""
         return {*self.shapes, *self.held_out}
 
     @property
     def largest(self) -> tuple[int, int, int]:
-        """The largest number of frames, rows and columns of a latent."""
+        """The largest numbers of frames, rows and columns among all latents, in cells."""
         frames, rows, columns = zip(*self.sizes, strict=True)
         return max(frames), max(rows), max(columns)
 
     def lengths(self, patch: int) -> set[int]:
-        """Numbers of tokens of a sample, for all sizes."""
+        """Numbers of tokens that a sample may have, with patches of `patch` rows and columns."""
         return {_tokens(size, patch) for size in self.sizes}
 
     def mean_length(self, patch: int) -> float:
-        """Mean number of tokens of a training sample."""
+        """Mean number of tokens of a training sample, with patches of `patch` rows and columns."""
         return sum(_tokens(shape, patch) for shape in self.shapes) / len(self.shapes)
 
     def divides(self, patch: int) -> bool:
-        """Whether patches of this size divide every latent."""
+        """Whether patches of `patch` rows and columns divide every latent."""
         return all(rows % patch == columns % patch == 0 for _, rows, columns in self.sizes)
 
 

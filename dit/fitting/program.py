@@ -1,4 +1,4 @@
-"""Command: reads shards, measures this machine for some seconds, writes train.yaml beside them."""
+"""The command that reads shards, measures this machine for some seconds, and writes train.yaml."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fit(
     gpu: str | None = None,
     seconds: MeasuredSeconds | None = None,
 ) -> tuple[Corpus, Proposal]:
-    """The run for the shards in `folder`, for a training of `minutes`.
+    """Chooses the run for the shards in `folder` and a training of `minutes`.
 
     `gpu` is the name of the device that trains; without one, `seconds` measures steps on this
     machine. Without `minutes` a CPU trains for 30 minutes, and a GPU for the recommended number of
@@ -57,7 +57,7 @@ def fit(
 
 
 def configuration(corpus: Corpus, draft: Draft, *, steps: int = 1000) -> RunConfig:
-    """The run, in the form in which `pretrain_dit.py` reads it.
+    """The configuration of the run `draft`, as `pretrain_dit.py` would read it.
 
     Raises:
         ConfigError: no valid configuration results.
@@ -93,7 +93,7 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; exit code 0."""
+    """Runs the command; returns exit code 0."""
     args = _parser().parse_args(argv)
     if args.minutes is not None and not 0 < args.minutes <= 1e6:
         raise ValueError(

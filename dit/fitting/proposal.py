@@ -1,8 +1,8 @@
-"""Corpus, minutes and seconds of a step -> the run that fits them.
+"""Chooses the run that fits a corpus, given the minutes and the seconds of a step.
 
 1. drafts    for each network: tokens in a sample, length of a pack, samples in a step
 2. choose    the largest network that sees every sample often enough; else the smallest
-3. warnings  what the run will be too short for
+3. warnings  what the run is too short for
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Draft:
     by: Optimization
     patch: int
     tokens: float
-    """Mean number of tokens of a sample, padding included."""
+    """Mean number of tokens in a sample, padding included."""
     multiple: int
     capacity: int
     """Capacity of a pack in tokens."""
@@ -58,11 +58,11 @@ class Proposal:
     passes: float
     """Number of passes over the training samples (epochs)."""
     minutes: float
-    """Duration to expect, in minutes, with validations and checkpoints."""
+    """Minutes to expect, with validations and checkpoints."""
     seconds: float
-    """Duration of a step in seconds."""
+    """Seconds of a step."""
     why: str
-    """Reason for the size of the network."""
+    """Reason for the size of the network, as a phrase."""
     warnings: tuple[str, ...]
 
 
@@ -71,7 +71,7 @@ Seconds = Callable[[Draft], float]
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
-    """The run with each network in the list of sizes, the smallest first."""
+    """A run with each of the known network sizes, the smallest first."""
     by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
     fitting = [p for p in _PATCHES if corpus.divides(p)]
     tokens = {p: corpus.mean_length(p) for p in fitting}
@@ -100,10 +100,10 @@ def choose(
 ) -> Proposal:
     """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
 
-    `seconds` measures networks of the ladder: a step of a small one tells little about a larger
+    `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
     one, because much of its time does not grow with the width. A network that is too slow rules out
-    all larger ones, so the ladder is bisected, from its middle: three measurements of five
-    networks, and of one larger than the middle only where that is fast enough.
+    all larger ones, so the ladder is bisected: of five networks, at most three are measured, and
+    one larger than the middle only if the middle one is fast enough.
     """
     found: dict[int, tuple[int, float]] = {}
     below, above = -1, len(ladder)  # the largest that is fast enough, the smallest that is not
@@ -127,7 +127,7 @@ def choose(
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
-    """The network for a corpus of this size, for as long as `WANTED_PASSES` take."""
+    """The network for a corpus of this size, with the steps that `WANTED_PASSES` take."""
     number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
     draft = ladder[number]
     steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)
@@ -149,7 +149,7 @@ def propose(corpus: Corpus, draft: Draft, *, steps: int, seconds: float, why: st
 
 
 def warnings(corpus: Corpus, *, passes: float) -> list[str]:
-    """Sentences, with figures, about results that need more than `passes` over the corpus."""
+    """Sentences about results that would need more than `passes` over the corpus."""
     seen, needed = passes * corpus.samples, ""
     if passes < WANTED_PASSES:
         minutes = WANTED_PASSES / max(passes, 1e-9)

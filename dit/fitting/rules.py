@@ -1,6 +1,6 @@
 """Rules for small data from measured runs, whose tables are in docs/small_data.md.
 
-Every number of `train.yaml` that no measurement of this machine decides is decided in this file.
+Every number of `train.yaml` that is not measured on this machine is decided in this file.
 """
 
 from __future__ import annotations
@@ -9,33 +9,29 @@ import math
 from dataclasses import dataclass
 
 WANTED_PASSES = 140
-"""Passes over the pictures after which captions give their pictures.
-
-1,257 drawings of 16 tokens, captions all different, 7.3 M parameters: the right picture is the
-nearest of 1,391 for 65 to 78% of 100 captions after 143 and 163 passes. 300 drawings, 4 layers of
-width 192, 171 passes: 57 to 86%, and 100% with learned positions.
-"""
+"""Passes over the pictures after which captions give their pictures. 1,257 drawings of 16 tokens,
+captions all different, 7.3 M parameters: for 65 to 78% of 100 captions the generated picture is
+nearest, among 1,391, to the caption's own after 143 and 163 passes. 300 drawings, 4 layers of width
+192, 171 passes: 57 to 86%, and 100% with learned positions."""
 FEWEST_PASSES = 60
-"""Passes below which a caption hardly ever gives its picture (9% after 56, same drawings)."""
+"""Passes below which a caption hardly ever gives its picture (9% after 56 on the drawings of
+`WANTED_PASSES`)."""
 FEWEST_SAMPLES = 32_000
-"""Samples seen in training below which ten digits are not learned (86% right after 32,000)."""
+"""Samples seen in training below which the digits 0 to 9 are not learned (86% right after
+32,000)."""
 TEXT_DROPOUT = 0.1
 LAST_LEVEL = 5.0
-"""`objective.sigma_min` for coloured pictures with captions of their own.
-
-The sampler's last step goes from there to the picture that the network expects. 1,254 drawings, 184
-passes, guidance 1: the deviation where a drawing has one colour is .032 of 1 with 2, .023 with 5
-and .022 with 10; the right picture is the nearest for 99 or all of 100 captions. For digits, whose
-captions do not say which one is wanted, it stays 0.002.
-"""
+"""`objective.sigma_min` for coloured pictures with captions of their own. The sampler's last step
+goes from there to the picture that the network expects. 1,254 drawings, 184 passes, guidance 1: the
+deviation within areas of one colour is .032 of 1 with 2, .023 with 5 and .022 with 10; the right
+picture is the nearest for 99 or all of 100 captions. For digits, whose captions do not say which
+picture is wanted, it stays 0.002."""
 LEARNED_GUIDANCE = 1.0
-"""`validation.guidance` where such captions are seen WANTED_PASSES times.
-
-The same drawings: .023 with 1, .030 with 1.5 and .054 with 2.5 (from sigma 2). Fewer passes need
-guidance, which is 2.5 unless it is set.
-"""
+"""`validation.guidance` for pictures with captions of their own that are seen WANTED_PASSES times.
+On the drawings of `LAST_LEVEL` the deviation is .023 with 1, .030 with 1.5 and .054 with 2.5 (from
+sigma 2). Fewer passes need guidance, which is 2.5 unless it is set."""
 MINUTES = 30.0
-"""Default duration of training without a GPU, in minutes."""
+"""Minutes of training without a GPU, by default."""
 PART_TRAINING = 0.9
 """Fraction of the time spent on training; start, validations and checkpoints take the rest."""
 
@@ -63,7 +59,7 @@ SMALL = (
     _custom(256, 6, 4),
     _custom(384, 8, 6),
 )
-"""Networks for a CPU, the smallest first."""
+"""Networks for a CPU, ordered by size, the smallest first."""
 NAMED = (
     Size(name="dit_s", layers=12, width=384, heads=6),
     Size(name="dit_b", layers=12, width=768, heads=12),
@@ -72,7 +68,7 @@ NAMED = (
 )
 """Networks for a GPU (arXiv:2212.09748, Table 1)."""
 NAMED_FROM = (0, 20_000, 200_000, 1_000_000)
-"""Number of training samples above which a named size is chosen if no time is given; not
+"""Number of training samples from which each size of `NAMED` is chosen if no time is given; not
 measured."""
 
 
@@ -86,13 +82,13 @@ class Optimization:
     warm_up: int
     sigma_rel: float
     samples: int
-    """Samples per step, if the corpus and `tokens` allow. Drawings were learned with 64 and with
-    128: the number of passes over each sample decides."""
+    """Samples per step, if the corpus and `tokens` allow as many. Drawings were learned with 64 and
+    with 128: the number of passes over each sample decides."""
     tokens: int
-    """Largest capacity of a pack in tokens; a longer sample raises it."""
+    """Largest capacity of a pack in tokens, unless a sample is longer."""
     fewest_tokens: int
-    """Lower limit of the mean tokens of a sample; the largest patch size within this limit is
-    used."""
+    """Least mean number of tokens in a sample; the patch size is the largest that leaves as
+    many."""
     adaln_rank: int
 
 
@@ -122,7 +118,7 @@ ON_GPU = Optimization(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseLevels:
-    """Mean and deviation of ln sigma in EDM training, with the reason."""
+    """Mean and standard deviation of ln sigma in EDM training, with the reason."""
 
     mean: float
     std: float
@@ -134,9 +130,10 @@ def noise_levels(
 ) -> NoiseLevels:
     """Noise levels for pictures of `side` pixels.
 
-    `colours` is 1 (grey) or 3 for the codec without weights, whose cells have a `basis`; None for
-    latents of a VAE. ln sigma grows by ln 2 where the side doubles (arXiv:2301.11093, Sec. 3.1),
-    from the sizes that were measured: digits of 8 pixels, drawings of 32.
+    `colours` is 1 (grey) or 3 for the codec without weights, and `basis` what its cells hold;
+    `colours` is None for latents of a VAE. The mean of ln sigma grows by ln 2 where the side
+    doubles (arXiv:2301.11093, Sec. 3.1), from the sizes that were measured: digits of 8 pixels,
+    drawings of 32.
     """
     if colours is None:
         return NoiseLevels(mean=0.0, std=1.0, why="latents of a VAE; not measured here")

@@ -24,7 +24,8 @@ Clock = Callable[[], float]
 def measured_seconds(config: RunConfig, *, clock: Clock = time.perf_counter) -> float:
     """Seconds of one step of `config`: real packs, gradients, optimizer and average, no saving.
 
-    For packs of more than 8,192 tokens it is extrapolated by operations from mock samples of 1,024.
+    For packs of more than 8,192 tokens it is extrapolated, by numbers of operations, from mock
+    packs of 1,024 tokens.
     """
     from dit.train.trainer import measure_steps
 
@@ -51,7 +52,7 @@ def _start(config: RunConfig) -> None:
 
 
 def _short(config: RunConfig) -> RunConfig:
-    """`config` with packs that are short enough to measure."""
+    """`config`, with mock packs of 1,024 tokens if its own are too long to measure."""
     if config.dataset.task_encoder_seq_length <= _MOST_TOKENS:
         return config
     side, rows = 32 * config.model.patch_spatial, config.dataset.mock_samples[0].text_length
@@ -77,7 +78,7 @@ def _only_steps(config: RunConfig) -> RunConfig:
 
 
 def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
-    """Operations of the forward pass of a full pack of copies of the first mock sample."""
+    """Operations of the forward pass over a pack full of copies of the first mock sample."""
     (sample, *_), model = dataset.mock_samples, model
     tokens = geometry_tokens(model, sample)
     count = max(1, dataset.task_encoder_seq_length // tokens)
@@ -85,9 +86,9 @@ def _work(model: ModelConfig, dataset: DatasetConfig) -> float:
 
 
 def planned_seconds(config: RunConfig, device: str) -> float | None:
-    """Seconds of one step on a GPU named `device`, from its data sheet; None for an unknown one.
+    """Seconds of one step on the GPU named `device`, from its data sheet; None for an unknown GPU.
 
-    It is infinite if weights and activations do not fit into the memory.
+    They are infinite if weights and activations do not fit into its memory.
     """
     found, efficiency = device_named(device), EFFICIENCIES["fused"]
     if found is None:

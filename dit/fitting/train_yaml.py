@@ -1,4 +1,4 @@
-"""The run -> train.yaml, whose comments give the reason for each number."""
+"""Writes a run as train.yaml, whose comments give the reason for each number."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _KEPT = 4  # checkpoints in a run
 _UNCHANGED = "# A change keeps this file from being replaced: "
 
 Line = tuple[str, Any, str]
-"""Key, value and reason."""
+"""(key, value, reason) of a line of train.yaml."""
 
 
 def run_folder(folder: Path) -> Path:
-    """The folder of the run on a dataset, beside the dataset's.
+    """The run folder for the dataset in `folder`, next to that folder.
 
     Packing again with --overwrite does not touch it.
     """
@@ -39,7 +39,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def settings(corpus: Corpus, draft: Draft, *, steps: int) -> dict[str, list[Line]]:
-    """The keys of train.yaml with values and reasons, by group."""
+    """Group -> keys of train.yaml with values and reasons, for the run `draft` of `steps` steps."""
     by, every = draft.by, max(1, steps // _VALIDATIONS)
     return {
         "model": list(_model(corpus, draft)),
@@ -139,19 +139,19 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
-    """Whether captions tell pictures apart: then a picture expected from its caption is no mean."""
+    """Whether captions are unique, so that a caption's expected picture is no mean of several."""
     return corpus.colours == 3 and corpus.own_captions
 
 
 def tokens(groups: dict[str, list[Line]]) -> list[str]:
-    """Settings of `groups` as words of a command line, GROUP.KEY=VALUE."""
+    """Settings of `groups` as arguments of a command line, each GROUP.KEY=VALUE."""
     return [
         f"{group}.{key}={_shown(value)}" for group, keys in groups.items() for key, value, _ in keys
     ]
 
 
 def _shown(value: Any) -> str:
-    """A value of Python as YAML."""
+    """`value` as YAML."""
     if isinstance(value, str):
         return value if value.isidentifier() else json.dumps(value, ensure_ascii=False)
     if isinstance(value, float):
@@ -160,7 +160,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """Text of train.yaml for `proposal`, with a last line by which `put_aside` recognises it."""
+    """Text of train.yaml for `proposal`; its last line tells `put_aside` if it is unchanged."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"
@@ -179,7 +179,7 @@ def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
 
 
 def put_aside(place: Path) -> Path | None:
-    """Renames a train.yaml that a person has changed to train_1.yaml, or the next free number."""
+    """Renames a train.yaml that a person has changed, to train_1.yaml or the next free name."""
     if not place.is_file():
         return None
     text, _, last = place.read_text(errors="replace").rpartition(f"\n{_UNCHANGED}")

@@ -1,4 +1,4 @@
-"""Converts a file of another tool to our keys: `python -m dit.foreign THEIRS > ours.yaml`."""
+"""Converts a file of another tool to this project's keys: `python -m dit.foreign FILE`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dit.streams import result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the file in our keys, with a comment for each of its own keys.
+    """Prints another tool's file in this project's keys, with a comment for each of the file's own.
 
     Raises:
         Problems: all problems that a run of the file would have.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(path: Path, config: RunConfig, translation: Translation, typed: list[Setting]) -> str:
-    """Content of the converted file: notes, then our keys with the values that the run gets."""
+    """Content of the converted file: notes, then keys with the values that the run gets."""
     keys = [one.key.split(".") for one in without_removed([*translation.settings, *typed])]
     chosen = {(group, name) for group, name, *_ in keys}
     tree = {

@@ -39,7 +39,7 @@ _CLASSES = {
     "QwenImageTransformer2DModel": "qwen_image",
     "WanTransformer3DModel": "wan",
 }
-"""Diffusers' class that AutoModel's recipes pretrain -> our family."""
+"""Diffusers' class that AutoModel's recipes pretrain -> family."""
 
 
 def _weighting(value: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def _weighting(value: Any) -> dict[str, Any]:
 
 
 def _fsdp(block: Any) -> dict[str, Any]:
-    """Our keys for the group `fsdp`, whose presence shards weights by FSDP2."""
+    """Keys for the group `fsdp`, whose presence shards weights by FSDP2."""
     if not isinstance(block, dict):
         raise ValueError("is a group and holds no value; set a key such as fsdp.tp_size")
     return {"ddp.sharding": "weights"}
@@ -193,4 +193,4 @@ AUTOMODEL: dict[str, Foreign] = {
     "ci.*": unused_key("it is AutoModel's own test"),
 }
 BLOCKS = ("fsdp",)
-"""Groups whose presence has a meaning, beside each of their keys."""
+"""Groups whose mere presence in a file has a meaning, besides their keys."""

@@ -124,5 +124,5 @@ SHARED: dict[str, tuple[str, ...]] = {
     ),
     "rng": ("seed",),
 }
-"""Names of our keys, by group, that also occur in files of these tools; other keys are ours
+"""Keys, by group, that these tools and this project have in common; all others are this project's
 alone."""

@@ -40,7 +40,7 @@ _NAMES = {
     "qwen_image_plus": "qwen_image",
     "z_image": "zimage",
 }
-"""diffusion-pipe's name of a network -> our family, for names that differ."""
+"""diffusion-pipe's name of a network -> family, for names that differ."""
 _FAMILIES = {name: name for name in FAMILIES} | _NAMES
 
 
@@ -58,7 +58,7 @@ def _precision(value: Any) -> dict[str, Any]:
 
 
 def _base_type(value: Any) -> dict[str, Any]:
-    """Our key for diffusion-pipe's dtype of the frozen weights under adapters."""
+    """Key for diffusion-pipe's dtype of the frozen weights under adapters."""
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
@@ -74,13 +74,13 @@ _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
-    """Our key for the probability that a clip of LTX-Video keeps its first latent frame clean."""
+    """Key for the probability that a clip of LTX-Video keeps its first latent frame clean."""
     (given,) = probability("objective.given_frames")(value).values()
     return {"objective.given_frames": [1 - given, given]}
 
 
 def _adapter(value: Any) -> dict[str, Any]:
-    """Our key for diffusion-pipe's adapters, which adapt every linear of the blocks."""
+    """Key for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
         raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
     return {"lora.targets": ["*blocks.*"]}
@@ -95,7 +95,7 @@ def _huber(value: Any) -> dict[str, Any]:
 
 
 def _range(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Our `level_range` from diffusion-pipe's: both restrict the levels after their shift."""
+    """`level_range` from diffusion-pipe's limits: both restrict levels after their shift."""
     ends = [values.get("model.min_t"), values.get("model.max_t")]
     if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
         raise ValueError("expected a number from 0 to 1")
@@ -108,7 +108,7 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Our shift of the noise levels; a constant overrides one by tokens, and 0 means none."""
+    """Keys for the shift of noise levels; a constant overrides one by tokens, and 0 means none."""
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}
     else:
@@ -129,7 +129,7 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _guided(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Our keys for diffusion-pipe's `cfg` w, whose loss and gradients are ours divided by w².
+    """Keys for diffusion-pipe's `cfg` w, whose loss is that of `objective.cfg_target` over w².
 
     The clipping norm is multiplied by w² to have the same effect.
     """
@@ -145,7 +145,7 @@ def _mode(value: Any) -> dict[str, Any]:
 
 
 def _named(key: str) -> Foreign:
-    """Entry that reads an optional text as our `key`; an empty text sets nothing."""
+    """Entry that reads an optional text as `key`; an empty text sets nothing."""
     return read_by(lambda value: {} if value == "" else {key: value})
 
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 Reading = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-"""Function (value, all keys of the file with values) -> our keys with values; empty if none is
-needed. Raises ValueError with a message for the user if the value asks for something
-unsupported."""
+"""Function of a value, and of all keys of the file with their values, that returns this project's
+keys with values; none if none is needed. It raises ValueError with a message for the user if the
+value asks for something unsupported."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foreign:
-    """How a key of another tool is read as our keys, or why it is not used."""
+    """How a key of another tool is read as this project's keys, or why it is not used."""
 
     instead: str | Callable[[Any], str] = ""
-    """Text for the user, or a function of the value that returns it: which key of ours decides, or
+    """Text for the user, or a function of the value that returns it: which key decides instead, or
     how its meaning differs."""
     accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
     reading: Reading | None = None  # None: the key is not used
@@ -25,13 +25,13 @@ class Foreign:
     grave: bool = False  # the run may train another network or method than the file asks for
 
     def takes(self, value: object) -> bool:
-        """Whether `value` is supported; True is not 1."""
+        """Whether `value` is supported; True is not the same as 1."""
         if self.accepts is None:
             return True
         return any(type(value) is type(one) and value == one for one in self.accepts)
 
     def note(self, value: object) -> str:
-        """The sentence for the log about a value of this key."""
+        """The text for the log about `value`."""
         return self.instead if isinstance(self.instead, str) else self.instead(value)
 
 
@@ -40,26 +40,26 @@ def unused_key(instead: str, *accepts: Any, grave: bool = False) -> Foreign:
 
 
 def read_as(*keys: str, note: str = "") -> Foreign:
-    """Entry whose value is passed unchanged to one or several of our keys."""
+    """Entry whose value is passed unchanged to each of `keys`."""
     return read_by(lambda value: dict.fromkeys(keys, value), note)
 
 
 def read_by(
     reading: Callable[[Any], dict[str, Any]], note: str = "", *, optional: bool = False
 ) -> Foreign:
-    """Entry from whose value `reading` computes our keys."""
+    """Entry whose value the function `reading` converts to this project's keys."""
     return Foreign(reading=lambda value, _: reading(value), instead=note, optional=optional)
 
 
 def read_together(
     reading: Callable[[Mapping[str, Any]], dict[str, Any]], note: str = ""
 ) -> Foreign:
-    """Entry for one of several keys from whose values `reading` together computes our keys."""
+    """Entry for one of several keys, whose values `reading` converts together."""
     return Foreign(reading=lambda _, values: reading(values), instead=note)
 
 
 def probability(key: str) -> Callable[[Any], dict[str, Any]]:
-    """Reader of a number from 0 to 1 for our `key`."""
+    """Function that reads a number from 0 to 1 as `key`."""
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
@@ -92,9 +92,9 @@ def recompute(value: Any) -> dict[str, Any]:
 
 
 def going_on(value: Any) -> dict[str, Any]:
-    """Our keys for another tool's setting that resumes a run.
+    """Keys for another tool's setting that resumes a run.
 
-    Our runs resume from their own folder automatically, or from a given checkpoint.
+    Runs here resume from their own folder without a setting, or from a given checkpoint.
     """
     automatic = value in ("", "LATEST", "latest", "auto") or isinstance(value, bool)
     return {} if automatic else {"checkpoint.load": value}
@@ -109,7 +109,7 @@ def adapter_dtype(value: Any) -> dict[str, Any]:
 
 
 def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
-    """Reader of the only element of a list, or of a plain value."""
+    """Function that reads a list of one value, or a plain value, as `key`."""
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:
@@ -120,7 +120,7 @@ def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def network_of(families: Mapping[str, str]) -> Foreign:
-    """Entry whose values name networks, each of one of our families."""
+    """Entry whose value names a network: one of `families`, which maps it to a family."""
 
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:

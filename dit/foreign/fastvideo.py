@@ -34,7 +34,7 @@ def _decay_style(value: Any) -> dict[str, Any]:
 
 
 def _adapters(value: Any) -> dict[str, Any]:
-    """Our key for FastVideo's default adapters, which adapt attention alone."""
+    """Key for FastVideo's default adapters, which adapt attention alone."""
     if value is not True:
         raise ValueError(
             "is not supported: lora.rank turns adapters on; without them leave out all its keys"
@@ -43,7 +43,7 @@ def _adapters(value: Any) -> dict[str, Any]:
 
 
 def _parts_of_names(value: Any) -> dict[str, Any]:
-    """Our key for FastVideo's LoRA targets, which match anywhere in a module's name."""
+    """Key for FastVideo's LoRA targets, which match anywhere in a module's name."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError("expected a list of names, such as [to_q, to_v]")
     return {"lora.targets": [f"*{one}*" for one in value]}
@@ -54,12 +54,12 @@ def _ema(value: Any) -> dict[str, Any]:
 
 
 def _shares(ranks: Any) -> dict[str, Any]:
-    """Our key for the number of ranks that shard the weights; -1 means all."""
+    """Key for the number of ranks that shard the weights; -1 means all."""
     return {"ddp.sharding": "optimizer" if ranks == 1 else "weights"}
 
 
 def _sparsity(value: Any) -> dict[str, Any]:
-    """Our keys for the fraction of Wan's cubes of tokens that a cube does not attend to."""
+    """Keys for the fraction of Wan's cubes of tokens to which a cube does not attend."""
     if value in (None, False, 0, ""):
         return {}
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
@@ -73,7 +73,7 @@ def _sparsity(value: Any) -> dict[str, Any]:
 
 
 def _growth(key: str) -> Foreign:
-    """Entry that reads a parameter of the growth of Wan's sparsity as our `key`."""
+    """Entry that reads a parameter of the growth of Wan's sparsity as `key`."""
 
     def reading(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value} if values.get("VSA_sparsity") else {}
@@ -82,7 +82,7 @@ def _growth(key: str) -> Foreign:
 
 
 def _whole_sparsity(value: Any) -> dict[str, Any]:
-    """Our keys for a constant sparsity, as in FastVideo's newer trainer."""
+    """Keys for a constant sparsity, as in FastVideo's newer trainer."""
     at_once = {"model.sparse_share_step": 1.0, "model.sparse_share_interval": 1}
     return (found := _sparsity(value)) and found | at_once
 

@@ -1,4 +1,4 @@
-"""Classes of other tools' optimizers, by name: AdamW, Muon, or refused."""
+"""Names of other tools' optimizers, which are read as AdamW or Muon, or refused."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dit.foreign.entry import Foreign, read_as, unused_key
 
 _ADAMW = ("adam", "adamw", "adamwoptimi", "fusedadam")
 _MOMENTS = {"adamw8bit": 2, "pagedadamw8bit": 2, "adamw8bitkahan": 2, "adamwfp8": 2, "adafactor": 0}
-"""Bytes of moments per number in other optimizers: one for each 8-bit moment. Adafactor
-(arXiv:1804.04235) has a sum for each row and column of a matrix, some thousandths of a byte a
-number."""
+"""Bytes of moments for each trained number in other optimizers: one for each 8-bit moment.
+Adafactor (arXiv:1804.04235) has a sum for each row and column of a matrix, some thousandths of a
+byte for each number."""
 _MUON = ("muon", "distmuon")
 
 
 def _name(value: Any) -> str:
-    """`adamw8bit` for `bitsandbytes.optim.AdamW8bit` or `adamw_8bit`."""
+    """Short name of an optimizer: `adamw8bit` for `bitsandbytes.optim.AdamW8bit`."""
     return str(value).rpartition(".")[2].lower().replace("_", "")
 
 
@@ -32,7 +32,7 @@ def _kind(value: Any) -> dict[str, Any]:
 
 
 def _note(value: Any, *, scale: str, lr: str) -> str:
-    """Memory cost of AdamW in place of `value`, or how Muon's learning rates differ."""
+    """Text on the memory of AdamW in place of `value`, or on how Muon's learning rates differ."""
     if _name(value) in _MUON:
         return (
             "whole matrices of attention and feed-forward, each linear by itself, and updates as"
@@ -80,7 +80,7 @@ OF_MUON = {
         "match_rms_adamw is how updates are scaled here, so that optimizer.lr keeps its value then"
     ),
 }
-"""Options of torch's Muon."""
+"""Entries for the options of torch's Muon, by name."""
 _WHOLE = unused_key("each linear is orthogonalised by itself and as a whole")
 _SCALE = unused_key("updates are as large as AdamW's: 0.2 sqrt(max(rows, columns))")
 OF_MEGATRONS_MUON = {
@@ -92,6 +92,7 @@ OF_MEGATRONS_MUON = {
     "muon_extra_scale_factor": _SCALE,
     "muon_fp32_matmul_prec": unused_key("iterations are in float32 where the model is"),
 }
-"""Options of Megatron-Core's Muon, beside `muon_momentum`, which is also our key."""
+"""Entries for the options of Megatron-Core's Muon, by name, but for `muon_momentum`, which has the
+same name here."""
 OPTION = unused_key("the optimizer has no such option; optimizer.* are its keys")
-"""Entry of an option of an unsupported optimizer."""
+"""Entry for an option of an optimizer that is not supported."""

@@ -1,10 +1,10 @@
-"""Conversion of another tool's settings to ours, each with a note.
+"""Converts another tool's settings to this project's, each with a note.
 
-1. recognise  the file has a key of a tool, and no key that only we have
+1. recognise  the file has a key of a tool, and no key that only this project has
 2. block      a group whose presence has a meaning is read before its keys
-3. read       each key of the tool becomes our keys, or a reason why it is not used
-4. pass       other keys stay as they are; the loader judges them
-5. fit        optional keys that the run cannot have are dropped, as their tool does
+3. read       each key of the tool becomes this project's keys, or a reason why it is not used
+4. pass       other keys stay as they are; the loader checks them
+5. fit        optional keys that the run cannot have are dropped, as the other tool does
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PAGE = "docs/coming_from.md names ours"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A setting in another tool's file, and our settings that replace it."""
+    """A setting in another tool's file, and this project's settings that replace it."""
 
     theirs: Setting
     ours: tuple[Setting, ...]
@@ -44,9 +44,9 @@ class Line:
     left_out: str = ""  # why the run is without what the key asks for
 
     def without(self, key: str, why: str) -> Line:
-        """This line without our `key`, which the run cannot have.
+        """This line without `key`, which the run cannot have because of `why`.
 
-        Unchanged if the key is not optional.
+        It is unchanged if the key is not optional.
         """
         if key not in self.optional:
             return self
@@ -55,13 +55,13 @@ class Line:
 
     @property
     def optional(self) -> list[str]:
-        """Our keys that the line sets only if the run can have them."""
+        """Keys that the line sets only if the run can have them."""
         is_optional = self.entry is not None and self.entry.optional
         return [one.key for one in self.ours] if is_optional else []
 
     @property
     def note(self) -> str:
-        """The line of the log: `their key (place): read as ours`, or why it is not used."""
+        """Log line: the tool's key and place, and as which of this project's keys it is read."""
         if self.entry is None:
             return ""
         said = (self.entry.note(self.theirs.value), self.left_out)
@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Translation:
-    """A file of another tool, converted to our keys, with notes."""
+    """A file of another tool, converted to this project's keys, with notes."""
 
     lines: tuple[Line, ...]
     problems: tuple[str, ...]  # values that ask for something unsupported
@@ -84,24 +84,24 @@ class Translation:
 
     @property
     def notes(self) -> list[str]:
-        """The lines for the log; those that concern the whole run come first."""
+        """The lines for the log; notes that concern the whole run come first."""
         lines = [line for line in self.lines if line.entry is not None]
         lines.sort(key=lambda line: not (line.entry and line.entry.grave))
         return [line.note for line in lines]
 
 
 def is_theirs(settings: Sequence[Setting]) -> bool:
-    """Whether a file is another tool's: it has a key of that tool, and none that only we have.
+    """Whether a file is another tool's: it has a key of that tool, and none only of this project.
 
-    AutoModel, FastVideo and diffusion-pipe have groups that we lack. DFM has our groups, so its
-    keys decide.
+    AutoModel, FastVideo and diffusion-pipe have groups that this project lacks. DFM has the same
+    groups, so its keys decide.
     """
     ours = [one.key for one in settings if _is_ours_alone(one.key)]
     return not ours and any(_entry(one.key) or one.key in _GROUPS for one in settings)
 
 
 def translate(settings: Sequence[Setting]) -> Translation:
-    """The settings of a whole file of another tool, converted to our keys."""
+    """Converts the settings of a whole file of another tool to this project's keys."""
     problems: list[str] = []
     values = {one.key: one.value for one in settings}
     kept = [*_blocks(settings), *settings]
@@ -123,7 +123,7 @@ def translate(settings: Sequence[Setting]) -> Translation:
 def fitted(
     translation: Translation, load: Callable[[list[Setting]], RunConfig]
 ) -> tuple[RunConfig, Translation]:
-    """The run that `load` makes of our settings, without optional settings that do not apply.
+    """The run that `load` makes of the converted settings, without optional ones that do not apply.
 
     Raises:
         Problems: all problems of file and run.
@@ -153,7 +153,7 @@ def fitted(
 
 
 def advice(setting: Setting) -> str:
-    """Advice on what to write instead of another tool's setting; empty if no tool has its key."""
+    """Advice on what to write for another tool's setting; empty if no tool has its key."""
     if _entry(setting.key) is None:
         return _PAGE if setting.key in _GROUPS else ""
     if setting.value is None:
@@ -170,7 +170,7 @@ def advice(setting: Setting) -> str:
 
 
 def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[Setting, ...]:
-    """Our settings for `theirs`, a setting of another tool; null sets nothing.
+    """This project's settings for `theirs`, a setting of another tool; null sets nothing.
 
     Raises:
         ValueError: the value asks for something unsupported.
@@ -185,7 +185,7 @@ def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[S
 
 
 def _entry(key: str) -> Foreign | None:
-    """The entry of a key of another tool, or None if no tool has the key."""
+    """The entry for another tool's `key`; None if no tool has it."""
     exact = FOREIGN.get(key)
     if exact is not None:
         return exact
@@ -193,7 +193,7 @@ def _entry(key: str) -> Foreign | None:
 
 
 def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
-    """A setting for each group in BLOCKS that the file uses, with all its keys as the value."""
+    """A setting for each group of BLOCKS in the file, whose value is all of its keys."""
     for group in BLOCKS:
         inside = [one for one in settings if one.key.startswith(f"{group}.")]
         if inside:
@@ -202,7 +202,7 @@ def _blocks(settings: Sequence[Setting]) -> Iterator[Setting]:
 
 
 def _is_ours_alone(key: str) -> bool:
-    """Whether `key` is ours and no other tool's; keys of `model` may be of any family."""
+    """Whether `key` is this project's and no other tool's; keys of `model` may be of any family."""
     group, _, name = key.partition(".")
     name = name.partition(".")[0]
     if name in SHARED.get(group, ()) or _entry(key) is not None:

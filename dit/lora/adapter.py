@@ -3,7 +3,7 @@
 A linear that fuses several of Diffusers' linears (queries, keys and values) has an A and a B for
 each of them, as in PEFT, so that adapters can be exchanged.
 
-| linear     | A                   | B                    | what travels over tensor ranks    |
+| linear     | A                   | B                    | sent between tensor ranks         |
 |------------|---------------------|----------------------|-----------------------------------|
 | column     | whole               | split as the outputs | rows of width r before B          |
 | row        | split as the inputs | whole                | rows of width r, summed, before B |
@@ -59,7 +59,7 @@ class AdapterShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputParts:
-    """Output widths of a linear that fuses several linears of Diffusers, such as q, k and v."""
+    """Output widths of the Diffusers linears, such as q, k and v, that one linear fuses."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
     groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
@@ -85,7 +85,7 @@ class Factors(nn.Module):
 
 
 class Adapter(nn.Module):
-    """The adapters of one linear: one for each part (such as q, k, v) of its output."""
+    """The adapters of one linear: one for each part (such as q, k, v) of its outputs."""
 
     def __init__(
         self,
@@ -98,10 +98,11 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         dropout: float = 0.0,
     ):
-        """`shapes` are rank and alpha for each part of the outputs; None for no adapter.
+        """Creates the adapters of the linear with the weight `weight`.
 
-        `name` is the name of the linear in the whole network, plus that of the adapter if there are
-        several; it seeds the dropout. `dropout` is the dropout rate, `weight` the linear's weight.
+        `shapes` are rank and alpha for each part of the outputs; None for no adapter. `name` is the
+        name of the linear in the whole network, plus that of the adapter if there are several; it
+        seeds the dropout. `dropout` is the dropout rate.
         """
         super().__init__()
         here, inputs = weight.shape
@@ -121,11 +122,11 @@ class Adapter(nn.Module):
 
     @property
     def factors(self) -> list[Factors]:
-        """Matrices A and B of all parts that have an adapter."""
+        """Matrices A and B of each part that has an adapter."""
         return [one for _, one in self._named()]
 
     def _mark(self, factors: Factors, weight: Tensor) -> None:
-        """Marks for Megatron-Core which gradients are partial sums and which weights are shards."""
+        """Marks gradients that are partial sums, and weights that are shards, for Megatron-Core."""
         sharing = self.sharing
         down: Any = factors.A
         up: Any = factors.B
@@ -141,7 +142,7 @@ class Adapter(nn.Module):
             up.sequence_parallel = sharing.sequence
 
     def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """Output of the linear `product` for `x_TI`, plus the outputs of the adapters."""
+        """Output of the linear `product` for `x_TI`, to which the adapters add theirs."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
         x_TI, h_TR = self._down(x_TI, downs)
         out_TO = product(x_TI)
@@ -166,7 +167,7 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The input, and A x of all parts side by side; each part has its own dropout mask."""
+        """The input, and A x of all parts joined by columns; each part has its own dropout mask."""
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
             return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
@@ -192,7 +193,7 @@ class Adapter(nn.Module):
     ) -> ShardedStateDict:
         """Tensors named lora.LAYER.PART.A (or B), not stacked, because layers may differ in rank.
 
-        `sharded_offsets`, from Megatron-Core, gives the layer's index in its stack.
+        `sharded_offsets`, from Megatron-Core, has the layer's index in its stack.
         """
         prefix += "".join(f"{offset}." for _, offset, _ in sharded_offsets)
         tensors, axes = {}, {}
@@ -217,7 +218,7 @@ def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -
 
 
 def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
-    """The input, for the frozen linear, and A x [T, R] in the dtype of A."""
+    """The input for the frozen linear, and A x [T, R] in the dtype of A."""
     if not x_TI.requires_grad:  # what a function returns would
         return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
     both: Any = _Narrowed.apply(x_TI, down_RI)
@@ -225,7 +226,7 @@ def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(out_TO: Tensor, h_TR: Tensor, up_OR: Tensor, *, scale: float) -> Tensor:
-    """`out_TO` + scale · B h, written into the memory of `out_TO`, which nothing else may use."""
+    """Adds scale · B h to `out_TO` in place and returns it; nothing else may use `out_TO`."""
     out = _Widened.apply(out_TO, h_TR, up_OR, scale)
     assert isinstance(out, Tensor)
     return out
@@ -268,7 +269,7 @@ class _Widened(torch.autograd.Function):
 
 
 _ROWS = 4096
-"""Rows that are hashed at a time: the hashes take eight bytes for each number."""
+"""Number of rows that are hashed at a time: hashes take eight bytes for each number."""
 
 
 def dropped(
@@ -282,10 +283,10 @@ def dropped(
     recomputation repeats the mask. GPUs have a kernel for it (`dit.models.kernels.adapter_dropout`)
     with equal bits.
 
-    `rate` is the probability of 0, `key` belongs to pack and adapter (`adapter_key`), `first` is
-    the index of the first channel. `fused_kernels` allows our kernel, if `kernels_run_on` this
-    device. The backward pass adds the dropped input's gradient in place to the other gradient,
-    which must have no other reference.
+    `rate` is the probability of 0, `key` belongs to pack and adapter (`adapter_key`), `place_T` has
+    the positions of the tokens in the pack, and `first` is the index of the first channel.
+    `fused_kernels` allows the kernel, if `kernels_run_on` this device. The backward pass adds the
+    dropped input's gradient in place to the other gradient, which must have no other reference.
     """
     fused = fused_kernels and per_sample.kernels_run_on(x_TI.device)
     masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
@@ -296,20 +297,20 @@ def dropped(
 
 
 def adapter_key(seed: int, name: str) -> int:
-    """A 62-bit number for an adapter in a pack, from which its dropout is hashed."""
+    """A 62-bit number for the adapter `name` in the pack with `seed`, which dropout hashes."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 
 
 class _Masked(NamedTuple):
-    """The interface of both dropout implementations: (x, place_T, rate, key, first) -> result."""
+    """Interface of both dropout implementations; arguments are (x, place_T, rate, key, first)."""
 
     of: Callable[..., Tensor]
     add: Callable[..., None]  # to a sum, which stands before them
 
 
 class _Dropped(torch.autograd.Function):
-    """Dropout that saves no mask for backward, but computes it again."""
+    """Dropout that saves no mask for the backward pass, but computes it again."""
 
     @staticmethod
     def forward(
@@ -354,7 +355,7 @@ def _kernels() -> _Masked:
 
 
 def _kept(place_T: Tensor, channels: int, *, rate: float, key: int, first: int) -> Tensor:
-    """Boolean mask [T, I] of the numbers that dropout does not drop."""
+    """Boolean mask [T, I] of the numbers that dropout keeps."""
     channel_I = torch.arange(first, first + channels, device=place_T.device)
     row_T = _mixed(_mixed(place_T ^ (key & _WORD)) ^ (key >> 31))
     hash_TI = _mixed(row_T[:, None] ^ _mixed(channel_I))
@@ -365,7 +366,7 @@ _WORD = 2**31 - 1
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """A permutation of 31-bit words in which every output bit depends on all input bits.
+    """Permutes the 31-bit words `x` so that every output bit depends on all input bits.
 
     It is the finaliser of MurmurHash3 (fmix32) on 31 bits, so that each product fits into 63 bits.
     """

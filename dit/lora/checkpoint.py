@@ -2,7 +2,7 @@
 
 1. AdapterRun   the content of the file
 2. adapter_run  the adapters that a run trains, by its keys and the checkpoint it starts from
-3. found_base   the present place of the frozen weights; checked_base: whether they are unchanged
+3. found_base   the present path of the frozen weights; checked_base: whether they are unchanged
 
 Such a checkpoint has no frozen weights. Its `lora.json` says where they are:
 
@@ -37,12 +37,12 @@ from dit.lora.factors import LoraFactors, check_fits, shapes_of
 from dit.lora.targets import Adapters, chosen_adapters
 
 Say = Callable[[str], None]
-"""Function that logs a line about keys of `lora.init_from` that are left out."""
+"""Function that writes a line to the log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenBase:
-    """The frozen weights that adapters were trained on: path, digest, and whether EMA."""
+    """The frozen weights under adapters: path, digest, and whether they are the EMA."""
 
     path: Path | None  # of a checkpoint or Diffusers folder; None: drawn from the seed
     diffusers: bool = False
@@ -63,7 +63,7 @@ DRAWN = FrozenBase(path=None, averaged=False, digest="")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterRun:
-    """The adapters that a run trains, and their frozen base weights."""
+    """The adapters that a run trains, and the frozen weights under them."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -83,7 +83,7 @@ _FILE = TypeAdapter(AdapterRun)
 
 
 def adapters_of(checkpoint: Path) -> AdapterRun | None:
-    """The adapters of a checkpoint; None if the checkpoint has whole weights.
+    """The adapters of the checkpoint `checkpoint`; None if it has whole weights.
 
     Raises:
         CheckpointError: its `lora.json` is damaged.
@@ -99,6 +99,8 @@ def adapters_of(checkpoint: Path) -> AdapterRun | None:
 
 def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None) -> AdapterRun:
     """The adapters that a run trains; `start` is the checkpoint from which it starts.
+
+    `say` gets lines for the log.
 
     Raises:
         CheckpointError: the frozen weights are missing or have changed; or the checkpoint has only
@@ -124,10 +126,10 @@ def adapter_run(config: RunConfig, start: Path | None, say: Say = lambda _: None
 
 
 def _check_drawn_alike(start: Path, config: RunConfig) -> None:
-    """Refuses another `rng.seed` if it would draw other frozen weights.
+    """Refuses settings that would draw other frozen weights than those of the checkpoint `start`.
 
     Raises:
-        CheckpointError: the checkpoint's adapters belong to random weights that are in no file.
+        CheckpointError: seed or initialisation differ, and no file has the frozen weights.
     """
     before, here = (
         f"rng.seed={c.rng.seed}, model.init_method={c.model.init_method} and"
@@ -149,7 +151,7 @@ def factors_of_file(
     place: str | None = None,
     key: str = "lora.init_from",
 ) -> dict[str, LoraFactors]:
-    """The adapters of the file `lora.init_from`, or of the file `place` that `key` names.
+    """The adapters in the file `lora.init_from`, or in `place`, which the setting `key` names.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -166,11 +168,11 @@ def factors_of_file(
 
 
 def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
-    """Rank and alpha of each adapter in the file `lora.init_from`, which override the keys.
+    """Rank and alpha of each adapter in the file `lora.init_from`, which replace the keys.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
-        Problems: `lora.rank` or `lora.alpha` differ from them.
+        Problems: `lora.rank` or `lora.alpha` is set to another value.
     """
     shapes = shapes_of(factors_of_file(config.lora, config.model, say))
     for key, told in (("rank", config.lora.rank), ("alpha", config.lora.alpha)):
@@ -187,7 +189,11 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses adapters that differ from the checkpoint from which a new run starts."""
+    """Refuses settings that differ from the `adapters` of the checkpoint `start`.
+
+    Raises:
+        Problems: names each of them.
+    """
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
@@ -209,7 +215,7 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
-    """The frozen base weights of a new run."""
+    """The frozen weights of a new run, which starts from the checkpoint `start` or from none."""
     if start is not None:
         averaged = config.checkpoint.finetune_weights is Weights.EMA
         path = start.resolve()
@@ -227,7 +233,7 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """`base` with its present path, or `moved_to` if it was moved.
+    """`base` with its present path: the recorded one, or `moved_to`.
 
     Raises:
         CheckpointError: no such folder exists, or its files have other checksums.
@@ -249,7 +255,7 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
 
 
 def checked_base(base: FrozenBase, digest: str) -> FrozenBase:
-    """A Diffusers folder with the digest of its files, if that equals the recorded one.
+    """`base`, a Diffusers folder, with the `digest` of its files, if that equals the recorded one.
 
     For a checkpoint, loading compares the checksums with its files.
 

@@ -1,12 +1,12 @@
-"""Matrices A and B, and alpha, of one adapted linear, by Diffusers' module names.
+"""Matrices A and B, and alpha, of adapted linears, by Diffusers' names of modules.
 
 1. LoraFactors  the adapter of one module
 2. check_fits   whether adapters belong to a network
-3. to_stored    adapters -> tensors of our checkpoints; `from_stored` is the inverse
+3. to_stored    converts adapters to tensors of checkpoints; `from_stored` converts them back
 
-One of our linears may join several of Diffusers', with its outputs (head by head, halves of rotary
-pairs separated) or inputs in another order. An arrangement is a permutation, so our product is the
-rearranged product of Diffusers' matrices, to the bit in both directions.
+One linear of this project may join several of Diffusers', with its outputs (head by head, halves of
+rotary pairs separated) or inputs in another order. An arrangement is a permutation, so the product
+of its matrices is the permuted product of Diffusers' matrices, to the bit in both directions.
 """
 
 # O outputs of one module, I inputs, R rank
@@ -49,16 +49,16 @@ class LoraFactors:
         return AdapterShape(rank=self.rank, alpha=self.alpha)
 
     def folded(self) -> LoraFactors:
-        """This adapter with alpha = r: `up` contains the scale."""
+        """This adapter with alpha = r, and the scale multiplied into `up`."""
         up_OR = self.shape.scale * self.up
         return LoraFactors(down=self.down, up=up_OR, alpha=float(self.rank))
 
     def product(self) -> Tensor:
-        """The product [O, I] of both matrices that the adapter adds to the weight."""
+        """What the adapter adds to the weight: alpha / r times B A, [O, I]."""
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """This adapter with the outputs for shift and scale exchanged, if it has only these."""
+        """This adapter with the outputs for shift and scale exchanged, if it has only these two."""
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))
@@ -69,21 +69,21 @@ FactorsByModule = Mapping[str, LoraFactors]
 
 
 def shapes_of(factors: FactorsByModule) -> dict[str, AdapterShape]:
-    """Rank and alpha of each adapter, by the name of its linear."""
+    """Rank and alpha of each adapter, by the name of its module."""
     return {name: one.shape for name, one in factors.items()}
 
 
 def side_by_side(parts: Sequence[LoraFactors]) -> LoraFactors:
-    """One adapter for a linear whose outputs are the concatenated outputs of `parts`."""
+    """One adapter for a linear whose outputs are those of `parts`, concatenated."""
     down_RI = torch.cat([one.down for one in parts])
     up_OR = torch.block_diag(*(one.folded().up for one in parts))
     return LoraFactors(down=down_RI, up=up_OR, alpha=float(len(down_RI)))
 
 
 def summed(adapters: Sequence[tuple[FactorsByModule, float]]) -> dict[str, LoraFactors]:
-    """The sum of several adapter files, each times its strength.
+    """The sum of several files' adapters, each times its strength.
 
-    For each linear, all A are stacked and all B joined side by side; B contains the strengths, and
+    For each linear, all A are stacked and all B joined by columns; B contains the strengths, and
     alpha is the rank.
     """
     names = dict.fromkeys(name for factors, _ in adapters for name in factors)
@@ -107,7 +107,7 @@ def in_order(factors: FactorsByModule) -> dict[str, LoraFactors]:
 
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Diffusers' module name -> (outputs, inputs) of each linear that can have an adapter.
+    """Diffusers' name of each linear that can have an adapter -> (outputs, inputs).
 
     Raises:
         Problems: Diffusers has no such network.
@@ -154,7 +154,7 @@ def _unknown(name: str, known: Iterable[str]) -> str:
 def to_stored(
     factors: FactorsByModule, model: ModelConfig, *, adapter: str = CHILD
 ) -> dict[str, Tensor]:
-    """Checkpoint tensors by name, for adapters given by Diffusers' module names."""
+    """Name -> tensor in a checkpoint, for the adapters `factors` of Diffusers' modules."""
     found: dict[str, Tensor] = {}
     for pair in matrices_of_linears(model):
         for part, module in enumerate(their_modules(pair)):
@@ -168,9 +168,9 @@ def to_stored(
 def from_stored(
     adapters: Adapters, model: ModelConfig, read: Callable[[str], Tensor]
 ) -> dict[str, LoraFactors]:
-    """Adapters by linear name, from the tensors of a checkpoint.
+    """Adapters by Diffusers' module, from the tensors of a checkpoint.
 
-    `read` returns a tensor of a checkpoint by its name: A [R, I] or B [O, R], of any float type.
+    `read` returns a tensor of the checkpoint by its name: A [R, I] or B [O, R], of any float dtype.
     """
     found: dict[str, LoraFactors] = {}
     for pair in matrices_of_linears(model):
@@ -183,25 +183,25 @@ def from_stored(
 
 
 def _inputs(pair: Pair, down_RI: Tensor, *, join: bool) -> Tensor:
-    """A [R, I] with its columns in our order (`join`) or in Diffusers'."""
+    """A [R, I] with its columns in the order of this project (`join`), or of Diffusers."""
     if not pair.arrangement.of_inputs:
         return down_RI
     return pair.join([down_RI]) if join else pair.split(down_RI)[0]
 
 
 def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
-    """Zeros in the shape of B for each of the Diffusers modules that `pair` joins."""
+    """Zeros in the shape of B for each of Diffusers' modules that `pair` joins."""
     return [up_OR.new_zeros(rows, up_OR.shape[1]) for rows, *_ in pair.their_shapes.values()]
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """A view of the rows of module number `part` in `whole_OR`, the B of all modules of `pair`."""
+    """View of the rows of module number `part` in `whole_OR`, the B of all modules of `pair`."""
     widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
     return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 
 
 def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """B of module number `part`, with its rows in the order of our linear."""
+    """B of module number `part`, with its rows in the order of this project's linear."""
     if pair.arrangement.of_inputs:
         return up_OR
     parts = _zeros(pair, up_OR)
@@ -210,7 +210,7 @@ def _joined(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
 
 
 def _split(pair: Pair, part: int, up_OR: Tensor) -> Tensor:
-    """B of module number `part` in Diffusers' order: the inverse of `_joined`."""
+    """B of module number `part` with its rows in Diffusers' order; undoes `_joined`."""
     if pair.arrangement.of_inputs:
         return up_OR
     whole = pair.join(_zeros(pair, up_OR))

@@ -1,4 +1,4 @@
-"""Files of adapters -> factors by Diffusers' names of modules, and back.
+"""Reads files of adapters, by Diffusers' names of modules, and writes them.
 
 Reading a folder or file:
 
@@ -56,7 +56,7 @@ _PEFT = "base_model.model."
 _COMFYUI = "diffusion_model."
 _TYPES = {"F32", "BF16", "F16"}
 _ALPHA_TYPES = {"F64", "I64", "I32"}
-"""Dtypes accepted for alpha only: some scripts store the number in Python's type."""
+"""Dtypes that only alpha may have: some scripts store it as a Python number."""
 _MOST_JSON = 4 * 2**20  # bytes
 
 
@@ -109,7 +109,7 @@ def read_lora(
 def _apart(
     modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
 ) -> dict[str, LoraFactors]:
-    """Adapters by Diffusers module, from one adapter `one` of a linear that fuses `modules`.
+    """Adapters by Diffusers' module, from the adapter `one` of a linear that fuses `modules`.
 
     The modules share A. For a known network each module has its number of outputs; else each has as
     many outputs as inputs, and the last one the rest.
@@ -160,7 +160,7 @@ def _find(path: Path) -> Path:
 def _tensors(
     file: Path, without_text_encoder: Callable[[str], None] | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a file in float32, and its metadata."""
+    """All tensors of `file` in float32, and its metadata."""
     try:
         with safe_open(file, framework="pt") as opened:
             metadata, names = opened.metadata() or {}, list(opened.keys())
@@ -197,9 +197,9 @@ def _tensor(file: Path, name: str, opened: Any) -> Tensor:
 
 
 def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
-    """The peft configurations of a file, by network; "" stands for all networks.
+    """The peft configurations of `file`, by network; "" stands for all networks.
 
-    Empty if ranks and alphas are unknown.
+    It is empty if ranks and alphas are unknown.
     """
     beside = file.with_name(PEFT_CONFIG)
     if METADATA in metadata:
@@ -225,13 +225,13 @@ def _configs(file: Path, metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
 
 
 def _network(name: str) -> str:
-    """The network (transformer, text encoder) of a module, from the prefix of its `name`."""
+    """Folder of the network (transformer or companion) in the prefix of a module's `name`."""
     second = companion_with(name)
     return NETWORK if second is None else second.folder
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The peft configuration for a module, and the module's name in that file."""
+    """The peft configuration for a module, and the module's name in that configuration."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")
@@ -327,7 +327,7 @@ def write_lora(
     comfyui_names: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> list[Path]:
-    """Writes adapter files into an existing folder and returns their paths. Not atomic.
+    """Writes adapter files into an existing folder and returns their paths; not atomic.
 
     `base` is the base model's name on the hub, for peft's configuration. `comfyui_names` is
     ComfyUI's table of names; without it, or if it lacks a module, no file for ComfyUI is written.

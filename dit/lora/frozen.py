@@ -1,13 +1,13 @@
 """`lora.frozen_adapter`: a frozen adapter that is added to the base while others are trained.
 
-1. frozen_adapter  the file's factors, and its entry in a checkpoint
+1. frozen_adapter  the adapters in the file, and its entry in a checkpoint
 2. _check_same     whether it is the file that the run has used so far
 
 A "training adapter" was trained with plain targets on a distilled network's own outputs, and so
 removes the distillation. Adapters that are trained with it added, with plain targets, learn only
 the new data, and are used without it.
 
-| on                                          | off                                        |
+| added                                       | not added                                  |
 |---------------------------------------------|--------------------------------------------|
 | training; passes without gradients, because | pictures of a validation, generation,      |
 | they concern the network in training;       | exports, merged weights, checkpoints,      |
@@ -31,9 +31,9 @@ KEY = "lora.frozen_adapter"
 def frozen_adapter(
     config: RunConfig, goes_on_from: Path | None, say: Say = lambda _: None
 ) -> tuple[FrozenFile | None, dict[str, LoraFactors]]:
-    """The file of `lora.frozen_adapter` and its adapters; (None, {}) if not set.
+    """The file of `lora.frozen_adapter` and its adapters; (None, {}) if it is not set.
 
-    `goes_on_from` is the checkpoint from which the run resumes.
+    `goes_on_from` is the checkpoint from which the run resumes; `say` gets a line for the log.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -66,7 +66,7 @@ def _read(path: Path, lora: LoraConfig, model: ModelConfig, say: Say) -> dict[st
 
 
 def _digest(factors: Mapping[str, LoraFactors]) -> str:
-    """Digest of the adapters' names and numbers, equal for all formats of the same file."""
+    """Digest of the adapters' names and numbers, equal for all formats of one file."""
     found = hashlib.sha256()
     for name, one in sorted(factors.items()):
         found.update(f"{name} {one.alpha!r} {one.rank}".encode())

@@ -1,8 +1,8 @@
-"""Keys of adapter files -> module and role (A, B, alpha), in Diffusers' names.
+"""Keys of adapter files: module, in Diffusers' names, and role (A, B, alpha).
 
-1. parse_keys         key of a file -> module, and which of its factors
-2. tables_of          names of modules in original projects -> Diffusers' names
-3. in_original_names  adapters under Diffusers' names -> names of an original project
+1. parse_keys         module and role of each key of a file
+2. tables_of          tables from module names in original projects to Diffusers' names
+3. in_original_names  adapters by the module names of an original project
 
 The same adapter is written as `transformer.blocks.0.attn1.to_q.lora_A.weight` by Diffusers, with
 the prefix `base_model.model.` by peft, with `diffusion_model.` and the names of the original
@@ -31,7 +31,7 @@ from dit.models.registry import diffusers_form, families
 
 
 class Factor(StrEnum):
-    """The role of a tensor in an adapter: A, B, alpha and others."""
+    """The role of a tensor in an adapter: A, B or alpha."""
 
     DOWN = "lora_A"
     UP = "lora_B"
@@ -97,7 +97,7 @@ def parse_keys(
 ) -> list[LoraKey]:
     """Module and role of each key of an adapter file.
 
-    `model` is the network for which the file is, if that is known.
+    `model` is the network for which the file is, if that is known. Messages call the file `place`.
 
     Raises:
         LoraFileError: names a key that cannot be read, with the reason.
@@ -136,7 +136,7 @@ def companion_with(module: str) -> Companion | None:
 
 
 def is_of_text_encoder(key: str) -> bool:
-    """Whether a key of a file for several networks belongs to a text encoder."""
+    """Whether `key`, of a file for several networks, belongs to a text encoder."""
     return _TEXT_ENCODER.match(key) is not None
 
 
@@ -174,14 +174,14 @@ def _without_prefix(module: str) -> str:
 
 
 def _flat_name(written: str) -> str | None:
-    """The underscored module name of kohya's scripts in `written`; None for other forms."""
+    """`written` without the prefix of kohya's scripts, which use underscores; None without it."""
     return next((written.removeprefix(one) for one in _FLAT if written.startswith(one)), None)
 
 
 def _module(written: str, tables: list[_Names]) -> str | None:
-    """Diffusers' module name (several, joined by spaces, if fused) of the name `written`.
+    """Diffusers' name of the module `written` (several names with spaces, if it joins them).
 
-    An unknown name is returned unchanged, but for one of kohya's with underscores alone: None.
+    An unknown name is returned unchanged, or as None if it has the underscores of kohya's scripts.
     """
     if (flat := _flat_name(written)) is not None:
         return next(filter(None, (_translated(flat, names.flat) for names in tables)), None)
@@ -193,7 +193,7 @@ def _module(written: str, tables: list[_Names]) -> str | None:
 
 
 SWAPPED = "~"
-"""Suffix for a modulation that may have only shift and scale, which Diffusers orders scale,
+"""Suffix of modulations with only shift and scale, which Diffusers has in the order scale,
 shift."""
 
 
@@ -201,7 +201,7 @@ def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]
     """Name tables of all families, in the order in which to look up `modules`.
 
     Projects may share a name for linears that Diffusers names differently (`time_in` of all Hunyuan
-    models). The family of `model` comes first, then the one that knows most modules.
+    models). The family of `model` comes first, then the one that knows most of the modules.
     """
     found: list[tuple[bool, int, _Names]] = []
     for family in families():
@@ -213,7 +213,7 @@ def tables_of(modules: Sequence[str], model: ModelConfig | None) -> list[_Names]
 
 
 class _Names(NamedTuple):
-    """The name tables of one family.
+    """The name tables of one family: `dotted` and `flat`.
 
     The original projects, ComfyUI and diffusion-pipe write names with dots, kohya's scripts with
     underscores for dots.
@@ -233,13 +233,13 @@ class _Names(NamedTuple):
         return cls(_compiled(dotted), _compiled(flat.items()))
 
     def knows(self, modules: Sequence[str]) -> int:
-        """Number of `modules` that appear in this family's tables."""
+        """How many of `modules` are in this family's tables."""
         tables = (self.dotted, self.flat)
         return sum(any(_translated(one, table) for table in tables) for one in modules)
 
 
 def to_original(modules: Iterable[str], table: Mapping[str, str]) -> dict[str, str] | None:
-    """Diffusers' names -> names of an original project; None if `table` lacks a name."""
+    """Diffusers' name of each of `modules` -> original name; None if `table` lacks any."""
     back = _compiled((ours, theirs) for theirs, ours in table.items())
     found = {module: _translated(module, back) for module in modules}
     whole = {module: name for module, name in found.items() if name is not None}

@@ -3,7 +3,7 @@
 It is stored as adapter_config.json, or as the entry `lora_adapter_metadata` of Diffusers' files.
 
 1. peft_config     a file's content, checked
-2. config_content  the content of a file for our adapters
+2. config_content  the content of a file that this project writes
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _SUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": (None, "LORA"),
     "bias": (None, "none"),
 }
-"""Keys of peft with the only values supported; other keys must be absent, null, false or empty."""
+"""Keys of peft with the values that are supported; other such keys must be absent, null, false or
+empty."""
 _EMPTY = (
     "use_dora",
     "use_qalora",
@@ -59,7 +60,7 @@ class PeftConfig(BaseModel):
         return _by_pattern(self.rank_pattern, module, self.r)
 
     def alpha(self, module: str) -> float:
-        """The alpha of a module with which alpha / r is the scale that peft applies.
+        """The alpha of `module` with which alpha / r is the scale that peft applies.
 
         peft's scale is alpha / r, or alpha / sqrt(r) with rsLoRA (arXiv:2312.03732).
         """
@@ -68,7 +69,7 @@ class PeftConfig(BaseModel):
 
 
 def _by_pattern(patterns: Mapping[str, _Number], module: str, default: _Number) -> _Number:
-    """The value of the first pattern that matches `module` from a dot on, else `default`."""
+    """The value of the first pattern that matches the end of `module`, else `default`."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value
@@ -133,6 +134,7 @@ def config_content(factors: FactorsByModule, base: str | None) -> dict[str, Any]
 
     peft matches the ends of names, so `proj_out` would also match every `*.proj_out`. So patterns
     begin with `^`, and if a target has no dot, all targets are written as one regular expression.
+    `base` is the base model's name on the hub.
     """
     ranks = {module: one.rank for module, one in factors.items()}
     rank = Counter(ranks.values()).most_common(1)[0][0]

@@ -1,4 +1,4 @@
-"""The linears that get adapters, by Diffusers' names of modules.
+"""Chooses the linears that get adapters, by Diffusers' names of modules, and adds the adapters.
 
 1. chosen_adapters  the linears that `lora.targets` matches, with rank and alpha
 2. attach_adapters  adds adapters to a network and freezes its other weights
@@ -29,13 +29,13 @@ _WORDS = [*LoraTargets]
 
 
 def linear_name(pair: Pair) -> str:
-    """Name of a linear in our network, including its layer's number."""
+    """Name of the linear of `pair` in this project's network, with the number of its layer."""
     name = pair.ours.removesuffix(_WEIGHT)
     return name if pair.layer is None else name.replace("layers.", f"layers.{pair.layer}.", 1)
 
 
 def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
-    """Checkpoint name of A or B (`letter`) of one part of a linear.
+    """Name in checkpoints of A or B (`letter`) for one part of the linear of `pair`.
 
     `adapter` is the name of the adapters' module.
     """
@@ -44,7 +44,7 @@ def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> 
 
 
 def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterShape]:
-    """Rank and alpha of each adapter that `lora.targets` selects, by linear.
+    """Rank and alpha of each adapter that `lora.targets` selects, by Diffusers' module.
 
     Raises:
         Problems: a target matches no linear.
@@ -89,7 +89,7 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """Name of our linear -> its tensors, and the adapters of its parts.
+    """Name of each adapted linear -> its entry in the name table, and the adapters of its parts.
 
     Raises:
         Problems: an adapter belongs to a module that the network lacks, or that is no linear.
@@ -118,7 +118,7 @@ def attach_adapters(
     dropout: float = 0.0,
     adapter: str = CHILD,
 ) -> None:
-    """Adds adapters to this rank's linears, and freezes all weights but trained adapters.
+    """Adds adapters to the linears of `network`, and freezes all weights but trained adapters.
 
     `network` is one pipeline stage. The name `adapter` decides whether the adapters are trained
     (`dit.models.layers.adaptable`).
@@ -143,7 +143,7 @@ def attach_adapters(
 def share_base(modules: Sequence[Any], base: Sequence[Any]) -> None:
     """Replaces the frozen weights of `modules` by those of `base`, so that both share memory.
 
-    `base` has the same parts. Adapters get memory of their own, without values.
+    `base` has the same parts. Adapters get their own memory, uninitialised.
     """
     for module, owner in zip(modules, base, strict=True):
         of_base = dict(owner.named_modules())
@@ -168,7 +168,7 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _linears(network: nn.Module) -> dict[str, Adaptable]:
-    """Linears of a pipeline stage by their names in the whole network; layers count from 0."""
+    """Linears of a pipeline stage, by names in the whole network; layers count from 0."""
     found = {}
     for name, module in network.named_modules():
         if isinstance(module, Adaptable):

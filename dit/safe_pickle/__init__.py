@@ -1,8 +1,8 @@
-"""Unpickling that never runs code from a file, whatever its bytes.
+"""Reads pickles without ever running code from the file, whatever its bytes.
 
 Shards, caches and checkpoints are exchanged among people who do not know each other, and plain
 unpickling runs the code in them. This package looks names up in a table and never imports them,
-builds each value by a function of ours that checks its arguments, and keeps memory and time in
+builds each value by a function of its own that checks the arguments, and keeps memory and time in
 proportion to the size of the file.
 
 unpickler  the opcodes of a pickle, and both archives of `torch.save`
@@ -23,7 +23,7 @@ def loads(
 
     The object consists of tensors, NumPy arrays and scalars of numeric types, plain values, plain
     containers, and instances of `classes`, whose contents the caller has to check. `former_names`
-    maps dotted names that older files use to the classes of today.
+    maps dotted names of classes in older files to the present classes.
 
     Raises:
         pickle.UnpicklingError: the data hold anything else, or are damaged.

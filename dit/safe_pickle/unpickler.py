@@ -1,4 +1,4 @@
-"""The opcodes of a pickle, and the two archives of `torch.save`, whose tensors lie beside a pickle.
+"""Reads the opcodes of a pickle, and both archives of `torch.save` with their tensors.
 
 - ZIP: `NAME/data.pkl`, `NAME/data/0`, `NAME/data/1`, ...
 - legacy: five pickles (a magic number, a version, facts of the machine, the object, keys of the
@@ -35,7 +35,7 @@ DAMAGE = (
     *(EOFError, OSError, MemoryError, AssertionError, BufferError, struct.error),
     zipfile.BadZipFile,
 )
-"""Errors of the parsers of Python and torch when bytes are no pickle."""
+"""Errors that the parsers of Python and torch raise for bytes that are no pickle."""
 _MAGIC = 0x1950A86A20F9469CFC6C
 _VERSION = 1001
 _TYPES = set(STORAGE_TYPES.values())
@@ -60,7 +60,7 @@ _WORDS = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
 class _Handlers(dict[int, Any]):
-    """Table of the method for each opcode.
+    """Opcode -> method of the unpickler that handles it.
 
     Look-ups are counted, so that a file cannot keep the program busy for ever.
     """
@@ -200,7 +200,7 @@ class SafeUnpickler(pickle._Unpickler):
         return items
 
     def _byte_array(self) -> None:
-        """Reads a byte array; pickle's own method allocates the claimed size before it reads."""
+        """Reads a byte array; pickle's own method allocates the stated size before it reads."""
         (size,) = struct.unpack("<Q", self.read(8))
         self._limits.spend(size)
         content = bytearray(self.read(size))
@@ -274,7 +274,7 @@ def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
 
 
 def _described(pid: Any, *, parts: int) -> tuple[torch.dtype, str, int]:
-    """Type, key and size in bytes of the storage that a persistent id denotes."""
+    """(dtype, key, size in bytes) of the storage that the persistent id `pid` denotes."""
     if type(pid) is not tuple or len(pid) != parts or pid[0] != "storage":
         raise pickle.UnpicklingError("the pickle refers to something that is no storage")
     _, dtype, key, _device, numbers, *view = pid
@@ -319,7 +319,7 @@ def _read_legacy(file: BinaryIO, size: int, limits: Limits) -> Any:
 
 
 def _storage_of(limits: Limits, data: Any) -> Storage:
-    """The storage of a tensor in a plain pickle, which is a nested legacy archive."""
+    """The storage of a tensor in a plain pickle: `data` is a legacy archive inside it."""
     if type(data) is not bytes:
         raise pickle.UnpicklingError("the pickle has a storage of no known form")
     limits.spend(len(data))

@@ -33,7 +33,7 @@ _LEAVES = _SCALARS - {str} | {bytearray, torch.Tensor, torch.dtype}
 
 
 class Limits:
-    """Memory and keys that a pickle may still use, counted down while it is read."""
+    """How much memory and how many keys a pickle may still use; counted down during reading."""
 
     def __init__(self, size: int):
         # An array in an archive takes its size four times: as text, as bytes, twice as an array.
@@ -42,21 +42,21 @@ class Limits:
         self._expanded = size + _EXPANDED
 
     def spend(self, size: int) -> None:
-        """Raises an error if `size` more bytes are too many; called before they are allocated."""
+        """Raises an error if `size` more bytes are too many; called before their allocation."""
         self._bytes -= size
         if size < 0 or self._bytes < 0:
             raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
 
     def check_size(self, size: int) -> None:
-        """Raises an error if an expanded tensor of `size` bytes is too large.
+        """Raises an error if a tensor whose copy would have `size` bytes is too large.
 
-        Strides may repeat numbers, and a copy needs the full size.
+        Strides may repeat numbers, so a tensor may be larger than its storage.
         """
         if size > self._expanded:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
 
     def check_key(self, key: Any) -> None:
-        """Raises an error if dicts and sets have too many keys.
+        """Counts `key` of a dict or set; raises an error for too many, or for no plain value.
 
         Many keys with equal hashes would take very long.
         """
@@ -118,7 +118,7 @@ def type_in_words(item: Any) -> str:
 
 
 def short(what: object) -> str:
-    """A message on one printable line, because it may quote bytes of the file."""
+    """`what` on one printable line, since a message may quote bytes of the file."""
     text = str(what)[: 2 * _MESSAGE]
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= _MESSAGE else f"{text[:_MESSAGE]}..."
@@ -126,16 +126,16 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """Stand-in for a function or class in a pickle, which the pickle cannot change."""
+    """Stands for a function or class in a pickle, which the pickle cannot change."""
 
     text: str
     make: Callable[..., Any]
-    """(limits, arguments of the pickle) -> value."""
+    """Function of (limits, arguments in the pickle) that builds the value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """The bytes of tensors, and their type."""
+    """The bytes and the dtype of a tensor's storage."""
 
     dtype: torch.dtype
     content: Tensor  # uint8 [bytes]
@@ -167,7 +167,7 @@ class NumpyType:
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """Fills an array from `_reconstruct`, as `ndarray.__setstate__` does."""
+    """Fills `array`, which `_reconstruct` made, as `ndarray.__setstate__` does."""
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")
@@ -235,7 +235,7 @@ def _numpy_type(_: Limits, kind: Any, *_flags: Any) -> NumpyType:
 def _tensor(
     limits: Limits, storage: Any, offset: Any, size: Any, stride: Any, dtype: torch.dtype
 ) -> Tensor:
-    """A view of a storage, as `torch.Tensor.set_` would make it."""
+    """A tensor as a view of `storage`, as `torch.Tensor.set_` makes it."""
     _check_numbers(size)
     _check_numbers(stride)
     _check_numbers((offset,))
@@ -283,7 +283,7 @@ def _parameter(_: Limits, data: Any, *_flags: Any) -> Tensor:
 
 
 def _encoded(limits: Limits, text: Any, encoding: Any) -> bytes:
-    """The bytes that pickles of protocol 0 to 2 write as text."""
+    """The bytes that `text` stands for; pickles of protocol 0 to 2 write bytes as text."""
     if encoding not in ("latin1", "latin-1") or type(text) is not str:
         raise pickle.UnpicklingError("the pickle has bytes of no known form")
     limits.spend(len(text))
@@ -365,7 +365,7 @@ for _module in ("builtins", "__builtin__"):  # the second in protocols 0 to 2
 NAMES: dict[tuple[str, str], Any] = {
     key: Name(text=".".join(key), make=make) for key, make in _MAKERS.items()
 }
-"""(module, name) in a pickle -> what stands for it here."""
+"""(module, name) in a pickle -> what stands for it in this program."""
 
 STORAGE_TYPES = {
     ("torch", "DoubleStorage"): torch.float64,

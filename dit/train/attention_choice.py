@@ -1,11 +1,11 @@
-"""`model.attention_backend` of a training: one attention kernel for all ranks.
+"""The attention kernel of a training (`model.attention_backend`), the same on all ranks.
 
 1. A named kernel that does not fit, or does not work, on any rank ends the run with the reason.
 2. With `auto`, a resumed run keeps the kernel of its checkpoint if it works on all ranks.
 3. Else the first rank times those that work, unless kernels must be deterministic. The choice is
    stored in the configuration of checkpoints.
 
-Kernels round differently, so ranks that share a layer, and a resumed run, must use the same.
+Kernels round differently, so ranks that share a layer, and a resumed run, must use the same one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dit.parsing import cause
 from dit.sizing.passes import length_shares
 
 _MOST_TOKENS = 32_768
-"""Most tokens of the pack that is timed; attention over more takes seconds a layer."""
+"""Largest pack that is timed, in tokens; attention over more takes seconds a layer."""
 _MOST_SHAPES = 4
 """SDPA is timed only if its calls for a pack have at most this many shapes: on Hopper torch uses
 cuDNN, which builds a graph for each shape, and a pack of many sizes makes a call for each."""
@@ -39,10 +39,10 @@ cuDNN, which builds a graph for each shape, and a pack of many sizes makes a cal
 def with_attention(
     config: RunConfig, *, timed: bool, continued: Path | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """The configuration with its attention kernel, and lines about it; all ranks call it.
+    """Replaces `auto` by one attention kernel; returns the configuration and log lines about it.
 
-    Unless `timed`, `auto` becomes the kernel that is probably fastest. `continued` is the
-    checkpoint from which the run resumes.
+    All ranks call it. Unless `timed`, the kernel is the one that is probably fastest. `continued`
+    is the checkpoint from which the run resumes.
 
     Raises:
         ValueError: the named kernel cannot be used on this machine.
@@ -74,10 +74,11 @@ def with_attention(
 
 
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
-    """(latent tokens, text tokens) of the samples of a usual pack, or of a part that is timed.
+    """(latent tokens, text tokens) of the samples of a usual pack, at most `_MOST_TOKENS` in all.
 
-    If the data's sizes are unknown, they count as `dataset.mock_samples`, which also determine the
-    texts. If text takes room in packs, the data's sizes include it, and the tokens returned do not.
+    If the sizes in the data are unknown, those of `dataset.mock_samples` are taken, which also give
+    the texts. If text counts in the capacity of packs, it counts in the known sizes as well, and
+    not in the latent tokens returned.
     """
     mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
@@ -99,7 +100,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA needs few call shapes for the packs, whatever texts the samples have."""
+    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts."""
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])
@@ -119,7 +120,7 @@ def _capability() -> tuple[int, int] | None:
 
 
 def check_named(config: RunConfig) -> None:
-    """Checks that the kernel `model.attention_backend` works on this machine with any samples.
+    """Checks that the kernel `model.attention_backend` works on this machine for any pack.
 
     Raises:
         ValueError: the kernel does not fit or does not work.
@@ -150,7 +151,7 @@ def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
 def _without(
     ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
 ) -> Iterator[str]:
-    """Log lines about kernels that only some ranks can use."""
+    """Log lines about kernels that work on some of the `ranks` only."""
     some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
     for one in some:
         if one is not AttentionBackend.SDPA:
@@ -159,7 +160,6 @@ def _without(
 
 
 def _before(continued: Path | None) -> AttentionBackend:
-    """The attention kernel of the checkpoint that the run continues."""
     if continued is None:
         return AttentionBackend.AUTO
     return saved_config(continued).model.attention_backend
@@ -168,7 +168,7 @@ def _before(continued: Path | None) -> AttentionBackend:
 def _fastest(
     model: ModelConfig, backends: Sequence[AttentionBackend], samples: list[tuple[int, int]]
 ) -> tuple[AttentionBackend, str]:
-    """The fastest kernel, and the times of all, in words."""
+    """The fastest of `backends` for a pack of `samples`, and a phrase with the times of all."""
     calls = attention_calls(model, samples, device=device())
     budget, times, failed = BUDGET_S / len(backends), {}, ""
     for one in backends:

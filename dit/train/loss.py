@@ -1,8 +1,8 @@
 """The loss of a pack, from what the network predicts.
 
 1. token_errors      error of each target token, weighted as the objective and the data say
-2. loss_of           their sum over tokens, or over samples' means; or the loss of pairs
-3. made_latents      mean and deviation of what a student makes
+2. loss_of           sum of the errors over tokens, or of samples' means; or the loss of pairs
+3. made_latents      sums for mean and deviation of the latents that a student predicts
 4. preference_loss   Flow-DPO: pairs of a preferred and a rejected sample
 
 Flow-DPO (arXiv:2305.18290 for language, arXiv:2311.12908 for diffusion, arXiv:2501.13918, Sec. 4.2,
@@ -35,7 +35,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """Sum of weighted errors over this rank's tokens, and this rank's part of the divisor."""
+    """Loss of a pack on this rank: the sum of weighted errors, and the count that divides it."""
 
     total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
@@ -52,18 +52,18 @@ class Loss:
     made_23: Tensor | None = None
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
-        """(error, count) of each sample, float64 [N, 2]."""
+        """(sum of errors, count) of each sample of `batch` on this rank, float64 [N, 2]."""
         return torch.stack([sample_sums(self.error_T, batch), self.count_N.double()], dim=1)
 
     def of_stream(self, name: str, batch: PackedBatch) -> Tensor:
-        """Error and count of the tokens of another stream of each sample, float64 [N, 2]."""
+        """(sum of errors, count) of each sample in the token stream `name`, float64 [N, 2]."""
         stream = batch.others[name]
         sums_N = sample_sums(self.others[name], stream)
         return torch.stack([sums_N, sums_N.new_tensor(stream.shared_loss_tokens)], dim=1)
 
 
 def sample_sums(values_T: Tensor, batch: TokenStream) -> Tensor:
-    """Sums over the tokens of each sample on this rank, float64 [N]."""
+    """Sums of `values_T` over the tokens of each sample on this rank, float64 [N]."""
     sums_N = torch.zeros(batch.num_samples, dtype=torch.float64, device=values_T.device)
     return sums_N.index_add_(0, batch.segment_T, values_T.double())
 
@@ -82,7 +82,7 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Mean error over the channels of each target token, weighted, float32 [T]; 0 elsewhere."""
+    """Mean error over the channels of each target token, weighted, float32 [T]; 0 for others."""
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC
@@ -114,13 +114,14 @@ def loss_of(
     """Loss of a pack, float32: a sum over tokens (`token`) or over samples' means (`sample`).
 
     Weights of the objective and of the data multiply errors but not counts: a weight of 2 has the
-    gradient of two copies of the sample, and the others' gradients stay as they are. Pairs with
-    known errors of the network without adapters have the preference loss, summed over pairs;
-    `context` has the ranks with the other tokens of the pack.
+    gradient of two copies of the sample, and the gradients of other samples stay as they are.
 
-    Of several streams, by name in `prediction_TC`, the losses add up. The mean error of a sample's
-    sound weighs `sound_weight` times as much as that of its other tokens, and the number of these
-    is what counts: of all of them, where all are given.
+    If `problem` has the errors of pairs without adapters (`reference_N`), it is the preference
+    loss, summed over pairs; `context` has the ranks with the other tokens of the pack.
+
+    If `prediction_TC` has several token streams by name, their losses are added. The mean error of
+    a sample's sound is multiplied by `sound_weight`, and by the count of the sample: the number of
+    its other tokens with a loss, or of all of them if they are all given.
     """
     if isinstance(prediction_TC, Mapping):
         return _of_streams(batch, problem, prediction_TC, options)
@@ -172,13 +173,13 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Tokens of the main stream as which each sample counts: with a loss, or all if none has."""
+    """Count of each sample in the main stream: its tokens with a loss, or all if none has one."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 
 
 def _tokens_of_given(batch: PackedBatch) -> int:
-    """Tokens of this share, of samples that learn in another stream alone."""
+    """Tokens on this rank of the samples that have a loss in another stream only."""
     alone = [
         not with_loss and any(stream.loss_tokens[n] for stream in batch.others.values())
         for n, with_loss in enumerate(batch.loss_tokens)
@@ -190,7 +191,10 @@ def _tokens_of_given(batch: PackedBatch) -> int:
 def made_latents(
     batch: PackedBatch, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor | None:
-    """`Loss.made_23` of a distilled student; None for other networks."""
+    """`Loss.made_23`: count, sum and sum of squares of a student's latents and of the data's.
+
+    None for a network that is not distilled.
+    """
     if problem.made_N is None:
         return None
     noise_T1 = per_token(problem.noise_N.double(), batch)
@@ -208,7 +212,7 @@ def made_latents(
 def _parts_of_means(
     error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
-    """Each token's part of the mean error of its sample, or of the sample's entry in `read`."""
+    """Each token's share of the mean error of its sample, or of the group of samples in `read`."""
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)
@@ -238,10 +242,10 @@ def preference_loss(
     beta: float,
     context: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """The Flow-DPO loss; `reference_N` are `mean_errors` of the network without adapters.
+    """The Flow-DPO loss; `reference_N` are the `mean_errors` of the network without adapters.
 
     The sigmoid needs a sample's tokens on all context ranks. Its slope is therefore computed first,
-    as a factor of the errors of this rank's tokens: the gradient is exact.
+    and the errors of this rank's tokens are multiplied by it, which gives the exact gradient.
     """
     part_T = _parts_of_means(error_T, batch)
     # Of the first context rank alone, since each has all pairs.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Held:
-    """Objects whose memory is known, such as the model once it is built."""
+    """Holds objects whose memory is known, such as the model once it is built."""
 
     model: ModelAndOptimizer | None = None
 
@@ -65,7 +65,7 @@ def _report(config: RunConfig, model: ModelAndOptimizer | None) -> Iterator[str]
 
 
 def bytes_held(model: ModelAndOptimizer) -> dict[str, int]:
-    """Content -> bytes of device memory; shared storage counts for the first content."""
+    """Content of the device (weights, gradients, ...) -> bytes; shared storage counts once."""
     states = chain.from_iterable(
         state.values()
         for inner in chained_optimizers(model.optimizer)
@@ -93,7 +93,7 @@ def _sizes(tensors: Iterable[Any], seen: set[int]) -> Iterator[int]:
 
 
 def _remedies(config: RunConfig) -> Iterator[str]:
-    """Keys that save memory, those for activations first."""
+    """Keys that save memory, those that reduce activations first."""
     model, optimizer = config.model, config.optimizer
     if model.recompute_granularity is not Recompute.FULL:
         yield "model.recompute_granularity=full"
@@ -122,7 +122,7 @@ def _gb(size: int) -> str:
 def manual_gc(config: TrainConfig) -> Iterator[None]:
     """A context without automatic garbage collection, if `config.manual_gc`.
 
-    Objects that exist at its start, mostly modules, live as long as the run, so later collections
+    Objects that exist when it begins, mostly modules, live as long as the run, so later collections
     skip them.
     """
     if not config.manual_gc:
@@ -139,6 +139,6 @@ def manual_gc(config: TrainConfig) -> Iterator[None]:
 
 
 def collect_after(step: int, config: TrainConfig) -> None:
-    """Collects garbage after every `train.manual_gc_interval`-th step."""
+    """Collects garbage if `step` is a multiple of `train.manual_gc_interval`."""
     if config.manual_gc and config.manual_gc_interval and step % config.manual_gc_interval == 0:
         gc.collect()

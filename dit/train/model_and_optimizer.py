@@ -1,4 +1,4 @@
-"""Configuration -> model under data parallelism, its optimizer, and the EMA of its weights.
+"""Builds the model under data parallelism, its optimizer, and the EMA of its weights.
 
 1. build       model, optimizer and EMA, together a `ModelAndOptimizer`
 2. initialise  initial values that depend on the seed and on a weight's name, never on the layout
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
     from dit.train.optimizer.ema import Ema
 
 EMBEDS_LEVEL = ("told.", "level.")
-"""What names of weights begin with that embed the noise level, and pooled text with it."""
+"""Prefixes of the names of weights that embed the noise level, or pooled text added to it."""
 Initialise = Callable[[StackedTransformer], None]
-"""Gives the weights of a model their first values."""
+"""Function that sets the weights of a model to their first values."""
 LoadFrozen = Callable[[Sequence[StackedTransformer]], None]
-"""Gives the frozen weights of the parts of a model on this rank their values."""
+"""Function that sets the frozen weights of this rank's model chunks to their values."""
 DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
-"""(name, whole shape, generator) -> the first values of a weight."""
+"""Function of a weight's name, its whole shape and a generator: the first values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAndOptimizer:
-    """A model, its optimizer and its EMA, and the process groups that share them."""
+    """A model with its optimizer, its EMA and its process groups."""
 
     chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
     optimizer: MegatronOptimizer
@@ -68,7 +68,7 @@ class ModelAndOptimizer:
 
     @property
     def modules(self) -> list[Any]:
-        """The networks inside the chunks, without wrappers."""
+        """The networks inside the chunks, without the wrapper for data parallelism."""
         return [chunk.module for chunk in self.chunks]
 
     def at_step(self, step: int) -> None:
@@ -87,10 +87,10 @@ def build_model_and_optimizer(
     load_base: LoadFrozen | None = None,
     base: Sequence[MegatronModule] | None = None,
 ) -> ModelAndOptimizer:
-    """A model filled by `fill`, a fresh optimizer, and the EMA of the weights if configured.
+    """Builds a model filled by `fill`, a fresh optimizer, and the EMA of the weights if configured.
 
-    With `adapters`, only these are trained; the frozen weights and `frozen` adapters come from
-    `load_base`, or are shared with `base`, the chunks of another network.
+    With `adapters`, only these are trained; the frozen weights and the `frozen` adapters are loaded
+    by `load_base`, or shared with `base`, the model chunks of another network.
     """
     check_moments(config.optimizer)
     fill = fill or partial(initialise_weights, config=config)
@@ -113,9 +113,9 @@ def build_model_and_optimizer(
 
 
 def initialise_weights(model: StackedTransformer, config: RunConfig) -> None:
-    """Sets the weights from which training starts; all data ranks call it.
+    """Sets the weights of `model` to those from which training starts; all data ranks call it.
 
-    A run with adapters calls it if their frozen weights are in no file; then no matrix is zero.
+    A run with adapters calls it if no file has their frozen weights; then no matrix is zero.
     """
     rules = family_of(config.model).weights
     initialise(
@@ -144,7 +144,10 @@ def build_model(
     load_base: LoadFrozen | None = None,
     base: Sequence[MegatronModule] | None = None,
 ) -> list[ModelChunk]:
-    """Model chunks of this rank, filled by `fill` and wrapped for data parallelism."""
+    """Model chunks of this rank, filled by `fill` and wrapped for data parallelism.
+
+    The other arguments are those of `build_model_and_optimizer`.
+    """
     virtual = config.model.virtual_stages
     stages = range(virtual) if virtual > 1 else [None]
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
@@ -178,7 +181,10 @@ def _network(
     *,
     placed: bool = True,
 ) -> StackedTransformer:
-    """A part of the network, with its adapters, without values."""
+    """The part `stage` of the network on this rank, with adapters and uninitialised weights.
+
+    It is moved to the device if `placed` and the device need not hold it otherwise.
+    """
     build: Any = family_of(config.model).network()
     model: StackedTransformer = build(config.model, groups, stage)
     # The device may have no place for the whole of it.
@@ -202,9 +208,9 @@ def _wrapped(
     *,
     shared: bool = False,
 ) -> list[ModelChunk]:
-    """The model chunks on the device, wrapped, with frozen weights marked as frozen.
+    """The `models` on the device, wrapped for data parallelism; frozen weights are marked so.
 
-    Chunks that are `shared` with another network are frozen already.
+    Frozen weights that are `shared` with another network are marked already.
     """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
@@ -256,10 +262,10 @@ def fill_shards(
     value_of: Callable[[ShardedTensor], Tensor],
     copies: dist.ProcessGroup | None,
 ) -> None:
-    """Sets this rank's shard of each weight to its value, computed by one of the ranks `copies`.
+    """Sets each of this rank's `shards` to its value, computed by one of the ranks `copies`.
 
-    These ranks hold the same shards, or rows of them. They compute their values at the same time,
-    about as much each, one at a time, and send each to the others before the next.
+    These ranks hold the same shards, or rows of them. They compute values at the same time, about
+    as many each, and each sends a value to the others before it computes the next.
     """
     owned: list[list[ShardedTensor]] = [[] for _ in range(_size(copies))]
     for shard, rank in zip(shards, _owners(shards, copies), strict=True):
@@ -276,7 +282,7 @@ def fill_shards(
 def _send(
     shard: ShardedTensor, value: Tensor | None, copies: dist.ProcessGroup | None, *, source: int
 ) -> None:
-    """Copies the value of rank `source` into the shards of all ranks."""
+    """Copies `value`, which rank `source` has, into `shard` on all ranks of `copies`."""
     part = shard.data
     assert part is not None
     whole = torch.empty(shard.local_shape, dtype=shard.dtype, device=part.device)
@@ -293,7 +299,7 @@ def _size(copies: dist.ProcessGroup | None) -> int:
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
-    """The rank that draws the values of each shard, chosen so that all draw about as many."""
+    """The rank that computes each shard's values, chosen so that all compute about as many."""
     return _shared_out([math.prod(one.local_shape) for one in shards], _size(copies))
 
 
@@ -308,7 +314,7 @@ def _drawn(shard: ShardedTensor, draw: DrawWeight, *, seed: int) -> Tensor:
 
 
 def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
-    """A rank for each size: the largest first, always to the rank with the smallest sum."""
+    """The rank for each size: the largest size first, always to the rank with the smallest sum."""
     totals, owners = [0] * ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         owners[index] = totals.index(min(totals))
@@ -317,7 +323,7 @@ def _shared_out(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 _STORED_AT_ZERO = (".bias", ".offset")
-"""Suffixes of names of weights that start at 0: biases, and norms stored minus 1
+"""Suffixes of the names of weights that start at 0: biases, and norms stored minus 1
 (`CentredNorm`)."""
 
 
@@ -331,10 +337,10 @@ def initialise(
     copies: dist.ProcessGroup | None = None,
     chosen: Callable[[str], bool] = lambda _: True,
 ) -> None:
-    """Sets the weights from which training starts.
+    """Sets the weights of `model` to those from which training starts.
 
     Norms are 1, or 0 if they are stored minus 1. Biases are 0, and so are the matrices whose
-    checkpoint keys `zero` accepts. Other matrices are normal with deviation `std`, or 1 /
+    checkpoint names `zero` accepts. Other matrices are normal with deviation `std`, or 1 /
     sqrt(inputs) if that is None. With `method` xavier only those that embed the noise level and
     pooled text are normal; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and
     Bengio, AISTATS 2010, Eq. 16), where queries, keys and values of a layer count as one matrix.

@@ -1,4 +1,4 @@
-"""Passes without gradients before the learning pass; the loss compares with their predictions.
+"""Forward passes without gradients, whose predictions the loss of a step uses.
 
 The packs of a step run once more, with null captions or without adapters. The predictions stay on
 the last pipeline stage, where the loss is computed; `references` describes their use.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkTurn:
-    """A network that learns in a step, and its regression problems."""
+    """A network that is trained in a step, and its regression problems."""
 
     model: ModelAndOptimizer
     config: RunConfig  # of this network
@@ -49,14 +49,14 @@ class NetworkTurn:
 
     @property
     def prefix(self) -> str:
-        """Prefix of logged names, for a network other than the run's main one."""
+        """Prefix of logged names: empty for the run's main network."""
         return "critic_" if self.critic else ""
 
 
 def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterator[NetworkTurn]:
-    """The networks that learn in a step, one after the other; all ranks call it.
+    """Yields the networks that are trained in a step, one after the other; all ranks call it.
 
-    The problems of each network are created after earlier networks have learned.
+    The problems of each network are created after the update of the one before.
     """
     number = run.progress.updates + 1
     own: Any = {"model": run.model, "config": run.config, "number": number, "averaged": number}
@@ -81,7 +81,7 @@ def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterat
 def training_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References | None]:
-    """Regression problems of a step's packs, and the predictions that the loss compares with.
+    """The regression problems of a step's packs, and the predictions that their loss uses.
 
     All ranks call it.
     """
@@ -101,7 +101,7 @@ def training_items(
 def reference_passes(
     run: TrainState, packs: Sequence[PackedBatch], items: Sequence[Item], *, step: int
 ) -> References | None:
-    """Predictions that the loss of a step compares with, or None; all ranks call it.
+    """Predictions that the loss of a step uses, or None if it uses none; all ranks call it.
 
     `packs` are as read, `items` as trained on. A sample with a dropped caption keeps its target,
     because its two predictions are the same. Adapters have no dropout in these passes.
@@ -151,7 +151,7 @@ def reference_passes(
 
 
 def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveConfig) -> Tensor:
-    """The factor w of each sample, [N]: 1 if its caption is dropped, so that its target stays."""
+    """The factor w of each sample, [N]; 1 if its caption is dropped, so that its target stays."""
     assert options.cfg_target is not None
     more_N = torch.full_like(noise_N, options.cfg_target - 1)
     if options.cfg_target_schedule is TargetSchedule.LEVEL:
@@ -160,7 +160,7 @@ def cfg_factors(noise_N: Tensor, dropped: Sequence[bool], *, options: ObjectiveC
 
 
 def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Tensor]:
-    """Predictions of the network for each pack, [T, C] in float32, on the last stage."""
+    """The network's predictions for `items`, each [T, C] in float32, on the last pipeline stage."""
     if not items:
         return []
     module: Any = chunks[0].module
@@ -178,7 +178,7 @@ def _predictions(chunks: Sequence[nn.Module], items: Sequence[Item]) -> list[Ten
 def _errors(
     chunks: Sequence[nn.Module], items: Sequence[Item], options: ObjectiveConfig
 ) -> list[Tensor]:
-    """The mean error of each sample of each pack, float64 [N], on the last stage."""
+    """The mean error of each sample in each of `items`, float64 [N], on the last pipeline stage."""
     module: Any = chunks[0].module
 
     def forward(waiting: Iterator[Item], model: nn.Module) -> tuple[Tensor, Any]:

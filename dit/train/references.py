@@ -3,7 +3,7 @@
 cfg_target: a network with guidance w distilled into it predicts u + w (v - u), where v is the
 original network's prediction with caption, and u the one without. Trained on plain targets it would
 lose w. So the target is u + w (target - u), with the network's own u for the same noisy state. The
-loss ((f + (w - 1) u) / w - target)² of other trainers is ours divided by w².
+loss of other trainers, ((f + (w - 1) u) / w - target)², is this loss divided by w².
 """
 
 # C patch features, T packed tokens of this context rank, N samples
@@ -23,7 +23,7 @@ from dit.batch import PackedBatch, Problem
 class References:
     """Predictions of passes without gradients, one entry for each pack of a step, in order.
 
-    Only the last pipeline stage has them; other stages have empty lists.
+    Predictions are on the last pipeline stage; other stages have empty lists.
     """
 
     factor_N: Sequence[Tensor]
@@ -31,15 +31,15 @@ class References:
     uncaptioned_TC: Sequence[Tensor] = ()
     unadapted_TC: Sequence[Tensor] = ()
     error_N: Sequence[Tensor] = ()
-    """Mean error, without adapters, of each sample of the preference pairs, float64."""
+    """Mean error without adapters of each sample of preference pairs, float64."""
     flops: int = 0
-    """FLOPs of all these passes: the whole network on a replica's packs; on every stage."""
+    """FLOPs of all these passes over a replica's packs, by the whole network; on every stage."""
 
 
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
-    """The regression problem of this context rank's shard of a pack, with the loss's target."""
+    """The `problem` of this context rank's shard of a pack, changed as `references` demand."""
     unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]

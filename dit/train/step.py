@@ -1,4 +1,4 @@
-"""One optimizer step: packs -> loss and gradients -> updated weights.
+"""One optimizer step: loss and gradients of packs, then updated weights.
 
 1. forward_backward    the replica's packs through the pipeline; gradients of the global batch
 2. optimizer_step      clipped gradients, AdamW, EMA of the weights
@@ -44,7 +44,7 @@ PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankLoss:
-    """This rank's terms of a step's sums over all ranks of the run."""
+    """What this rank adds to the loss of a step: its sums, and the losses of its packs."""
 
     sums: Tensor  # float64 [2] on the device: error and its divisor
     packs: tuple[PackLoss, ...]
@@ -58,12 +58,12 @@ class RankLoss:
 
     @property
     def total(self) -> float:
-        """The summed error; waits for the device, as the members below do."""
+        """The summed error of this rank's tokens; waits for the device, as `count` does."""
         return self.sums[0].item()
 
     @property
     def count(self) -> float:
-        """The divisor of the summed error."""
+        """The divisor of `total`."""
         return self.sums[1].item()
 
     @property
@@ -86,7 +86,7 @@ def forward_backward(
     objective: ObjectiveConfig,
     references: References | None = None,
 ) -> RankLoss:
-    """The first half of a step: this replica's packs -> gradients of the global batch."""
+    """First half of a step: accumulates gradients over this replica's packs, `items`."""
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
@@ -110,11 +110,11 @@ def optimizer_step(
     grad_norm: float | None = None,
     averaged: int | None = None,
 ) -> Update:
-    """The second half of a step: gradients -> updated weights and EMA.
+    """Second half of a step: updates the weights by their gradients, then the EMA.
 
     `number` counts updates from 1, and `averaged` those of the EMA, if they differ; `loss` is the
-    global batch's; `grad_norm` is the root of `prepare_update`'s result, if that was called. If the
-    loss or the gradient is not finite, nothing changes on any rank.
+    loss of the global batch; `grad_norm` is the root of `prepare_update`'s result, if that was
+    called. If the loss or the gradient is not finite, nothing changes on any rank.
     """
     heartbeat("update")
     c = config.optimizer
@@ -139,8 +139,8 @@ def run_schedule(
 ) -> list[PackLoss]:
     """Runs this replica's packs through the model, one micro-batch each.
 
-    Returns the losses on the rank that computes them, and an empty list on others. Gradients,
-    unless `forward_only`, are of the mean over the global batch.
+    Returns the losses on the rank that computes them, and an empty list on others. Unless
+    `forward_only`, gradients of the mean loss over the global batch are accumulated.
     """
     module: Any = chunks[0].module
     mine = [rank_part(module, item) for item in items]

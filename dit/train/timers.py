@@ -1,4 +1,4 @@
-"""Seconds of the parts of a step.
+"""Seconds spent in each part of a step.
 
 A part inside another is subtracted from the outer one, so that no second counts twice. On a GPU the
 host runs ahead of the device, so seconds are measured only after `synchronize_timers`, which makes
@@ -29,7 +29,7 @@ def synchronize_timers() -> None:
 
 @contextmanager
 def timed(part: str) -> Iterator[None]:
-    """A context, or decorator, whose seconds count for `part`.
+    """A context or decorator whose seconds are added to `part`.
 
     After an error it does not wait: work of the device with a rank that has left never ends.
     """

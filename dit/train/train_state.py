@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 Export = Callable[[Path], Path]
 """Function that exports a checkpoint and returns the path of the export."""
 Samples = Callable[["TrainState", Module], "DrawnSamples | None"]
-"""Function, called on all ranks, that writes samples of a model; returns them on the first rank."""
+"""Function of the run and a model, called on all ranks, that generates samples and writes them; it
+returns them on the first rank."""
 
 
 class InitialWeights(Protocol):
     """Interface of weights in another tool's format from which a new run starts."""
 
     def fill(self, model: MegatronModule) -> None:
-        """Fills a model chunk on this rank; all ranks call it."""
+        """Sets the weights of `model`, a model chunk on this rank; all ranks call it."""
         ...
 
     def origin(self) -> Origin:
-        """The files from which the weights are read; all ranks call it."""
+        """The files from which the weights are read, with digests; all ranks call it."""
         ...
 
     @property
@@ -58,7 +59,7 @@ ReadFolder = Callable[[Path, ModelConfig], InitialWeights]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrawnSamples:
-    """The samples of one validation, and where they lie."""
+    """The samples that a validation generated, and their files."""
 
     grid: Path | None  # the first frames of all samples, in the folder with their files
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts
@@ -93,12 +94,12 @@ class TrainState:
     notes: list[str] = field(default_factory=list)  # lines for the start of the log
 
     def at_step(self, step: int) -> None:
-        """Sets the training step, counted from 1, for passes of all networks that learn."""
+        """Sets the training step, counted from 1, in all networks that are trained."""
         for model in (self.model, self.critic):
             if model is not None:
                 model.at_step(step)
 
     @property
     def data_ranks(self) -> dist.ProcessGroup:
-        """The processes that read different samples."""
+        """The processes that read different samples: the data-parallel group."""
         return self.model.groups.dp

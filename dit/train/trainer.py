@@ -1,4 +1,4 @@
-"""A whole run: read, step, average, validate, log, save; until the last step or a signal."""
+"""A whole run, until the last step or a signal: read, step, average, validate, log, save."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def pretrain(
     start: InitialWeights | None = None,
     read_folder: ReadFolder | None = None,
 ) -> ExitCode:
-    """Trains as configured, from the newest checkpoint if there is one.
+    """Trains as `config` says, from the newest checkpoint of the run folder if there is one.
 
-    `export` is called with each new checkpoint; `open_samples` returns the writer of each
-    validation's samples; `start` holds the weights of a new run, and `read_folder` opens frozen
-    weights in a Diffusers folder. The process group must be initialised (`start_processes`).
+    `export` is called with each new checkpoint; `open_samples` returns the function that writes
+    each validation's samples; `start` holds the weights of a new run, and `read_folder` opens
+    frozen weights in a Diffusers folder. The process group must be initialised (`start_processes`).
 
     Raises:
         ValueError: checkpoint.load_hf is set without `start`.
@@ -110,7 +110,7 @@ def measure_steps(
     fill: Initialise | None = None,
     read_folder: ReadFolder | None = None,
 ) -> list[Values]:
-    """The logged values of `steps` steps inside `around`, after `warm_up` other steps.
+    """Takes `warm_up` steps, then `steps` steps inside `around`, whose logged values it returns.
 
     Nothing is saved or validated, and Ctrl-C ends the process at once.
 
@@ -136,7 +136,7 @@ def measure_steps(
 
 
 def _open(config: RunConfig, given: Given, ends: ExitStack, *, timed: bool) -> TrainState:
-    """Opens a run; `ends` unlocks its folder, and `timed` lets attention be timed."""
+    """Opens a run; `ends` will unlock its folder, and `timed` lets attention kernels be timed."""
     machine = fit(config, timed=timed)
     data = open_data(machine)  # first: its errors show before anything is built or written
     starts = choose_start(machine, given, ends)
@@ -198,7 +198,7 @@ def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointE
 
 
 def _check_updates(run: TrainState, *, since: int) -> None:
-    """Raises FloatingPointError if every step after `since`, or of the run, was skipped."""
+    """Raises FloatingPointError if every step after `since`, or else of the run, was skipped."""
     steps = run.progress.step - since or run.progress.step
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(
@@ -219,7 +219,7 @@ def _is_last(run: TrainState) -> bool:
 def _step(
     run: TrainState, stop_signals: StopSignals
 ) -> tuple[Values, SkippedStep | None, StepMetrics]:
-    """One step; returns the values to log, the skipped step if any, and its sums over all ranks.
+    """Takes one step; returns the values to log, the skipped step or None, and sums over all ranks.
 
     A skipped step uses up its data and its number; learning rate, Adam and EMA do not change.
     """
@@ -261,7 +261,7 @@ class Learned:
 
     @property
     def values(self) -> Values:
-        """The network's values for the log."""
+        """The loss, gradient norm and learning rate of the network, for the log."""
         rate = learning_rate(self.turn.config, self.turn.number)
         found = {"loss": self.sums.loss, "grad_norm": self.update.grad_norm, "lr": rate}
         if (ratio := self.turn.config.lora.plus_ratio) is not None:
@@ -272,7 +272,7 @@ class Learned:
 def _learn(
     run: TrainState, turn: NetworkTurn, packs: Sequence[PackedBatch], *, stop: bool
 ) -> Learned:
-    """Updates a network, unless its loss or gradient is not finite."""
+    """Updates the network of `turn`, unless its loss or gradient is not finite."""
     step, items, references = run.progress.step + 1, turn.items, turn.references
     # Before the device has the work of the step: behind it, the device would wait for the host.
     counts = count_packs(run, [batch for batch, _ in items], references)
@@ -300,7 +300,7 @@ def _learn(
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step; starts to read the packs of the step after."""
+    """This replica's packs of the next step; also starts to read the packs of the step after it."""
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
     if run.replica.pending is None:

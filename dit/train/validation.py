@@ -1,4 +1,4 @@
-"""Validation: held-out losses of the weights and their average, then samples.
+"""Validation: held-out losses of the weights and their average (EMA), then samples.
 
 Every validation takes the same packs with the same noise at the same noise levels, so that two of
 them differ only by the weights. A pack is evaluated at each of `validation.quantiles` quantiles of
@@ -6,7 +6,7 @@ the noise levels that training draws, and the losses are reported separately:
 
     val_loss                mean over all quantiles: an estimate of the training loss
     val_loss_q10            at the quantile 0.1, which has little noise; q90 has much
-    val_loss_sound          of the tokens of sound, in networks that have both; all others are of
+    val_loss_sound          of the tokens of sound, in networks with sound; all others are of
                             frames
     val_loss_image_32       over samples of one kind: images, or videos of up to 8 latent frames
     val_loss_video8_32      (a power of two), and with a latent of side sqrt(rows columns) = 32,
@@ -77,7 +77,7 @@ Sums = dict[str, tuple[float, float]]  # error and its divisor, by the name of a
 def read_validation_packs(
     config: RunConfig, replica: Replica, *, rank: int, world_size: int
 ) -> dict[str, ValidationPacks]:
-    """Validation packs of a data-parallel rank, by the name of the validation set's loss.
+    """Packs that this replica reads for each validation set, by the name of the set's loss.
 
     All ranks call it. The samples of a pack depend on all samples before them: the first rank
     determines them from the headers of the tar files, and each replica reads its own packs.
@@ -108,7 +108,7 @@ def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> 
 
 
 def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
-    """All losses and then the samples of this step, with their seconds.
+    """Validation at this step: all losses with the seconds taken, and then the samples.
 
     Only the first rank gets the samples.
     """
@@ -144,10 +144,10 @@ def validate(
     name: str = "val_loss",
     null: NullInputs | None = None,
 ) -> dict[str, float]:
-    """The losses over the packs of all ranks, by names that begin with `name`.
+    """The losses over the packs of all ranks; the name of each begins with `name`.
 
-    Noise, numbers of given frames and captions that `null` replaces depend on the seed and the
-    pack, drawn latents (`validation.latents`) on the seed and the sample; images are never dropped.
+    Noise, numbers of given frames, and the captions that `null` replaces depend on the seed and the
+    pack; drawn latents (`validation.latents`) on the seed and the sample. Images are never dropped.
     The state of training does not change.
     """
     with gathered_weights(model.chunks):
@@ -188,9 +188,9 @@ def _losses(
 def _sums_of(
     loss: Loss, batch: PackedBatch, config: RunConfig, quantile: float | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Error and divisor [2] of a pack, of a level, of each stream and of groups of samples.
+    """(suffix of a loss's name, (error, divisor) [2]) for a pack as a whole and for parts of it.
 
-    With each stands how the name of its loss ends.
+    The parts are its quantile of the noise level, each other token stream, and groups of samples.
     """
     each_N2 = loss.of_samples(batch).cpu()
     yield "", each_N2.sum(0)
@@ -203,7 +203,7 @@ def _sums_of(
 
 
 def _groups(batch: PackedBatch, config: RunConfig) -> list[tuple[str, ...]]:
-    """Names of the groups to which each sample of `batch` belongs, for mean losses by group."""
+    """Names of the groups of samples to which each sample of `batch` belongs."""
     kinds = [kind(grid, config.model) for grid in batch.grids]
     levels = batch.method(FixedLevels) if config.validation.fixed_levels else None
     if levels is None:
@@ -218,7 +218,7 @@ def _problems(
     null: NullInputs | None,
     quantile: float | None,
 ) -> Iterator[list[Item]]:
-    """Regression problems at one quantile of the noise levels, or at each sample's fixed level."""
+    """Regression problems of a few packs at a time, at one quantile or each at its fixed level."""
     c = config.validation
     told = {"options": config.objective, "latents": c.latents}
     told |= {"null": null, "text_dropout": c.text_dropout}
@@ -234,7 +234,7 @@ def _problems(
 
 
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
-    """Image or video, with rounded frames and side, as a part of a metric's name."""
+    """Image or video, with rounded frames and side of the `grid` in cells, as in metrics' names."""
     frames = grid[0] * model.patch_temporal
     side = math.sqrt(grid[1] * grid[2]) * model.patch_spatial
     medium = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
@@ -242,7 +242,7 @@ def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
 
 
 def _mean_over_ranks(mine: Sums) -> dict[str, float]:
-    """Means over all ranks, by name; the ranks' sums are added in the order of the ranks."""
+    """Means over all ranks, by name; sums are added in the order of the ranks."""
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     # Short names first: the loss of all before those of its parts.

@@ -1,6 +1,6 @@
-"""The README.md of an exported folder, which states only known facts.
+"""The README.md (card) of an exported folder, which states only known facts.
 
-code     Python that makes one picture with an export
+code     Python code that makes one picture with an export
 facts    facts about a checkpoint and its run; the cards of adapters, and of a network or pipeline
 """
 

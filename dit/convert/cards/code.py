@@ -23,12 +23,11 @@ from dit.objectives.flow_matching import FlowMatching
 from dit.objectives.registry import REGISTRY
 
 DATA_CARD = "dataset_card.json"
-"""File in an export whose code is a loop: how captions were encoded, and how latents are
-decoded."""
+"""File that code with a loop reads: how captions were encoded, and how latents are decoded."""
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _COPIED = ("format_version", "processor", "text_encoder", "latent")
 _GIVEN = ("ImageToVideo", "VideoToWorld", "Kontext", "Edit")
-"""Words in the names of pipelines that take a picture as input."""
+"""Words in the names of pipelines with a picture as input."""
 _STEPS = 35
 _TRANSFORMER = "transformer"
 _HALF = "torch_dtype=torch.bfloat16"
@@ -58,7 +57,7 @@ Image.fromarray(pictures[0]).save("picture.png")"""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureCode:
-    """The example code in an export's card, which makes a picture with Diffusers."""
+    """Example code of an export's card, which makes a picture with Diffusers."""
 
     config: RunConfig
     card: dict[str, Any]  # of the data; empty where it is not known
@@ -69,7 +68,7 @@ class PictureCode:
 
     @property
     def text(self) -> str:
-        """The code as text, in which FOLDER stands for the export."""
+        """The code as text; FOLDER in it stands for the folder of the export."""
         if self.loops:
             return self._loop()
         any_kind = self.whole and not self._known.modular and self._known.module == DIFFUSERS
@@ -78,12 +77,12 @@ class PictureCode:
 
     @property
     def loops(self) -> bool:
-        """Whether the code is a loop over steps that reads `data_card` in the network's folder."""
+        """Whether the code is a loop over sampling steps, which reads `data_card` in the export."""
         sized = len(usual_size(self.card)) >= 3
         return self._of_pixels and sized and None not in (self._scheduler, self._call)
 
     def data_card(self) -> bytes:
-        """The part of the dataset's card that the code reads, as JSON without any path."""
+        """The part of the dataset card that the code reads, as JSON without any path."""
         kept = {name: self.card[name] for name in _COPIED if name in self.card}
         return json.dumps(kept, indent=1).encode() + b"\n"
 
@@ -94,9 +93,9 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """Diffusers pipeline that feeds the network the inputs of its training.
+        """Class of the Diffusers pipeline with the inputs that the network was trained with.
 
-        None without one.
+        None if there is none.
         """
         model, objective = self.config.model, self.config.objective
         if self._of_pixels or objective.prediction is not FlowPrediction.VELOCITY:
@@ -124,7 +123,7 @@ class PictureCode:
 
     @property
     def _scheduler(self) -> str | None:
-        """Diffusers' scheduler for this objective; None if it has none."""
+        """Class of Diffusers' scheduler for this objective; None if there is none."""
         objective = self.config.objective
         opened = REGISTRY[objective.name].scheduler
         if opened is None or opened().inexpressible(objective) is not None:
@@ -139,12 +138,12 @@ class PictureCode:
         return f'{network}.load_lora_adapter("FOLDER", prefix="{prefix}", use_safetensors=True)'
 
     def _all_adapted(self) -> list[str]:
-        """Lines that load the adapters into each transformer of a pipeline."""
+        """Lines of code that load the adapters into each transformer of a pipeline."""
         names = [_TRANSFORMER] + ([] if self._second is None else [self._second.folder])
         return [self._adapted(f"pipe.{name}", name) for name in names]
 
     def _loaded(self) -> str:
-        """Lines that load only the network, if no pipeline or short loop can run it."""
+        """Lines of code that load only the network, if no pipeline or short loop can run it."""
         place = json.dumps(self.base if self.adapters else "FOLDER")
         module = diffusers_form(self.config.model).module
         lines = [f"from {module} import {self._network}"]
@@ -152,7 +151,7 @@ class PictureCode:
         return "\n".join(lines + [self._adapted("network")] * self.adapters)
 
     def _piped(self, kind: str) -> list[str]:
-        """Lines that load the pipeline class `kind` with the export in it, and call it once."""
+        """Lines of code that load the pipeline `kind` with the export, and call it once."""
         half, place = _HALF, json.dumps("FOLDER" if self.whole else self.base)
         own = not (self.whole or self.adapters)
         second = self._second if own else None
@@ -188,7 +187,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """Lines of the pipeline's call, and the names that they import from diffusers.utils."""
+        """Lines of code that call the pipeline `kind`, and names to import from diffusers.utils."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""
@@ -247,7 +246,7 @@ class PictureCode:
         return _STEPS if c.method is None else c.steps
 
     def _levels(self) -> str:
-        """Arguments of `set_timesteps` that reproduce the noise levels of our samplers."""
+        """Arguments of `set_timesteps` that give the noise levels of the run's sampler."""
         flow: FlowConfig = self.config.objective
         steps, told = self._steps, [str(self._steps)]
         if flow.ends_at_one_step:

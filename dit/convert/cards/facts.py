@@ -1,4 +1,4 @@
-"""Facts about a checkpoint and its run, and the cards that state them."""
+"""Facts about a checkpoint and its run, and the cards (README.md) that state them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PICTURES, _IN_A_ROW = 8, 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownPicture:
-    """A picture or clip of the run, with its prompt, that a card shows."""
+    """A picture or clip that the run generated, with its prompt, for a card."""
 
     file: Path
     prompt: str
@@ -53,7 +53,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, checkpoint: Path, config: RunConfig, *more: str) -> RunFacts:
-        """Facts about a checkpoint and its run; settings with the keys `more` come first.
+        """Facts about `checkpoint` and its run; settings with the keys `more` come first.
 
         Raises:
             CheckpointError: the card of its data is damaged.
@@ -103,7 +103,7 @@ def write_card(folder: Path, text: str, facts: RunFacts) -> None:
 
 
 def _table(pictures: tuple[ShownPicture, ...]) -> str:
-    """A Markdown table of pictures, with the prompts below each row."""
+    """A Markdown table of `pictures`, with the prompts below each row."""
     rows = []
     for first in range(0, len(pictures), _IN_A_ROW):
         row = pictures[first : first + _IN_A_ROW]
@@ -144,7 +144,7 @@ def _data(dataset: DatasetConfig) -> str | None:
 
 
 def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
-    """Pictures that the run's validation generated at the step of `checkpoint`."""
+    """Pictures that validation generated at the step of `checkpoint`."""
     samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
     try:
         entries = parse_json((samples / LISTING).read_bytes())
@@ -163,7 +163,7 @@ the adapters, and `lora.init_from=FOLDER` trains them further.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoraCard:
-    """The card of an exported folder of adapters."""
+    """Content of the card of exported adapters."""
 
     network: str  # class of Diffusers' network, or `model.family` of one that it lacks
     base: str | None = None  # name on the hub of the weights that the adapter is for
@@ -172,7 +172,7 @@ class LoraCard:
     run: RunFacts = field(default_factory=RunFacts)
 
     def text(self, *, comfyui: bool) -> str:
-        """The card as Markdown; `comfyui` says whether the folder has a file for ComfyUI."""
+        """The card as Markdown; with `comfyui` the folder has a file for ComfyUI."""
         parts = [self._front(), "# LoRA\n", self._facts(), "## Use\n", self._loading(comfyui)]
         parts += self.run.sections()
         return "\n".join(parts)
@@ -209,7 +209,7 @@ _To be filled in: what the licences of the data and of the weights that it start
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkCard:
-    """The card of an exported network."""
+    """Content of the card of an exported network."""
 
     network: str  # class of Diffusers' network
     weights: str  # which of the checkpoint's

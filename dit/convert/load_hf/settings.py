@@ -1,4 +1,4 @@
-"""Network and objective of a Diffusers folder, overridden by the user's keys."""
+"""Network and objective of a Diffusers folder, which the user's keys override."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOAD_HF = "checkpoint.load_hf"
 
 
 def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Network and objective of `checkpoint.load_hf` if it is set, in the recipe's layout.
+    """Network and objective of `checkpoint.load_hf`, in the recipe's layout; None if unset.
 
     `given(key, default)` returns the user's value for a key, or the default. A run that resumes has
     the settings of its own checkpoint and does not need the folder again.
@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """The network `model` with the layout and precision of `recipe`, if of the same family."""
+    """`model` with the layout and precision of `recipe`; with defaults for another family."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
@@ -72,7 +72,7 @@ def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HfWeights:
-    """A Diffusers folder whose weights fit the network of a run."""
+    """A Diffusers folder whose weights fit the network of a run, with its name table."""
 
     source: DiffusersFolder
     table: list[Pair]
@@ -80,7 +80,7 @@ class HfWeights:
 
 
 def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
-    """Opens a Diffusers folder for a network; reads only its JSON files and tensor headers.
+    """Opens the Diffusers folder `path` for `model`; reads only JSON and tensor headers.
 
     Raises:
         ConvertError: the folder is damaged, or holds the weights of another network; names the keys
@@ -120,7 +120,7 @@ def weights_of_run(config: RunConfig) -> HfWeights | None:
 
 
 def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveConfig) -> list[str]:
-    """Log lines: where the objective comes from, and which of its keys the run changes.
+    """Log lines: where the objective comes from, and which of its keys `run` changes.
 
     Raises:
         ConvertError: the folder's scheduler is damaged.
@@ -136,7 +136,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
 
 
 def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:
-    """Name table for `model` if it differs from the folder's model `told`; None if none fits."""
+    """Name table of `model`, which differs from the folder's `told`; None if it does not fit."""
     if model.num_attention_heads != told.num_attention_heads:
         return None  # the shapes are the same, but not what the numbers mean
     try:
@@ -152,7 +152,7 @@ def found_model(
     text_pad_to: int | TextPadding | Unsaid | None = Unsaid.UNSAID,
     given: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
-    """The network of a folder; raises as `import_weights`.
+    """The network of the folder `source`; raises as `import_weights`.
 
     `given` are fields that neither config.json nor the pipeline determines.
     """
@@ -165,7 +165,7 @@ def found_model(
 def found_objective(
     source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """The objective for which the network of `source` was trained; raises as `import_weights`."""
+    """The objective that the network of `source` was trained for; raises as `import_weights`."""
     found = objective_config(
         source.scheduler,
         place=source.scheduler_file,
@@ -180,7 +180,7 @@ def found_objective(
 def _of_few_steps(
     found: FoundObjective, source: DiffusersFolder, model: ModelConfig, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the pipeline's settings for a few-step network, unless `given` has others."""
+    """`found` with the settings of a few-step pipeline, if it is one, unless `given` has others."""
     runs = diffusers_form(model).pipelines.get(source.pipeline or "")
     if runs is None or not source.is_distilled:
         return found
@@ -197,7 +197,7 @@ def _of_few_steps(
 def _of_expert(
     found: FoundObjective, source: DiffusersFolder, given: Sequence[str]
 ) -> FoundObjective:
-    """`found` with the noise levels of one of two transformers, unless `given` has others."""
+    """`found` with the noise levels of one of two experts, unless `given` has others."""
     of_flow = found.objective.name == ObjectiveName.FLOW
     if source.level_range is None or not of_flow or any("level_range" in word for word in given):
         return found
@@ -210,7 +210,9 @@ def _of_expert(
 def checked_table(
     source: DiffusersFolder, model: ModelConfig, *, left_out: tuple[str, ...] = ()
 ) -> list[Pair]:
-    """The name table of `model`; the folder may also have the tensors `left_out`.
+    """The name table of `model`, after a check that the folder has exactly its tensors.
+
+    It may also have the tensors `left_out`.
 
     Raises:
         ConvertError: the folder holds other tensors.

@@ -1,9 +1,9 @@
-"""Start of a run from a Diffusers folder, whose weights are read one tensor at a time.
+"""Starts a run from a Diffusers folder, whose weights are read one tensor at a time.
 
-1. shared out  ranks that hold the same shards (data and context parallelism) divide the reading
+1. assign      ranks that hold the same shards (data and context parallelism) divide the reading
 2. read        this rank's shard of matrices with equal layout in both formats; others, such as
                joined queries, keys and values, as a whole
-3. exchanged   the ranks of step 1 send each other what they have read
+3. exchange    the ranks of step 1 send each other what they have read
 
 No optimizer is needed: the network may be unwrapped, or trained in part.
 """
@@ -43,19 +43,19 @@ from dit.train.model_and_optimizer import fill_shards, weight_shards
 
 @dataclass(frozen=True, slots=True)
 class HfStart:
-    """Fills a new run's network and records the source (see `train_state.InitialWeights`)."""
+    """Weights of a Diffusers folder, for the start of a run (see `train_state.InitialWeights`)."""
 
     weights: HfWeights
     of_run: tuple[str, ...] = ()
     """Log lines about these weights that depend on the run's settings."""
 
     def fill(self, model: MegatronModule) -> None:
-        """Fills the weights of `model`; collective; raises as `fill_from_diffusers`."""
+        """Sets the weights of `model`; all ranks call it; raises as `fill_from_diffusers`."""
         groups: Any = model.groups
         fill_from_diffusers(model, self.weights, copies=groups.dp_cp, left_out=is_of_any_adapter)
 
     def origin(self) -> Origin:
-        """The digests of the folder's files; collective; raises as `read_origin`."""
+        """Digests of the folder's files; all ranks call it; raises as `read_origin`."""
         return origin_of(self.weights.source)
 
     @property
@@ -73,7 +73,7 @@ class HfStart:
 
 
 def origin_of(source: DiffusersFolder) -> Origin:
-    """Digests of config.json and all weight files; all ranks call it and share the reading.
+    """Digests of config.json and all weight files; all ranks call it, and each reads some files.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -82,7 +82,7 @@ def origin_of(source: DiffusersFolder) -> Origin:
 
 
 def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
-    """The frozen base weights of adapters, from a Diffusers folder.
+    """The weights of the Diffusers folder `folder`, to be the frozen base of adapters.
 
     Raises:
         ConvertError: the folder is damaged, or does not fit the network.
@@ -91,7 +91,7 @@ def weights_of_folder(folder: Path, model: ModelConfig) -> HfStart:
 
 
 def hf_start(config: RunConfig) -> HfStart | None:
-    """The start of a run with `checkpoint.load_hf`; None if it resumes from a checkpoint.
+    """The weights that `checkpoint.load_hf` names; None if it is unset or the run resumes.
 
     Raises:
         ConvertError: the folder does not fit the run.
@@ -104,14 +104,14 @@ def hf_start(config: RunConfig) -> HfStart | None:
 
 
 def _of_distillation(source: DiffusersFolder, config: RunConfig) -> Iterator[str]:
-    """A warning if plain fine-tuning would undo the distillation of a few-step network."""
+    """A warning if plain fine-tuning would undo that a network was distilled to few steps."""
     held = config.passes_without_gradient or config.lora.frozen_adapter
     if (source.is_distilled or is_distilled(config)) and not held:
         yield source.of_few_steps
 
 
 LayerWeight = tuple[str, int | None]
-"""(name of a weight in a checkpoint, number of its layer)."""
+"""(name of a weight in a checkpoint, number of its layer; None: no layer)."""
 
 
 def fill_from_diffusers(
@@ -121,7 +121,7 @@ def fill_from_diffusers(
     copies: dist.ProcessGroup | None = None,
     left_out: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    """Fills the parameters of `module` on this rank, in their own dtype and on their device.
+    """Sets the parameters of `module` on this rank, in their own dtype and on their device.
 
     The ranks `copies` hold the same shards and divide the reading. `left_out` accepts names that
     the folder lacks, such as those of an adapter; these parameters stay unchanged. Collective: all
@@ -169,7 +169,7 @@ def _place(shard: ShardedTensor) -> LayerWeight:
 def _part(
     shard: ShardedTensor, pair: Pair, source: DiffusersFolder, not_finite: list[str]
 ) -> Tensor:
-    """This rank's shard of a weight; appends names of tensors with NaN or Inf to `not_finite`."""
+    """This rank's shard of a weight; adds names of tensors with NaN or Inf to `not_finite`."""
     begins = shard.global_offset[shard.prepend_axis_num :]
     part = tuple(slice(at, at + size) for at, size in zip(begins, shard.local_shape, strict=True))
     alike = type(pair.arrangement) is Same

@@ -3,7 +3,7 @@
 1. shards    the open tar file of a sample; the slices of a reader
 2. chain     the reading buffer of Energon's packing; the hook that opens a dataset
 3. loader    the worker processes: their packs, answers and end
-4. states    the state that Energon saves of its datasets
+4. states    the states of datasets that Energon saves
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ IndexRange = tuple[int, int]
 
 
 def tar_of_sample(reader: ShardInfosITarReader, index: int, shard: int) -> tuple[Any, int]:
-    """The open tar file of a sample, and the byte offset in the tar at which the sample ends."""
+    """The open tar file with sample `index`, and the byte offset at which the sample ends."""
     pointer = reader._get_itar_sample_pointer(index)
     tar = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
     return tar, pointer.byte_offset + pointer.byte_size
 
 
 def set_slices(loader: WebdatasetSampleLoaderDataset, slices: Sequence[Sequence[int]]) -> None:
-    """Sets the bounds of the slices that each worker of this rank reads in a pass."""
+    """Sets for each worker of this rank the bounds of the slices that it reads in a pass."""
     loader.workers_slice_offsets = list(slices)
 
 
 class OpenPacking(PackingDataset, ABC):
-    """Energon's packing, with a buffer that takes samples back and adapts its size."""
+    """Energon's packing with a buffer to which samples can return, and whose size adapts."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
-        """The buffer holds `buffer_size` samples, or as many as fill `capacity` together."""
+        """Sets the buffer's size: `buffer_size` samples, or what fills `capacity` tokens."""
         self._at_least, self._capacity = buffer_size, capacity
         super().__init__(dataset, buffer_size=buffer_size, **kwargs)
 
@@ -55,7 +55,7 @@ class OpenPacking(PackingDataset, ABC):
         """Number of tokens that `sample` takes of a pack's capacity."""
 
     def put_back(self, samples: list[Any]) -> None:
-        """Returns samples to the reading buffer, which is empty while groups are selected."""
+        """Returns `samples` to the reading buffer, which is empty while groups are chosen."""
         self._reading_buffer.extend(samples)
 
     def _fill_reading_buffer(self, source_iter: Iterator, log_progress: bool = False) -> bool:
@@ -79,7 +79,7 @@ class DatasetOpener(TaskEncoder, ABC):
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset:
-        """The chain of stages of one dataset, from its shards to cooked samples."""
+        """Opens the chain of stages of one dataset, from its shards to cooked samples."""
 
     def _load_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
@@ -92,7 +92,7 @@ class WatchedLoader(SavableDataLoader):
 
     @property
     def newest_packs(self) -> list[int]:
-        """The index of the newest pack of each worker."""
+        """The index of the newest pack from each worker."""
         return self._worker_sample_counters
 
     @newest_packs.setter
@@ -100,7 +100,7 @@ class WatchedLoader(SavableDataLoader):
         self._worker_sample_counters = indices
 
     def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
-        """The last snapshot of each worker before its pack `newest[worker]`."""
+        """For each worker, its last snapshot before its pack `newest[worker]`."""
         return self._worker_command("get_checkpoint", list(newest))
 
     def shutdown(self) -> None:
@@ -139,15 +139,15 @@ class WatchedLoader(SavableDataLoader):
 
 
 def in_this_process(chain: SavableDataset) -> SimpleSavableDatasetWrapper:
-    """`chain` in Energon's form for loaders without workers.
+    """Wraps `chain` as Energon does for a loader without workers.
 
-    Yields (worker id, sample index, sample), as a worker process would.
+    The wrapper yields (worker id, sample index, sample), as a worker process would.
     """
     return SimpleSavableDatasetWrapper(chain, chain.worker_config, cache_pool=NoCachePool())
 
 
 def worker_died(which: str) -> str:
-    """The message about a loader process that has died."""
+    """Error message for a loader process (`which`: its id) that has died."""
     return (
         f"a loader process has died ({which}). Did memory run out? Lower dataset.num_workers"
         ", dataset.packing_buffer_size or dataset.shuffle_buffer_size; a full /dev/shm also"
@@ -156,14 +156,14 @@ def worker_died(which: str) -> str:
 
 
 def nested_states(state: FlexState) -> Iterator[FlexState]:
-    """The state of a dataset, then of the datasets that it reads from, the outermost first."""
+    """Yields the state of a dataset, then those of the datasets it reads from, outermost first."""
     yield state
     for inner in state.get("datasets", ()):
         yield from nested_states(inner)
 
 
 def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
-    """The restore keys of all samples in the buffers of a chain."""
+    """The restore keys of all samples in the buffers of the state `chain`."""
     buffers = [v for state in nested_states(chain) for v in state.values() if isinstance(v, dict)]
     keys = [key for buffer in buffers for key in buffer.get("_restore_keys", ())]
     # The key of a group holds those of its samples.
@@ -171,12 +171,12 @@ def buffered_keys(chain: FlexState) -> list[tuple[Any, ...]]:
 
 
 def passes_read(state: FlexState) -> int:
-    """Number of complete passes of a reader over its shards."""
+    """Number of complete passes of a reader over its shards, in its saved `state`."""
     return state["_epoch_count"]
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """Index ranges that a reader has not yet read in this pass; `slices` are its bounds."""
+    """Index ranges that a reader has not read in this pass; `slices` are the bounds of its own."""
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges
@@ -186,9 +186,9 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain`, without the states that Energon's loader adds.
+    """The state of the dataset of class `chain` inside the states that Energon's loader adds.
 
-    Also returns how many packs were made, if the loader's wrapper counted.
+    Also returns how many packs were made, or None if the loader's wrapper has not counted them.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -197,9 +197,9 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 
 
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
-    """The inverse of `unwrapped`: `state` inside the states that Energon's loader adds.
+    """Puts `state` inside the states that Energon's loader adds around `dataset`.
 
-    These depend on whether the loader has workers.
+    Which states these are depends on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

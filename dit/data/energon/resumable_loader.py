@@ -1,4 +1,4 @@
-"""Energon's savable loader, repaired where it would hang, die of a signal, or resume wrongly.
+"""Energon's savable loader, changed where it would hang, die of a signal, or resume wrongly.
 
 1. ResumableLoader    packs of one rank; saves and restores the positions of its workers
 2. workers            they survive signals to the job, and end with the trainer
@@ -43,7 +43,7 @@ _DYING_S = 2.0  # a process is seen to be dead so long after its connections hav
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """The position of a loader: the number of packs from each worker.
+    """The position of a loader: how many packs each worker has made.
 
     Creating one is cheap, because no worker is asked.
     """
@@ -51,8 +51,8 @@ class Snapshot:
     newest: tuple[int, ...]
     """Index of the newest pack of each worker."""
     since: dict[int, tuple[list[tuple[SampleId, ...]], int]]
-    """For each worker, the list of its packs since it was last saved, and how many of them count.
-    The loader continues to append to the list."""
+    """Worker -> list of its packs since it was last saved, and how many of them this position
+    includes. The loader continues to append to the list."""
 
 
 class ResumableLoader(WatchedLoader):
@@ -63,7 +63,7 @@ class ResumableLoader(WatchedLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """At most `ahead` packs may be read between a snapshot and the call that saves it."""
+        """Opens the loader; up to `ahead` packs may be read between a snapshot and its save."""
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -109,7 +109,7 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for `state_dict`, before which further packs may be taken."""
+        """The present position for `state_dict`; more packs may be taken before that is called."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
@@ -135,7 +135,7 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """The bottom stage of each dataset; empty if Energon does not read all in passes."""
+        """The bottom stage of each dataset; none if Energon does not read all of them in passes."""
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -181,7 +181,7 @@ class ResumableLoader(WatchedLoader):
 def _position(
     saved: SavableDatasetCheckpoint, packs: list[tuple[SampleId, ...]], count: int
 ) -> WorkerState:
-    """State of a worker: Energon's checkpoint `saved`, and `count` of its later `packs`."""
+    """State of a worker: Energon's checkpoint `saved`, and the first `count` later `packs`."""
     assert saved.state is not None
     since = packs[:count] if saved.offset else []
     assert len(since) == saved.offset, "packs since a snapshot have been lost"
@@ -204,7 +204,7 @@ def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
 
 @contextmanager
 def deaths_in_words() -> Iterator[None]:
-    """A context in which the death of a loader process becomes an error with a remedy.
+    """A context that turns the death of a loader process into an error with a remedy.
 
     torch reports a death from a signal handler, so its error is raised wherever the trainer is.
 
@@ -227,9 +227,10 @@ def _shutdown(loader: weakref.ref[ResumableLoader]) -> None:
 def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) -> None:
     """Start function of a worker: ignores Ctrl-C, and ends only at a second SIGTERM.
 
-    It replaces Energon's. Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The
-    trainer then saves a checkpoint, for which it needs the workers' positions; as it leaves, it
-    sends the workers the second SIGTERM.
+    Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The trainer then saves a
+    checkpoint, for which it needs the workers' positions; as it leaves, it sends the workers the
+    second SIGTERM. It calls `energons`, the start function of Energon that it replaces; `trainer`
+    is a process id.
     """
     energons(worker)
     sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
@@ -241,13 +242,13 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """Excepthook that is silent about connections broken because the trainer was killed."""
+    """Excepthook that does not `show` connections broken because the trainer was killed."""
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 
 
 def _end_with(trainer: int) -> None:
-    """Ends this worker when the trainer has been killed, even while it waits for a file.
+    """Ends this worker when the process `trainer` has been killed, even while it waits for a file.
 
     torch notices the trainer's end only while a worker waits for orders.
     """

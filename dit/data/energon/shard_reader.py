@@ -1,4 +1,4 @@
-"""Readers of records in shards for Energon, even in damaged shards.
+"""Reads records of shards for Energon, even of damaged shards.
 
 1. SafeReader     reports damage as a record instead of ending the loader
 2. PlainReader    plain samples: first the head of a record (read_head), and the whole record when
@@ -114,12 +114,12 @@ def read_parts(place: SampleLocation) -> dict[str, Any]:
 
 
 def _said(error: BaseException) -> str:
-    """Text of an error for a refusal; that of a ShardError is complete."""
+    """Text of `error` for a refusal; the text of a ShardError needs no type before it."""
     return str(error) if isinstance(error, ShardError) else f"{type(error).__name__}: {error}"
 
 
 class PlainReader:
-    """Reads plain samples from the shards of an Energon reader."""
+    """Reads samples with usual tar headers from the local shards of an Energon reader."""
 
     def __init__(self, reader: ShardInfosITarReader, shards: OpenShards):
         self._reader = reader
@@ -127,7 +127,7 @@ class PlainReader:
         self._paths: dict[int, str | None] = {}  # by shard; None where it is not local
 
     def __getitem__(self, index: int) -> dict[str, Any] | None:
-        """The record that Energon's reader would return; None if the split excludes it.
+        """The record that Energon's reader would return for `index`; None if the split excludes it.
 
         In a large record, `.safetensors` is a RecordHeader and PLACE has the location.
 
@@ -183,7 +183,7 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Key, file names and parts of a sample; None if `sample_filter` excludes it.
+    """Key, file names and parts of the sample at `place`; None if `sample_filter` excludes it.
 
     In a large sample, parts with tensors are RecordHeaders.
 
@@ -253,7 +253,7 @@ class _Member(tarfile.TarInfo):
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
-    """A record, read by Energon's own reader; None if the split excludes it.
+    """The record `index`, read by Energon's own reader; None if the split excludes it.
 
     Raises:
         ValueError: a part has the name of one of Energon's own entries.

@@ -1,13 +1,13 @@
 """This project's stages in Energon's chain of datasets, each of which reads from the one before.
 
-1. Cooking               records -> samples; counts refused ones and passes on the others
+1. Cooking               decodes records to samples; counts refused ones and passes on the others
    (Energon's repeat, blend and shuffle)
-2. OldestFirst           a buffer of samples -> full groups, each with the oldest sample; groups of
-                         similar cost with dataset.balance=flops_target
+2. OldestFirst           takes full groups from a buffer of samples, each with the oldest sample;
+                         groups of similar cost with dataset.balance=flops_target
 3. FlopsBalancedOrder    (dataset.balance=flops) chooses the next one of several groups
    FlopsTargetOrder      (dataset.balance=flops_target) chooses by an estimate over more groups
-   (Energon's map: group -> pack)
-4. WorkerOutput          packs -> batches for the main process, with counts and errors
+   (Energon's map makes a pack of each group)
+4. WorkerOutput          batches for the main process: packs with counts and errors
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _PATIENCE = (1_000, 100_000)
 
 @edataclass
 class CookedSample(Sample):
-    """A sample in Energon's buffers, or the reason for its refusal."""
+    """A sample in Energon's buffers, or why it was refused."""
 
     origin: SourceInfo
     stored_key: str
-    """Key in the shard; in a blend, the sample's own key has its dataset as a prefix."""
+    """Key in the shard. In a blend, the sample's own key is this one after a prefix of its
+    dataset."""
     load: Callable[[], LatentSample] | None = None
-    """Reads and decodes the sample for its pack; raises SampleRefused if it is unusable.
-
-    The tensors may be overwritten when the next sample is read."""
+    """Function that reads and decodes the sample for its pack, or raises SampleRefused. The tensors
+    may be overwritten when the next sample is read."""
     measured: SampleSize | None = None
     cost: float = 0.0
     """Relative cost of training on the sample, by which samples are grouped into packs."""
@@ -64,17 +64,17 @@ class CookedSample(Sample):
 
     @property
     def size(self) -> SampleSize:
-        """Size of the sample in a pack; refused samples have none."""
+        """Size of the sample in a pack; only a sample that was not refused has one."""
         assert self.measured is not None
         return self.measured
 
     @property
     def place(self) -> str:
-        """Shard and key, for messages."""
+        """Shard and key of the sample, for messages."""
         return f"{self.origin.dataset_path}/{self.origin.shard_name}, key {self.stored_key}"
 
     def refused(self, refusal: SampleRefused) -> RefusedSample:
-        """The sample's refusal, with its name and place."""
+        """The record of a refusal of this sample, with its key and shard."""
         return RefusedSample(
             key=self.stored_key,
             shard=self.origin.shard_name,
@@ -85,7 +85,7 @@ class CookedSample(Sample):
 
 
 class Cooking(ThinWrapper):
-    """Stage that cooks and counts records, and passes on those that were not refused.
+    """Stage that decodes and counts records, and passes on those that were not refused.
 
     Energon does this in two stages that number the samples, so that random draws can be repeated.
     They take as long as decoding a small sample, and nothing in cooking is random.
@@ -135,7 +135,7 @@ class Cooking(ThinWrapper):
 
 
 def _record(raw: Any) -> Any:
-    """The record itself; shards wrap it in RawSampleData, mock data do not."""
+    """The record without RawSampleData, in which shards wrap it and mock data do not."""
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
@@ -148,7 +148,7 @@ def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
 
 @edataclass
 class SampleGroup(Sample):
-    """Samples that share a pack."""
+    """Samples that share a pack, in Energon's chain."""
 
     samples: tuple[CookedSample, ...]
     cost: float
@@ -159,7 +159,7 @@ class OldestFirst(OpenPacking):
     """Stage that packs samples one group at a time, each with the oldest sample in the buffer.
 
     The order is that of `full_packs` in dit/bin_packing.py. Energon 7.4 has no hook for it, so
-    samples that are not chosen go back to its reading buffer, which is saved with the state.
+    samples that are not chosen return to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class OldestFirst(OpenPacking):
 
 
 class FlopsBalancedOrder(ThinWrapper):
-    """Stage that orders groups so that all ranks' groups have about equal cost at each turn."""
+    """Stage that orders groups so that at each turn the groups of all ranks cost about the same."""
 
     _savable_fields = ("_waiting", "_turns")
 
@@ -235,16 +235,16 @@ class FlopsBalancedOrder(ThinWrapper):
             yield waiting.pop(self._next([group.cost for group in waiting.buffer], now))
 
     def _arrived(self, cost: float) -> None:
-        """Records the cost of a group that joined the waiting ones."""
+        """Records the `cost` of a group that joined the waiting ones; by default does nothing."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Index of the waiting group to return next."""
+        """Index of the waiting group to return next, from the `costs` of all."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that orders groups by a target cost for each turn, which all ranks estimate alike."""
+    """Stage that orders groups by a target cost for each turn, equal on all ranks."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -263,29 +263,28 @@ class FlopsTargetOrder(FlopsBalancedOrder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedPack:
-    """A pack and the samples that it consists of."""
+    """A pack and the samples that it was made of."""
 
     pack: PackedBatch | None
     """The pack; None if all its samples were refused."""
     samples: tuple[SampleId, ...]
-    """The samples in the pack; refused ones are read again by a run that resumes with another
-    layout."""
+    """Ids of the samples in the pack; a run that resumes with another layout reads them again."""
     refused: tuple[tuple[RefusedSample, SampleId], ...] = ()
-    """Samples that turned out to be unusable when they were read for the pack."""
+    """Samples that were refused only when they were read for the pack, with their ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerBatch:
-    """Message of a worker to the main process: a pack with its counts, or an error."""
+    """What a worker sends to the main process: a pack with counts, or an error."""
 
     worker: int
     """Index of the worker on this rank."""
     counts: RejectCounts
-    """The worker's counts when the pack was made."""
+    """Counts of the worker up to this pack."""
     pack: PackedBatch | None = None
-    """The pack; None at the end of a finite stream, and with an error."""
+    """The pack; None at the end of a finite stream, or with an error."""
     slot: BufferSlot | None = None
-    """Location of the pack's numbers in shared memory; None if they are sent with it."""
+    """Location of the pack's numbers in shared memory; None if the message has them."""
     samples: tuple[SampleId, ...] = ()
     refused: tuple[RefusedSample, ...] = ()
     """Samples that the worker has refused since its last message."""
@@ -301,9 +300,9 @@ class WorkerBatch:
 
 
 class WorkerOutput(ThinWrapper):
-    """Last stage of a worker.
+    """Last stage of a worker, which sends packs to the main process.
 
-    Sends errors as values, because torch would hide them in a traceback.
+    Errors are sent as values, because torch would hide them in a traceback.
     """
 
     _savable_fields = ("tally",)  # the name of the counts in saved states
@@ -329,7 +328,7 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Sets how many packs each worker makes without sending, because they were sent before."""
+        """Sets the number of `packs` that each worker makes without sending: they were sent."""
         self._skipped = packs
 
     def save_state(self) -> FlexState:
@@ -368,13 +367,13 @@ class WorkerOutput(ThinWrapper):
         return WorkerBatch(worker=worker, counts=counts, refused=refused)
 
     def received(self, batch: WorkerBatch) -> WorkerBatch:
-        """The batch with the numbers of its pack, in the main process."""
+        """The batch, in the main process, with the numbers of its pack from shared memory."""
         if batch.pack is None or batch.slot is None:
             return batch
         return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)
 
     def _count(self, finished: FinishedPack) -> None:
-        """Counts samples that were refused after they had been chosen for a pack."""
+        """Counts samples that were refused only when they were read for a pack."""
         for sample, (dataset, _) in finished.refused:
             self._counts.refuse(sample)
             self._refused_in_a_row[dataset] += 1

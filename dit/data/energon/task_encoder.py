@@ -1,14 +1,14 @@
 """Opens Energon's chain of datasets for one rank, and encodes samples in the loader workers.
 
-1. open_training      configuration -> chain of datasets, in a loader
+1. open_training      a loader with the chain of datasets of a configuration
    open_validation    such a chain in stored order, up to groups of samples
-2. PackEncoder, Energon's task encoder
-   cook     record -> CookedSample          reads the length in its head; counts refused ones
-   group    samples -> groups that fit      the oldest sample and what fills its pack
-   pack     group -> PackedBatch            reads and decodes; pads each to sample_multiple
+2. PackEncoder        Energon's task encoder:
+   cook     a record becomes a CookedSample: its length is read, refused ones are counted
+   group    samples that fit one pack: the oldest sample and what fills its pack
+   pack     a group becomes a PackedBatch: samples are decoded, and padded to sample_multiple
 
-read -> cook -> (repeat, blend, shuffle) -> group -> pack -> output. The stages in brackets are
-Energon's; the others are ours, in stages.py.
+The stages are read, cook, (repeat, blend, shuffle), group, pack, output. Those in brackets are
+Energon's; the others are in stages.py.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def open_training(
     world_size: int,
     work: PassWork | None,
 ) -> ResumableLoader:
-    """An endless shuffled loader of this rank's shard of the samples, which its workers divide.
+    """An endless shuffled loader of this rank's samples, which its workers divide.
 
-    `work` weighs packs, if `dataset.balance` needs it.
+    `work` computes the cost of packs, if `dataset.balance` needs it.
     """
     worker_config = _worker_config(
         config.rng, rank=rank, world_size=world_size, workers=config.dataset.num_workers
@@ -89,7 +89,7 @@ def open_training(
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, work: PassWork | None
 ) -> tuple[PackEncoder, SavableDataset]:
-    """A chain of groups of validation samples, each once in stored order; and its encoder."""
+    """The encoder, and a chain of groups of validation samples, each once in stored order."""
     worker_config = _worker_config(config.rng, rank=0, world_size=1, workers=0)
     encoder = _encoder(config, leaves, bound, worker_config, packs=False, work=work)
     return encoder, _chain(config, encoder, worker_config, validation=True)
@@ -172,9 +172,10 @@ class PackEncoder(DatasetOpener):
         packs: bool,
         work: PassWork | None,
     ):
-        """`sources` maps the path of each dataset of a blend to the prefix of its keys.
+        """Keeps what its steps need.
 
-        `packs` says whether the chain makes packs, or ends with groups of samples.
+        `sources` maps the path of each dataset of a blend to the prefix of its keys. With `packs`
+        the chain makes packs, else it ends with groups of samples.
         """
         balanced = config.dataset.balance is not Balance.NONE
         assert work is not None or not balanced, "nothing weighs the packs"
@@ -223,7 +224,7 @@ class PackEncoder(DatasetOpener):
         return cooked
 
     def _load(self, record: SampleLocation | dict[str, Any], key: str, source: str) -> LatentSample:
-        """Reads and decodes a whole sample.
+        """Reads and decodes a whole sample, from its location or from its record.
 
         Raises:
             SampleRefused: the sample is faulty.
@@ -243,7 +244,7 @@ class PackEncoder(DatasetOpener):
         source: str,
         size: SampleSize,
     ) -> LatentSample:
-        """Loads a sample whose head was read before, with the size `size`.
+        """Reads and decodes a sample whose `size` is known from its head.
 
         Raises:
             SampleRefused: the sample is faulty, or its size has changed.
@@ -300,7 +301,7 @@ class PackEncoder(DatasetOpener):
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset[CookedSample]:
-        """The chain that reads and cooks one dataset, safe against damaged shards, with counts."""
+        """The chain that reads, cooks and counts one dataset, safe against damaged shards."""
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             key = "aux" if dataset.aux else "join"
             raise DataError(
@@ -312,7 +313,7 @@ class PackEncoder(DatasetOpener):
         return Cooking(shard, self.cook, self.counts, worker_config=worker_config)
 
     def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """The shard files, read safely, and each reader's slice of them."""
+        """The bottom stage of a dataset: shards, read safely, and each reader's slice of them."""
         if not isinstance(built, MapDataset):
             return MockShard(built, worker_config=worker_config)
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
@@ -334,7 +335,7 @@ class PackEncoder(DatasetOpener):
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> SavableDataset:
-        """A chain in which each pack is a batch, without Energon's own batching."""
+        """Extends the chain from samples to packs, each of which is a batch of its own."""
         assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
         groups: SavableDataset = OldestFirst(
             dataset,
@@ -359,7 +360,7 @@ class PackEncoder(DatasetOpener):
 
 
 def _lasting(sample: LatentSample) -> LatentSample:
-    """The sample, with copies of tensors that reading other samples would overwrite."""
+    """A copy of the sample whose tensors stay valid when other samples are read."""
     logvar_CFHW = sample.latent_logvar_CFHW
     return replace(
         sample,

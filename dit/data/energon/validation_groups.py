@@ -1,7 +1,7 @@
 """The fixed list of validation packs, of which every rank reads only its own.
 
 1. ValidationGroups.plan    on one rank: groups of samples that share a pack, from their heads
-2. ValidationGroups.read    on the rank that keeps a pack: the samples of its group
+2. ValidationGroups.read    on the rank that evaluates a pack: the samples of its group
 3. ValidationPlan.packs     the packs with the refusals of all ranks
 """
 
@@ -26,7 +26,7 @@ from dit.stored_samples import LEVELS, uneven_levels
 
 
 class PlannedGroup(NamedTuple):
-    """Validation samples that share a pack."""
+    """Validation samples that share a pack, with their sizes and noise levels."""
 
     key: tuple[Any, ...]
     """Position in the data: Energon's restore key of the group."""
@@ -38,11 +38,11 @@ class PlannedGroup(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPacks:
-    """Validation packs, read once and held in memory."""
+    """Validation packs of a rank, held in memory for the whole run."""
 
     packs: list[PackedBatch]
     counts: RejectCounts
-    """Counts of the samples of the whole list of packs."""
+    """Counts of read and refused samples over the whole list of packs."""
     refused: tuple[RefusedSample, ...] = ()
     samples: int = 0
     """Number of samples in the whole list of packs."""
@@ -50,24 +50,26 @@ class ValidationPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """The samples of each pack, and those refused when their lengths were read."""
+    """The samples of each validation pack, and those refused when their lengths were read."""
 
     groups: list[PlannedGroup]
     counts: RejectCounts
     refused: tuple[RefusedSample, ...]
     bound: Bound
     needs_all: bool
-    """Whether the fixed noise levels would be uneven if one of the samples were missing."""
+    """Whether fixed noise levels would no longer be even without any one of the samples."""
 
     def of(self, indices: Iterable[int]) -> list[PlannedGroup]:
-        """The groups at `indices` of the list, which is repeated cyclically."""
+        """The groups at `indices` of the list, which begins again after its end."""
         return [self.groups[index % len(self.groups)] for index in indices]
 
     def packs(self, packs: list[PackedBatch], *, late: Iterable[RefusedSample]) -> ValidationPacks:
-        """The packs of a rank; `late` are samples that any rank refused while reading packs.
+        """The `packs` of a rank with the counts of all.
+
+        `late` are the samples that any rank refused while reading packs.
 
         Raises:
-            DataError: too many samples were refused, or one that has a fixed level of its own.
+            DataError: too many samples were refused, or one without which fixed levels are uneven.
         """
         # Two ranks may have read the same pack, where the list is short.
         late, counts = tuple(dict.fromkeys(late)), self.counts.copied()
@@ -107,13 +109,14 @@ class ValidationGroups:
         self._groups: SavableDataset[Any] = in_this_process(groups)
         self._fixed_levels = config.validation.fixed_levels
         self.late: list[RefusedSample] = []
-        """Samples that turned out to be unusable when their packs were read."""
+        """Samples that were refused only when their packs were read."""
 
     def plan(self, count: int) -> ValidationPlan:
         """The first `count` groups; fewer if the split has fewer.
 
         Raises:
-            DataError: no sample can be used, too many cannot, or their fixed levels are uneven.
+            DataError: no sample can be used, too many are refused, or their fixed levels are
+                uneven.
         """
         counts = self._encoder.counts
         with counts.counts.reported():
@@ -145,7 +148,7 @@ class ValidationGroups:
             )
 
     def read(self, groups: Sequence[PlannedGroup]) -> Iterator[PackedBatch]:
-        """The packs of these groups, without those whose samples are all refused.
+        """Yields the packs of `groups`, without those whose samples are all refused.
 
         Raises:
             DataError: a shard has been changed since the plan was made.

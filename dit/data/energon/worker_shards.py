@@ -1,4 +1,4 @@
-"""The samples of a reader: its shard of each dataset, and remaining samples of other readers.
+"""Which samples a reader reads: its shard of each dataset, and what other readers have left.
 
 A reader is a loader worker, or a rank without workers. Packs come from all readers in turn, so
 their sequence depends only on the number of readers: reader q of N gives packs q, q + N, q + 2N,
@@ -34,9 +34,9 @@ _SIDE_BY_SIDE = 16
 class ReaderConfig(WorkerConfig):
     """Energon's configuration of workers, which numbers readers in the order of their packs.
 
-    Energon numbers all workers of one rank before those of the next. Then global batches would
-    depend on the number of ranks unless train.global_batch_size were a multiple of the number of
-    readers.
+    Energon itself numbers all workers of one rank before those of the next. Then global batches
+    would depend on the number of ranks, unless train.global_batch_size were a multiple of the
+    number of readers.
     """
 
     @property
@@ -45,7 +45,7 @@ class ReaderConfig(WorkerConfig):
         return self.world_size * max(1, self.num_workers)
 
     def reader(self, worker: int) -> int:
-        """Global index of this rank's reader `worker`."""
+        """Index, among all readers, of this rank's reader `worker`."""
         return worker * self.world_size + self.rank
 
     def global_worker_id(self, override_local_worker_id: int | None = None) -> int:
@@ -54,7 +54,7 @@ class ReaderConfig(WorkerConfig):
 
 
 def sample_id(restore_key: Sequence[Any]) -> SampleId:
-    """The sample that Energon's restore key of a cooked sample refers to."""
+    """The id of the sample with the `restore_key` of Energon."""
     blend = "BlendDataset"
     dataset = restore_key[restore_key.index(blend) + 1] if blend in restore_key else 0
     return dataset, restore_key[-1]
@@ -62,11 +62,11 @@ def sample_id(restore_key: Sequence[Any]) -> SampleId:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remaining:
-    """Samples of former readers that this one reads before its own shard, after resharding."""
+    """Samples left by former readers, which a reader reads before its own after resharding."""
 
     runs: tuple[IndexRange, ...] = ()
     first: int = 0
-    """For mock data: index from which the present readers divide the samples."""
+    """For mock data: index from which the new readers divide the samples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +74,17 @@ class ReadCounts:
     """How often each sample of a dataset was read, by all readers together."""
 
     begin: int
-    """Index of the first sample."""
+    """Index of the first counted sample."""
     times: np.ndarray
     cuts: np.ndarray
-    """Boolean mask of samples before which a range is cut, so that no range is long."""
+    """Boolean mask: ranges of samples are cut before these samples, so that no range is long."""
     behind: int = 0
-    """Number of readers several passes behind the foremost; they count as one pass behind."""
+    """Number of readers that are two or more passes behind the foremost one; they count as one pass
+    behind."""
 
 
 class ThinWrapper(BaseWrapperDataset[Any, Any]):
-    """A stage with the length and settings of the dataset that it reads."""
+    """A stage that has the length and settings of the dataset that it reads from."""
 
     def len_worker(self, worker_idx: int | None = None) -> int:
         return self.dataset.len_worker(worker_idx)
@@ -93,7 +94,7 @@ class ThinWrapper(BaseWrapperDataset[Any, Any]):
 
 
 class WorkerShard(ThinWrapper, ABC):
-    """The bottom stage of a chain, which reads the shard of one reader."""
+    """The bottom stage of a chain, which reads the samples of one reader."""
 
     _savable_fields = ("_left",)
 
@@ -106,7 +107,7 @@ class WorkerShard(ThinWrapper, ABC):
         self._left: list[IndexRange] | None = None  # the last one is next; None before the start
 
     def inherit(self, left: Mapping[int, Remaining]) -> None:
-        """Sets the samples that each worker reads first; called before the workers start."""
+        """Sets what each worker reads before its own samples; called before workers start."""
         self._inherited = left
 
     def save_state(self) -> FlexState:
@@ -138,15 +139,15 @@ class WorkerShard(ThinWrapper, ABC):
 
     @abstractmethod
     def read(self, index: int) -> Any:
-        """Sample number `index`; None if the split excludes it."""
+        """Sample number `index` of the dataset; None if the split excludes it."""
 
     @abstractmethod
     def start_at(self, first: int) -> None:
-        """Makes the reader's own shard begin at sample `first`, for datasets without an end."""
+        """Makes the reader's own samples begin at `first`, for datasets without an end."""
 
     @abstractmethod
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """How often samples were read, from the saved states of readers 0, 1, ..."""
+        """How often each sample was read, from the saved `states` of readers 0, 1, ..."""
 
 
 class FolderShard(WorkerShard):
@@ -160,7 +161,9 @@ class FolderShard(WorkerShard):
         before: int,
         worker_config: ReaderConfig,
     ):
-        """`before` is the number of samples in earlier datasets of the blend.
+        """Divides the samples of `factory` among readers.
+
+        Earlier datasets of the blend have `before` samples.
 
         Raises:
             DataError: a reader would have no sample. Energon cannot repeat an empty shard, and
@@ -186,7 +189,7 @@ class FolderShard(WorkerShard):
         return self._factory.shuffle_over_epochs == 1
 
     def slices(self, reader: int, readers: int) -> Sequence[int]:
-        """Bounds of the slices that one of `readers` reads in a pass, ascending."""
+        """Bounds, ascending, of the slices that reader number `reader` reads in a pass."""
         alone = WorkerConfig(rank=reader, world_size=readers, num_workers=1)
         return self._factory.shard_workers(
             self._factory.shards,
@@ -204,7 +207,7 @@ class FolderShard(WorkerShard):
         """Does nothing, because a pass over a folder always begins at its start."""
 
     def reads(self, states: Sequence[FlexState | Remaining]) -> ReadCounts:
-        """How often samples were read; each reader counts as at most one pass behind.
+        """How often each sample was read; each reader counts as at most one pass behind.
 
         Slow readers have longer samples. If they caught up with all passes, the run would train on
         long samples alone.

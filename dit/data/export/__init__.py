@@ -1,9 +1,9 @@
 """Shards for other trainers: samples as dicts, and batches under the names of NeMo AutoModel.
 
-    samples   NumberedSamples: the samples of any folder; ShardSamples: a split of our shards
+    samples   NumberedSamples: the samples of any folder; ShardSamples: a split of a dataset folder
     caches    CacheSamples: the samples of a cache of AutoModel; open_samples
     order     BucketSampler: batches of samples of one shape; SampleStream: one by one
-    batches   samples -> a batch with AutoModel's keys
+    batches   joins samples to a batch with AutoModel's keys
     loaders   AutoModel's loaders for videos and for pictures; state of a loader
 
 This folder neither packs nor needs torch.distributed: rank and world size come as arguments.

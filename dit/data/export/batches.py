@@ -1,4 +1,4 @@
-"""Samples -> a batch, under the keys that AutoModel's training reads."""
+"""Joins samples to a batch, under the keys that AutoModel's training reads."""
 
 # B samples, C latent channels, F H W frames, rows, columns; L text tokens, E text width
 
@@ -29,7 +29,7 @@ Samples = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoBatches:
-    """Collates videos into batches; all texts are padded to `text_length` rows."""
+    """Function that joins videos to a batch; all texts are padded to `text_length` rows."""
 
     text_length: int
 
@@ -75,7 +75,7 @@ def image_batch(samples: Samples) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Rows [L, E] of B samples, zero-padded to [B, length, E], and a mask [B, length].
+    """Pads the `rows` [L, E] of B samples with zeros to [B, length, E]; with a mask [B, length].
 
     The mask is int64: 1 for rows of the sample, 0 for padding.
     """

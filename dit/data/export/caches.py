@@ -45,7 +45,7 @@ def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
 
 
 class CacheSamples(NumberedSamples):
-    """All samples of a cache, in the order of its index.
+    """All samples of a cache of AutoModel, in the order of its index.
 
     The cache may have been moved. Text rows that a mask leaves out do not belong to a sample.
 
@@ -110,7 +110,7 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
 
 
 def _record(content: dict[str, Any], *, whole: bool) -> ShardRecord:
-    """A record from the content of a sample's file; texts keep their padding unless `whole`."""
+    """The record in the `content` of a sample's file; texts keep their padding unless `whole`."""
     given = automodel_tensors(content)
     inputs = shaped(given, EXPORTED)
     if whole and content.get("video_latents") is not None:
@@ -140,7 +140,7 @@ def _rows(root: Path) -> list[dict[str, Any]]:
 def _about(
     row: Mapping[str, Any], content: Mapping[str, Any], before: tuple[int, int]
 ) -> dict[str, Any]:
-    """Description of a sample with the field names of our shards."""
+    """Description of a sample, with the field names in this project's shards."""
     source = row.get("image_path") or row.get("video_path") or content.get("image_path")
     return {
         "source": str(source or row.get("cache_file")),

@@ -1,8 +1,8 @@
-"""Loaders under the names of NeMo AutoModel, over our shards and its caches.
+"""Loaders under the names of NeMo AutoModel, over this project's shards and AutoModel's caches.
 
-A configuration of AutoModel names TextToVideoDataloaderConfig or TextToImageDataloaderConfig as
-its `_target_`, with a folder of `data_prep` as `cache_dir`, and keeps its other keys. Trainers
-that call AutoModel's functions find them here, too.
+A configuration of AutoModel names TextToVideoDataloaderConfig or TextToImageDataloaderConfig as its
+`_target_`, with a folder of `data_prep` as `cache_dir`, and keeps its other keys. Trainers that
+call AutoModel's functions find them here, too.
 """
 
 from __future__ import annotations
@@ -66,25 +66,24 @@ class Loaders(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _LoaderConfig:
-    """Settings of both loaders: first AutoModel's names and defaults, then additional ones."""
+    """Settings of both loaders: AutoModel's names and defaults, then this project's own."""
 
     cache_dir: Path | str
     """A folder of data_prep's shards, or a cache of AutoModel."""
     base_resolution: Sequence[int]
     """(width, height) at which a dynamic batch has `batch_size` samples."""
     drop_last: bool = True
-    """Whether the last batch of a bucket is left out if it is not full."""
+    """Leave out the last batch of a bucket if it is not full."""
     shuffle: bool = True
     dynamic_batch_size: bool = False
-    """Whether smaller pictures have larger batches, so that all have about as many pixels."""
+    """Give smaller pictures larger batches, so that all batches have about as many pixels."""
     num_workers: int
     pin_memory: bool = True
     prefetch_factor: int = 2
     split: str = "train"
     seed: int = 42
     stateful: bool = True
-    """Whether the loader is a subclass of torchdata's StatefulDataLoader, not only a
-    BucketLoader."""
+    """Make the loader a subclass of torchdata's StatefulDataLoader, besides BucketLoader."""
 
     def _loaders(
         self,
@@ -129,7 +128,7 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
     longest."""
 
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
-        """Opens the folder and returns its loader and sampler.
+        """Opens the folder `cache_dir` and returns its loader and sampler.
 
         Ranks are data-parallel ranks; those that share a sample, as in tensor parallelism, count as
         one. `batch_size` is the number of samples in a batch of one rank.
@@ -166,7 +165,7 @@ class TextToImageDataloaderConfig(_LoaderConfig):
     num_workers: int = 4
 
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
-        """Opens the folder, as TextToVideoDataloaderConfig.build does.
+        """Opens the folder `cache_dir` of pictures, and returns its loader and sampler.
 
         Raises:
             DataError: the folder cannot be read, holds videos, or no bucket fills a batch.
@@ -189,7 +188,7 @@ class TextToImageDataloaderConfig(_LoaderConfig):
 def build_video_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """AutoModel's function of this name, for shards of this project."""
+    """Loader and sampler of videos, as AutoModel's function of this name returns them."""
     made = TextToVideoDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
@@ -197,7 +196,7 @@ def build_video_multiresolution_dataloader(
 def build_text_to_image_multiresolution_dataloader(
     *, batch_size: int = 1, dp_rank: int = 0, dp_world_size: int = 1, **config: Any
 ) -> Loaders:
-    """AutoModel's function of this name, for shards of this project."""
+    """Loader and sampler of pictures, as AutoModel's function of this name returns them."""
     made = TextToImageDataloaderConfig(**config)
     return made.build(batch_size=batch_size, dp_rank=dp_rank, dp_world_size=dp_world_size)
 
@@ -206,7 +205,7 @@ def stateful_class() -> Any:
     """The class StatefulDataLoader of torchdata.
 
     Raises:
-        ImportError: torchdata is not installed; the message says what to do.
+        ImportError: torchdata is not installed; the message says how to do without it.
     """
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader  # pyright: ignore
@@ -227,7 +226,7 @@ def _stateful_bucket_loader() -> type[BucketLoader]:
 
 
 def _check_model(samples: NumberedSamples, model_type: str | None) -> None:
-    """Raises ValueError if the latents come from another model's codec."""
+    """Raises ValueError if the latents were encoded for another model than `model_type`."""
     made_by = of_card(samples.card, "processor", "name")
     if model_type is None or not isinstance(made_by, str) or made_by == "unknown":
         return

@@ -4,8 +4,8 @@
                   each step
 2. SampleStream   one sample at a time, divided among ranks and workers
 
-Buckets, batch sizes and the parts of ranks equal those of AutoModel's SequentialBucketSampler, with
-two differences: the number of latent frames is part of a bucket, since other latents cannot be
+Buckets, batch sizes and each rank's samples equal those of AutoModel's SequentialBucketSampler,
+with two differences: the number of latent frames is part of a bucket, since other latents cannot be
 stacked, and with `shuffle` the batches of all buckets are mixed, where AutoModel ends one bucket
 before it begins the next.
 """
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 
 def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
-    """Every `world`-th of `members`, from `rank` on.
+    """Every `world`-th of `members`, from number `rank` on.
 
-    Members repeat until the number of ranks divides their number.
+    Members repeat until `world` divides their number.
     """
     return np.resize(members, -(-len(members) // world) * world)[rank::world]
 
 
 def check_rank(rank: int, world: int) -> None:
-    """Raises ValueError if `rank` is not below the number of ranks."""
+    """Raises ValueError unless `rank` is from 0 to `world` - 1."""
     if not 0 <= rank < world:
         raise ValueError(f"dp_rank={rank} must lie in 0 to {world - 1}: dp_world_size={world}")
 
 
 def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ValueError if a state belongs to another order of samples, or to another loader."""
+    """Raises ValueError if `state` belongs to another order than `own`, or another loader."""
     stored = state.get("order")
     if not isinstance(stored, Mapping):
         raise ValueError(
@@ -60,17 +60,18 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
-    """Number of samples in a batch of this bucket, as AutoModel computes it.
+    """Number of samples in a batch of `bucket`, as AutoModel computes it.
 
-    The number of frames has no influence.
+    It is `base` for pictures of (width, height) `resolution`, and more for smaller ones. The number
+    of frames has no influence.
     """
     return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 
 
 class BucketSampler(Sampler[list[int]]):
-    """Sampler of torch's DataLoader: the numbers of samples of each batch.
+    """Sampler of torch's DataLoader that yields the numbers of the samples of each batch.
 
-    The state is {epoch, batches_yielded, ended} and everything that decides the order; it is equal
+    Its state is {epoch, batches_yielded, ended} and everything that decides the order; it is equal
     on all ranks.
 
     Raises:
@@ -89,7 +90,7 @@ class BucketSampler(Sampler[list[int]]):
         shuffle: bool = True,
         seed: int = 42,
     ):
-        """`ranks` is (rank, world); `base_resolution` makes the batch size dynamic."""
+        """`ranks` is (rank, number of ranks); `base_resolution` makes the batch size dynamic."""
         check_rank(*ranks)
         sides = (1, 1) if base_resolution is None else tuple(base_resolution)
         if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
@@ -109,11 +110,11 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def start(self) -> int:
-        """Number of batches that the next pass skips, because they precede the loaded state."""
+        """Number of batches that the next pass skips, because the loaded state is behind them."""
         return self._first
 
     def size_of(self, bucket: SizeBucket) -> int:
-        """Number of samples in a batch of this bucket."""
+        """Number of samples in a batch of `bucket`."""
         if self._resolution is None:
             return self._batch_size
         return dynamic_batch_size(bucket, base=self._batch_size, resolution=self._resolution)
@@ -134,7 +135,7 @@ class BucketSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the order of the next pass, which starts from its beginning.
 
-        After a state of the same epoch was loaded, it starts from that state.
+        If the loaded state is in this epoch, the pass starts from that state instead.
         """
         if epoch != self.epoch:
             self.epoch, self.batches_yielded, self._first, self._ended = epoch, 0, 0, False
@@ -151,7 +152,7 @@ class BucketSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues after the batches of `state`; after a completed pass a new one begins.
+        """Continues after the batches of `state`; if its pass was complete, a new one begins.
 
         Raises:
             ValueError: the state belongs to another order of samples.
@@ -219,9 +220,9 @@ class SampleStream(IterableDataset[dict[str, Any]]):
     """The samples of one rank, one at a time, divided over the workers of a DataLoader.
 
     Every rank has equally many: a few samples come twice if the number of ranks does not divide
-    theirs. The state is the number of samples that this process has returned. With it torchdata's
-    StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader cannot ask
-    its workers for it: use `BucketLoader`.
+    their number. The state is the number of samples that this process has returned. With it
+    torchdata's StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader
+    cannot ask its workers for it: use `BucketLoader`.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         return -(-len(self.samples) // self._world)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the order of the next pass, which starts anew for another epoch."""
+        """Sets the order of the next pass; for another epoch it starts from the beginning."""
         if epoch != self.epoch:
             self._epoch.fill_(epoch)
             self._given, self._first = 0, 0

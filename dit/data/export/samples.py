@@ -1,4 +1,4 @@
-"""Samples of any folder, or of shards (ours and DFM's), as dicts by index.
+"""Samples of any folder, or of shards in this project's and DFM's form, as dicts by index.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
@@ -49,7 +49,7 @@ EXPORTED: Mapping[str, InputKind] = {
     "condition_latent": InputKind.CHANNELS,
     **{f"reference_latent_{number}": InputKind.REFERENCE for number in range(4)},
 }
-"""Name in our shards of a tensor beside latent and loss mask -> its kind."""
+"""Name of a tensor in shards -> its kind; without latent and loss mask."""
 _STRIDE = 8  # pixels along a side of a latent cell, where neither sample nor card say it
 _LARGE = 2**17  # more than the head of any tensors has
 _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
@@ -57,7 +57,7 @@ _FAULTS = (SampleRefused, NotPlain, OSError, ValueError)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class SizeBucket:
-    """Properties that samples must share to be stacked: size, latent shape, tensors."""
+    """What samples must have in common to be stacked: size, latent shape, names of tensors."""
 
     width: int  # pixels, as encoded
     height: int
@@ -71,7 +71,7 @@ class SizeBucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSample:
-    """A sample that was read, or only its shapes, with tensors on the device `meta`."""
+    """A sample as read from a folder; or its outline, with tensors on the device `meta`."""
 
     key: str
     record: ShardRecord
@@ -90,7 +90,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
     """
 
     remedy = ""
-    """Advice on a sample that cannot be read."""
+    """End of the error message for a sample that cannot be read."""
 
     def __init__(self, folder: Path | str, *, count: int, card: Mapping[str, Any]):
         self.folder, self.card = Path(folder), card
@@ -107,7 +107,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
-        """Position of sample `index` in the data, for messages."""
+        """Where sample `index` is in the data, for messages."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -155,7 +155,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
 
 
 def of_card(card: Mapping[str, Any], part: str, name: str) -> Any:
-    """The entry `name` in a `part` of the dataset card; None if absent."""
+    """The entry `name` in the section `part` of the dataset card; None if there is none."""
     entries = card.get(part)
     return entries.get(name) if isinstance(entries, Mapping) else None
 
@@ -165,7 +165,7 @@ class ShardSamples(NumberedSamples):
 
     Raises:
         DataError: the folder is no dataset, has no such split, or a sample cannot be read; the
-            message names its key and shard. Nothing is left out.
+            message names its key and shard. No sample is skipped.
     """
 
     def __init__(self, folder: Path | str, *, split: str = "train"):
@@ -211,7 +211,7 @@ class ShardSamples(NumberedSamples):
         return f"{self._paths[shard]}, sample {number}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle, without open files, which the other process opens again."""
+        """The state to pickle for another process, which opens the files itself."""
         return self.__dict__ | {"_open": OpenShards()}
 
     def _shard_of(self, index: int) -> tuple[int, int]:
@@ -225,7 +225,7 @@ class ShardSamples(NumberedSamples):
 
 
 def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
-    """Key and parts of a record; unless `whole`, `.safetensors` is only a RecordHeader.
+    """Key and parts of the record at `place`; only a RecordHeader of tensors unless `whole`.
 
     Raises:
         NotPlain: its tar has unusual headers.

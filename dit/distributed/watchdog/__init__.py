@@ -5,7 +5,7 @@ of all processes exchange these, and end the run if a process is silent for too 
 
 main_thread  the activity that the main thread reports
 monitor      the threads of one process, which report, judge, and end the process
-verdict      reports of all processes -> the one that has died, or blocks the others
+verdict      finds in the reports of all processes one that has died, or blocks the others
 """
 
 from dit.distributed.watchdog.main_thread import PeerError, heartbeat, is_lost_peer, waiting_for

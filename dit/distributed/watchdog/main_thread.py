@@ -1,4 +1,4 @@
-"""Reports of the main thread to the watchdog: its activity, and the process it waits for."""
+"""Reports of the main thread to the watchdog: its activity, and the thread it waits for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class PeerError(ConnectionError):
-    """Another process failed, so that this one cannot go on.
+    """Another process has failed, so that this one cannot go on.
 
     The message is empty if the other process shows the cause.
     """
@@ -19,7 +19,7 @@ class PeerError(ConnectionError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Activity:
-    """The main thread's activity in words, and its step."""
+    """The activity of the main thread as a phrase, and its step."""
 
     what: str = "start"
     step: int = 0
@@ -36,7 +36,7 @@ class MainThread:
 def heartbeat(what: str, *, step: int | None = None) -> None:
     """Reports that the main thread begins the activity `what`.
 
-    The first call in a step gives `step`. No more than `dist.distributed_timeout_minutes` may pass
+    The first call in a step gives `step`. At most `dist.distributed_timeout_minutes` may pass
     between two calls.
     """
     old = MainThread.activity
@@ -50,7 +50,7 @@ def heartbeat(what: str, *, step: int | None = None) -> None:
 
 @contextmanager
 def waiting_for(thread: threading.Thread) -> Iterator[None]:
-    """A context in which the watchdog reports the position of `thread`, not of the main thread."""
+    """A context in which the watchdog reports what `thread` does, instead of the main thread."""
     MainThread.waits_for = thread
     try:
         yield
@@ -59,7 +59,7 @@ def waiting_for(thread: threading.Thread) -> Iterator[None]:
 
 
 def is_lost_peer(error: BaseException | None) -> bool:
-    """Whether `error`, of gloo or NCCL, shows that another process ended without a message."""
+    """Whether `error`, of gloo or NCCL, means that another process ended without a message."""
     if error is None:
         return False
     gloo = isinstance(error, RuntimeError) and "gloo" in str(error)

@@ -48,7 +48,7 @@ from dit.distributed.watchdog.verdict import (
 from dit.launched import LauncherWatch, is_launched, meets_others
 
 _PATIENCE_S = 10.0
-"""Seconds to wait for a main thread that is leaving or asks for the verdict."""
+"""Seconds to wait for a main thread that is leaving, or for the verdict it asks for."""
 _ROOT = f"{Path(__file__).parents[3]}/"
 _OURS = tuple(f"{_ROOT}{part}/" for part in ("dit", "recipes"))
 # A thread in one of these files waits for another process.
@@ -122,10 +122,10 @@ class Monitor:
             thread.start()
 
     def explain(self, error: BaseException) -> None:
-        """Reports that this process leaves, and names the rank that broke the connection.
+        """Reports that this process leaves because of `error`; all processes then learn why.
 
         Raises:
-            PeerError: the error is a broken connection.
+            PeerError: the error is a broken connection; names the rank that broke it.
         """
         # A launcher that has seen a process die ends the others before they can say which one.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -162,7 +162,7 @@ class Monitor:
                 self._lose_store()
 
     def _guard_store(self) -> None:
-        """Ends this process if the store stops answering, as when its machine is lost."""
+        """Ends this process if the store no longer answers, as when its machine is lost."""
         still, before = 0, MainThread.activity
         while not self.over.wait(self.round_s):
             now = MainThread.activity
@@ -205,7 +205,7 @@ class Monitor:
         self._leave()
 
     def _release_store(self, verdict: Verdict = _NONE) -> None:
-        """Reports that this process no longer needs the store; its host, rank 0, waits for all.
+        """Reports that this process needs the store no more; rank 0, which hosts it, waits for all.
 
         Rank 0 does not wait for processes that have died or are stopped, nor longer than a busy
         machine needs.
@@ -256,7 +256,7 @@ def _released(rank: int) -> str:
 
 
 def _place(thread: int) -> tuple[str, bool]:
-    """(line of our code at which `thread` is, whether it waits for another process)."""
+    """(line of this project's code at which `thread` is, whether it waits for another process)."""
     innermost, waits = "", False
     for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename
@@ -269,7 +269,7 @@ def _place(thread: int) -> tuple[str, bool]:
 
 
 def _frame_of(thread: int) -> FrameType:
-    """The current frame of a thread, or of the helper thread that it waits for."""
+    """The current frame of `thread`, or of the helper thread for which the main thread waits."""
     with _no_collection():
         frames = sys._current_frames()
     helper, own = MainThread.waits_for, frames[thread]
@@ -282,7 +282,7 @@ def _frame_of(thread: int) -> FrameType:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A context without garbage collection, while Python lists its threads.
+    """A context without garbage collection, in which Python lists its threads.
 
     Python 3.11 collects garbage while it holds the lock of that list. A destructor that lets other
     threads run, like a process group's, may then wait for ever for a thread that needs the lock to
@@ -298,7 +298,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _kill(report: Heartbeat) -> None:
-    """Kills a stopped process at once; the launcher would wait half a minute."""
+    """Kills the stopped process of `report` at once; the launcher would wait half a minute."""
     with suppress(psutil.Error):
         process = psutil.Process(report.pid)
         if abs(process.create_time() - report.born) < 1:  # another process may have its pid by now

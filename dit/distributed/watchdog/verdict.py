@@ -1,4 +1,4 @@
-"""Reports of all processes -> the process that has died, or that blocks the others.
+"""Finds, in the reports of all processes, the process that has died or that blocks the others.
 
 The functions are pure: no store and no clock. Time is counted in rounds of the reader, because
 clocks of nodes differ, and a machine that was asleep must not accuse others when it wakes.
@@ -18,14 +18,14 @@ SUMMARY = (
     " memory)"
 )
 _REPORTS_A_SECOND = 200
-"""Reports that rank 0 reads per second at most, at 8 us of Python each; 1,024 ranks report every 5
+"""Most reports that rank 0 reads per second, at 8 us of Python each; 1,024 ranks report every 5
 s."""
 _MOST_SCENES = 6
-"""Most positions of waiting processes that a verdict lists."""
+"""Most positions of waiting processes that the message of a verdict lists."""
 
 
 class Departure(StrEnum):
-    """Whether a main thread has ended its work, and why."""
+    """Whether a main thread has left its work, and why."""
 
     NOT = ""
     LOST = "lost"  # it cannot reach another process
@@ -34,7 +34,7 @@ class Departure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heartbeat:
-    """Report of a process: its rank, its position in the code and its activity."""
+    """Report of a process: its rank, its activity and its position in the code."""
 
     rank: int
     host: str
@@ -66,7 +66,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LastHeard:
-    """Last report of a process, and the number of rounds since it changed."""
+    """The last report of a process, and for how many rounds it has not changed."""
 
     report: Heartbeat
     silent: int = 0  # rounds without a sign of life
@@ -93,7 +93,7 @@ class Limit:
 
     @classmethod
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
-        """The limit for `ranks` ranks.
+        """The limit of `seconds` for `ranks` ranks; `again` says what becomes of the run.
 
         A round lasts a second, and longer if one process reads many reports.
         """
@@ -108,9 +108,9 @@ class Limit:
     def dead(self) -> int:
         """Rounds of silence after which a process counts as dead, once a connection is broken.
 
-        Five seconds, but at least three rounds, because a report and its reader may each be a round
-        late. So the run has ended before the launcher kills the other processes, 30 seconds after
-        the first one.
+        They are five seconds, but at least three rounds, because a report and its reader may each
+        be a round late. So the run has ended before the launcher kills the other processes, 30
+        seconds after the first one.
         """
         return max(3, min(5, math.ceil(5 / self.round_s)))
 
@@ -124,7 +124,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The reason why all processes end, and the processes that are silent."""
+    """Why all processes end, and which processes are silent."""
 
     text: str = ""  # empty where a process shows its own error
     silent: tuple[Heartbeat, ...] = ()  # processes that may be stopped and cannot read it
@@ -141,8 +141,8 @@ class Verdict:
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
     """The verdict that processes have died or failed, or None.
 
-    `lost` says that some process met a broken connection: then another one has died, and a short
-    silence shows which.
+    `lost`: some process met a broken connection; then another one has died, and a short silence
+    shows which.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
@@ -164,7 +164,8 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     """The verdict that live processes block the others for too long, or None.
 
-    The accused processes do not wait for another one and have made the least progress.
+    These are the processes that wait for no other one, and among them those with the least
+    progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):
@@ -184,7 +185,7 @@ def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
 
 
 def _others(heard: Sequence[LastHeard], told: Sequence[Heartbeat]) -> str:
-    """A sentence on where all processes outside `told` are, grouped by position."""
+    """A sentence on where the processes are that `told` does not name, grouped by position."""
     places: dict[str, list[Heartbeat]] = {}
     for report in (h.report for h in heard if h.report not in told):
         places.setdefault(report.scene, []).append(report)

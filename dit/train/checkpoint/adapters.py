@@ -1,7 +1,7 @@
 """Start of a run with adapters: frozen weights, initial values, checks; also for generation.
 
 1. AdapterStart  the adapters that a run trains (`dit.lora.checkpoint`), with its frozen weights
-2. load_adapted  loads a checkpoint of adapters, and its base, into a network that generates
+2. load_adapted  loads adapters and their base from a checkpoint into a network that generates
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from dit.train.train_state import InitialWeights, ReadFolder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterStart:
-    """The start of a run with adapters, with the frozen weights opened."""
+    """Adapters that a run trains and the frozen weights under them, at the start of the run."""
 
     run: AdapterRun
     folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
@@ -62,13 +62,13 @@ class AdapterStart:
 
     @property
     def frozen_shapes(self) -> Adapters:
-        """Ranks and alphas of the frozen adapters."""
+        """Ranks and alphas of `lora.frozen_adapter`."""
         return shapes_of(self.frozen)
 
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
-        """The function that fills a new model before its frozen weights are loaded.
+        """The function that fills a new model, before `load_base` loads its frozen weights.
 
-        If given, it is `given`.
+        `given` replaces the function that this start would choose.
         """
         fill = leave_to_checkpoint
         if self.begins:
@@ -103,7 +103,7 @@ class AdapterStart:
 
 
 def initialise_adapters(model: StackedTransformer, seed: int) -> None:
-    """Initialises adapters only, whose base comes from a file; all data ranks call it."""
+    """Initialises only the adapters of `model`; all data ranks call it."""
     copies = model.groups.dp_cp
     initialise(model, seed=seed, std=None, copies=copies, chosen=is_adapter)
 
@@ -111,7 +111,7 @@ def initialise_adapters(model: StackedTransformer, seed: int) -> None:
 def _then_from_file(
     fill: Initialise, lora: LoraConfig, model: ModelConfig, module: StackedTransformer
 ) -> None:
-    """Fills `module` by `fill`, and its adapters from the file `lora.init_from`.
+    """Fills `module` by `fill`, then sets its adapters to those of the file `lora.init_from`.
 
     All ranks call it; the first rank reads the file for them.
     """
@@ -123,7 +123,7 @@ def _then_from_file(
 def opened_folder(
     base: FrozenBase, model: ModelConfig, read_folder: ReadFolder | None
 ) -> InitialWeights | None:
-    """The Diffusers folder of a `base`, opened; None for other kinds of base.
+    """The Diffusers folder that `base` names, opened by `read_folder`; None if it names none.
 
     Raises:
         ConvertError: the folder is damaged, or belongs to another network.
@@ -137,7 +137,9 @@ def opened_folder(
 def adapters_at_start(
     config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None, say: Say
 ) -> AdapterStart:
-    """The first rank's `adapter_run`, with the digest of its base; all ranks call it.
+    """The start of a run with adapters, with checksums of its base; all ranks call it.
+
+    The first rank reads the files, and `say` gets lines for the log.
 
     Raises:
         ValueError: as `adapter_run`, `frozen_adapter`, `opened_folder` and `checked_base`.
@@ -190,9 +192,9 @@ def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
 def check_adapters(
     config: RunConfig, start: StartingPoint, read_folder: ReadFolder | None
 ) -> tuple[list[str], Adapters]:
-    """Lines for the start of the log, and the adapters that the run trains.
+    """Checks the start of a run with adapters; returns log lines, and the adapters it trains.
 
-    Makes all checks of `adapters_at_start` and of loading, except checksums.
+    The checks are those of `adapters_at_start` and of loading, without checksums.
 
     Raises:
         ValueError: as these functions.
@@ -207,7 +209,7 @@ def check_adapters(
 
 
 def check_base(base: FrozenBase, model: ModelConfig) -> None:
-    """Refuses a checkpoint's frozen weights that do not fit `model`; reads no tensors.
+    """Refuses frozen weights `base` from a checkpoint if they do not fit `model`; reads no tensors.
 
     Raises:
         CheckpointError: the weights belong to another model, or their EMA is missing.
@@ -253,7 +255,7 @@ def draw_adapters(
     copies: ProcessGroup | None = None,
     adapter: str = CHILD,
 ) -> None:
-    """Sets the adapters named `adapter` of a network to `factors`; all ranks call it."""
+    """Sets the adapters called `adapter` in `network` to `factors`; all ranks call it."""
     stored = to_stored(factors, network.model, adapter=adapter)
     own: Any = {"copies": copies, "chosen": stored.__contains__}
     draw_weights(network, lambda name, *_: stored[name], seed=0, **own)

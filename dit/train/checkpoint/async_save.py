@@ -1,4 +1,4 @@
-"""Checkpoint writing, in the background if configured; the folder appears when complete.
+"""Writes checkpoints, in the background if configured; a checkpoint appears once it is complete.
 
 1. begin    each rank copies its shard of the state to host memory
 2. write    each rank writes its own files, in threads, while training goes on
@@ -56,7 +56,7 @@ _NOT_OF_THE_DISK = (torch.AcceleratorError, torch.OutOfMemoryError)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedCheckpoint:
-    """A complete checkpoint."""
+    """A complete checkpoint on disk."""
 
     path: Path
     seconds: float  # from `begin` to the end
@@ -73,7 +73,7 @@ class _WrittenFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _PendingSave:
-    """A checkpoint that is being written."""
+    """A checkpoint whose files are being written."""
 
     final: Path
     partial: Path
@@ -89,7 +89,7 @@ class Saver:
     """Writes the checkpoints of a run, one at a time."""
 
     def __init__(self, folder: Path, config: RunConfig, *, adapters: str | None = None):
-        """`folder` is the run folder; `adapters` is the `lora.json` of a run with adapters."""
+        """Prepares saves to the run folder `folder`; `adapters` is the `lora.json` of adapters."""
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
         self._frozen = frozen_weights(config)
@@ -107,10 +107,10 @@ class Saver:
         best: bool = False,
         critic: ModelAndOptimizer | None = None,
     ) -> None:
-        """Copies the state of this step and starts to write it; all ranks call it.
+        """Copies the state of this step, and starts to write it; all ranks call it.
 
-        The next step may begin when it returns. `best` says that no earlier checkpoint had a lower
-        validation loss; a `critic` is saved in the same checkpoint.
+        The next step may begin when it returns. `best` states that no earlier checkpoint had a
+        lower validation loss. The state of a `critic` is saved in the same checkpoint.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are unchanged.
@@ -155,9 +155,9 @@ class Saver:
         return self._pending is not None and not all(job.done() for job in self._pending.jobs)
 
     def finish(self) -> SavedCheckpoint | None:
-        """Waits for the files of all ranks and publishes the checkpoint; all ranks call it.
+        """Waits for the files of all ranks, then publishes and returns the checkpoint.
 
-        Returns None if no save is pending.
+        All ranks call it. It returns None if no save is pending.
 
         Raises:
             CheckpointError: a rank could not write; older checkpoints are unchanged.
@@ -175,7 +175,7 @@ class Saver:
         return SavedCheckpoint(path=pending.final, seconds=time.perf_counter() - pending.began)
 
     def close(self) -> None:
-        """Waits for this rank's threads, unless a save is pending, which stays unfinished."""
+        """Ends this rank's threads after their work; a pending save is left unfinished."""
         if self._pending is None and self._removal is not None:
             self._removal.result()  # not begun yet, it would be cancelled
         self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
@@ -187,8 +187,8 @@ class Saver:
     def clear(self) -> None:
         """Removes the remains of unfinished saves; the first rank calls it.
 
-        Files that cannot be removed yet, such as files on NFS that the mirror reads, stay until the
-        next call.
+        Files that cannot be removed yet, such as files on NFS that the mirror reads, are removed by
+        a later call.
         """
         if self._removal is not None:
             self._removal.result()
@@ -210,7 +210,7 @@ class Saver:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 
     def _publish(self, pending: _PendingSave, known: dict[str, FileDigest]) -> None:
-        """Renames a complete checkpoint, makes it the newest, and removes the oldest ones."""
+        """Renames a complete checkpoint, points LATEST to it, and removes the oldest ones."""
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final
@@ -232,12 +232,11 @@ class Saver:
         self._removal = self._threads.submit(_remove, renamed)
 
     def _new(self, name: str) -> Path:
-        """Temporary path of the new LATEST or LOWEST_VAL, before its rename."""
         return self.checkpoints / f".{name}.new"
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """A context that explains errors of a save to a user, and removes the save's files.
+        """A context that turns errors of a save into `CheckpointError`, and removes its files.
 
         `size` is the approximate size of the checkpoint in bytes.
         """
@@ -256,7 +255,7 @@ class Saver:
             ) from error
 
     def _disk_space(self, size: int) -> str:
-        """A sentence with the checkpoint's size and the free space, if known."""
+        """Sentence with the size of a checkpoint and the free space; empty if these are unknown."""
         try:
             free = shutil.disk_usage(self.checkpoints).free
             for last in saved_checkpoints(self.checkpoints)[-1:]:

@@ -1,9 +1,9 @@
-"""The loaders' states in a checkpoint; each of their files is read once.
+"""Loader states of a checkpoint; each of their files is read once.
 
 If a run resumes with the same numbers of data ranks and loader processes, each data rank reads its
-own file, and only reports that the file belongs to the same step. With other numbers, and after an
-earlier version, the files are divided among data ranks and sent to all of them, because resharding
-needs the remaining samples of every reader.
+own file, and only reports that the file belongs to the same step. With other numbers, or for files
+of an earlier version, the files are divided among data ranks and sent to all of them, because
+resharding needs the remaining samples of every reader.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Position = dict[str, Any]
 """State of a loader as plain values."""
 
 _LARGE: Position = {"readers": b"", "tallies": []}
-"""Keys of a state that only its own loader needs -> the values that replace them on other ranks."""
+"""Keys of a loader state that only its own loader needs, with small values for other ranks."""
 
 
 def loader_file(data_rank: int) -> str:
-    """File name of the loader state of a data-parallel rank."""
     return f"loader_{data_rank:05d}.pt"
 
 
 def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> list[Position]:
-    """Loader states of all ranks that saved, by rank; all processes call it.
+    """Loader states of all data ranks that saved the checkpoint `path`, by rank.
 
-    `rank` is the data-parallel rank for which this process reads; None if another process reads. On
-    the `layout` that saved them, the states of other ranks come without their readers.
+    All processes call it. `rank` is the data-parallel rank for which this process reads; None if
+    another process reads for it. If `layout` is the one that saved them, the states of other ranks
+    come without their readers.
 
     Raises:
         CheckpointError: a file is missing or damaged; on all processes.
@@ -66,7 +66,7 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
 
 
 def read_positions(path: Path) -> list[Position]:
-    """Loader states of all ranks that saved `path`, each with all its readers.
+    """Loader states of all data ranks that saved the checkpoint `path`, each with all its readers.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -77,7 +77,7 @@ def read_positions(path: Path) -> list[Position]:
 
 
 def restore_position(loader: PackLoader, states: list[Position], path: Path) -> None:
-    """Continues `loader` from the states of a checkpoint.
+    """Continues `loader` from the `states` in the checkpoint `path`.
 
     Raises:
         CheckpointError: it was saved with other data, or these ranks cannot divide the states.
@@ -93,7 +93,7 @@ def _large(state: Position) -> Position:
 
 
 def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
-    """Number of data ranks that saved the checkpoint; 1 if the first file is missing."""
+    """Number of data ranks that saved the checkpoint; 1 if the state of rank 0 is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
         raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
@@ -114,7 +114,7 @@ def _read(file: Path) -> Position:
 
 
 def _exchange(work: Callable[[], dict[int, Position]]) -> dict[int, Position]:
-    """Results of `work` on all processes together; an error is raised on all of them."""
+    """Results of `work` on all processes, merged; an error of one is raised on all of them."""
     mine: tuple[dict[int, Position], str] = ({}, "")
     try:
         mine = (work(), "")

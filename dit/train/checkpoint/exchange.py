@@ -1,4 +1,4 @@
-"""Transfer of weights and optimizer state between the ranks that update and those that store them.
+"""Sends weights and optimizer state between the ranks that update and those that store them.
 
 1. gather      before a save: each rank receives the state that it stores, in host memory
 2. hand_out    after a load: state goes from the rank that read it to the ranks that use it
@@ -38,21 +38,21 @@ from dit.train.optimizer.states import has_state
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
-"""Most bytes that are sent at a time, unless a single tensor is larger."""
+"""Most bytes that are sent at a time; a larger tensor is sent alone."""
 
 Values = Mapping[str, Sequence[Tensor]]
-"""Name prefix in a checkpoint (such as Adam's first moment) -> float32 tensors of this rank's main
-parameters, in the order of `main_param_shards`."""
+"""Prefix of a kind of state in checkpoints (such as Adam's first moment) -> float32 tensors with
+that state of this rank's main parameters, in the order of `main_param_shards`."""
 WEIGHT = ""
-"""Prefix of the weights themselves in `Values`."""
+"""Prefix of the weights themselves, as a key of `Values`."""
 _UNUSED = "unused"
-"""Prefix for tensors that are read but belong to no rank."""
+"""Prefix of tensors that are read because a file stores them, and then dropped."""
 
 
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
 # PinnedRows; from pageable memory they would wait for the stream.
 class _Route(NamedTuple):
-    """The transfer of a shard of a weight's state from one data rank to another."""
+    """Transfer of one shard of a weight, or of its state, from one data rank to another."""
 
     of: SharedWeight
     prefix: str
@@ -66,17 +66,17 @@ class _Route(NamedTuple):
 
 
 _TensorAt = Callable[[_Route], Tensor]
-"""Function that returns a route's tensor, flat, on the source rank."""
+"""Function of a route: the flat tensor to send, on the source rank."""
 _PutAt = Callable[[_Route, Tensor], object]
-"""Function that stores the received tensor on the target rank."""
+"""Function of a route and the received tensor: stores it on the target rank."""
 _Bucket = Sequence[tuple[SharedWeight, str]]
-"""Weights, each with the prefix of one of its tensors, that are sent together."""
+"""Weights that are sent together, each with the prefix of one of its tensors."""
 
 
 class StateExchange:
-    """Exchanges weights and state among the ranks of a pipeline stage.
+    """Exchange of weights and optimizer state among the ranks of a pipeline stage.
 
-    All of them create and call it.
+    All ranks of the stage create it and call its methods together.
     """
 
     def __init__(
@@ -89,10 +89,11 @@ class StateExchange:
         chosen: Callable[[str], bool] = lambda _: True,
         frozen: FrozenWeights = NOTHING_FROZEN,
     ):
-        """`values` are the states of the optimizer's main parameters.
+        """Prepares the exchange for `modules`.
 
-        `chosen` accepts names of weights to exchange; weights with state are always exchanged.
-        `frozen` are the frozen weights of the run that wrote the checkpoint.
+        `values` has the states of the optimizer's main parameters. `chosen` selects weights by
+        name; weights with state are always exchanged. `frozen` are the frozen weights of the run
+        that wrote the checkpoint.
         """
         self._frozen = frozen
         self._groups = groups
@@ -116,9 +117,9 @@ class StateExchange:
 
     @torch.no_grad()
     def gather(self) -> list[ShardedTensor]:
-        """The weights and state that this rank stores, as copies in host memory.
+        """Copies in host memory of the weights and state that this rank stores.
 
-        Collective: each rank sends the shards that it updates and others store, each once.
+        Collective: each shard goes once from the rank that updates it to the rank that stores it.
         """
         mine = [w for w in self._weights if self._stores(w) and not w.in_shares]
         share = [w.stored(WEIGHT, w.on_host(w.entry.dtype).copy_(w.weight)) for w in mine]
@@ -155,8 +156,8 @@ class StateExchange:
     ) -> dict[str, dict[str, ShardedTensor]]:
         """Host tensors that this rank reads from a checkpoint, by weight and prefix.
 
-        `weights` is the prefix of the tensors that become the weights. State is read for the
-        weights that this network trains, or for all weights (`everywhere`).
+        `weights` is the prefix of the stored tensors that become the weights. State is read for the
+        weights that this network trains, or (`everywhere`) for all weights.
         """
         return {
             str(number): self._wanted_of(w, weights, with_state=w.trained or everywhere)
@@ -167,9 +168,9 @@ class StateExchange:
     def _wanted_of(
         self, w: SharedWeight, weights: str, *, with_state: bool
     ) -> dict[str, ShardedTensor]:
-        """The tensors of one weight that this rank reads, by prefix.
+        """The tensors of the weight `w` that this rank reads, by prefix.
 
-        A tensor that serves as both state and weight is read once, as state.
+        A stored tensor that is both state and weight is read once, as state.
         """
         states = [p for p in self._values if with_state and has_state(w.weight, p)]
         names = {prefix: prefix for prefix in states} | {WEIGHT: weights}
@@ -187,10 +188,10 @@ class StateExchange:
 
     @torch.no_grad()
     def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Distributes the tensors that ranks have `read` to weights and values.
+        """Copies the tensors that ranks have `read` from a checkpoint to weights and values.
 
-        Collective: a weight goes to each data rank, or its rows to the ranks that hold them; its
-        state goes to the ranks that update it.
+        Collective: a weight goes to each data rank, or its rows to the ranks that hold them (FSDP);
+        its state goes to the ranks that update it.
         """
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
         for w in self._weights:
@@ -204,7 +205,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight among the tensors `read` (by prefix); float32 state may replace it."""
+        """The weight among the tensors in `read` (by prefix); float32 state may serve as it."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -233,7 +234,7 @@ class StateExchange:
         )
 
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
-        """Sends each shard from its source to its target; all data ranks have the same routes."""
+        """Sends the shards of `routes` to their targets; all data ranks pass the same routes."""
         me = self._me.data
         # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
         # sides have the routes between them in one order.
@@ -279,7 +280,7 @@ class StateExchange:
         return torch.float32 if prefix else w.entry.dtype
 
     def _own(self, w: SharedWeight, prefix: str) -> Tensor:
-        """This rank's shard of a state, or of the weight, flat."""
+        """This rank's shard of the state `prefix` of `w`, or of the weight itself, flat."""
         if prefix == WEIGHT:
             return numbers_of(w.weight)
         return self._values[prefix][self._numbers[w.weight]].view(-1)
@@ -291,7 +292,7 @@ class StateExchange:
             self._own(w, prefix).copy_(values, non_blocking=True)
 
     def _to_tensor_ranks(self, w: SharedWeight, tensor: Tensor) -> None:
-        """Broadcasts a tensor to all tensor ranks from the one that has read it."""
+        """Broadcasts `tensor` to all tensor ranks from the one that has read `w`."""
         if not w.split and self._groups.tp.size() > 1 and w.place.data == self._me.data:
             broadcast(tensor, self._groups.tp, source=w.place.tensor)
 
@@ -300,7 +301,7 @@ class StateExchange:
             broadcast(tensor, self._groups.dp_cp, source=w.place.data)
 
     def _buckets(self) -> Iterator[_Bucket]:
-        """All tensors in parts or of states, grouped to at most `BUCKET_BYTES` or one tensor."""
+        """Groups of the sharded tensors, each of at most `BUCKET_BYTES` or of one tensor."""
         bucket, size = [], 0
         for w in self._weights:
             own = w.numel * _FLOAT32_BYTES

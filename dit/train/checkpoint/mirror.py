@@ -1,4 +1,4 @@
-"""checkpoint.mirror: copies of finished checkpoints in an object store, and their restoration.
+"""Mirror of a run (`checkpoint.mirror`): copies of finished checkpoints in an object store.
 
 1. restored   a run on an empty disk gets the newest checkpoint of its mirror
 2. Mirror     after each save, a thread of the first rank copies the new checkpoint
@@ -48,7 +48,7 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
     Returns lines for the start of the log. The first rank calls it.
 
     Raises:
-        CheckpointError: the mirror cannot be used, so it is unknown whether it has one.
+        CheckpointError: the mirror cannot be used, so it is unknown whether it has a checkpoint.
     """
     c = checkpoint
     if not c.mirror or not c.save:
@@ -74,7 +74,7 @@ def restored(checkpoint: CheckpointConfig) -> list[str]:
 
 
 def to_fetch(checkpoint: CheckpointConfig) -> str | None:
-    """The checkpoint that a start would fetch; None if a local one exists, or without mirror.
+    """Name of the checkpoint that `restored` would fetch; None without mirror, or with a local one.
 
     Raises:
         CheckpointError: as `restored`.
@@ -107,7 +107,7 @@ def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:
 
 
 class Mirror:
-    """Brings an object store up to date with the checkpoints of a run, in a thread."""
+    """Copies the checkpoints of a run to an object store, in a thread."""
 
     def __init__(self, config: RunConfig):
         """Raises CheckpointError if MSC has no profile of the name in `checkpoint.mirror`."""
@@ -121,7 +121,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts to copy the missing checkpoints, after a copy that is still running."""
+        """Starts to copy the missing checkpoints; if a copy is still running, they follow it."""
         with self._lock:
             if self._thread is not None:
                 self._again = True
@@ -131,7 +131,7 @@ class Mirror:
             self._thread.start()
 
     def lines(self) -> Iterator[str]:
-        """Log messages since the last call."""
+        """Log messages since the last call, which it removes."""
         while self._lines:
             yield self._lines.popleft()
 
@@ -140,9 +140,9 @@ class Mirror:
         return self._thread is not None
 
     def finish(self, *, patience_s: float) -> None:
-        """Waits until the store is complete, and repeats copies that failed before.
+        """Waits until the store has all checkpoints, and repeats copies that failed before.
 
-        Gives up after `patience_s` seconds without an answer of the store.
+        Gives up after `patience_s` seconds without progress.
         """
         self.start()
         moved, since = self.store.moved, time.monotonic()
@@ -181,7 +181,7 @@ class Mirror:
         self._lines.append(f"not copied ({self.failures_in_a_row} in a row): {said}; {_LATER}")
 
     def _synchronise(self) -> None:
-        """Copies checkpoints, newest first; removes those that the run folder would not keep."""
+        """Copies missing checkpoints, newest first; then removes those beyond `keep_last`."""
         while local := self._local():
             lacking = [name for name in local if self.store.manifest(name) != local[name]]
             self._point({name: local[name] for name in local.keys() - lacking})
@@ -191,7 +191,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Manifests of the checkpoints in the run folder; a save may remove some meanwhile."""
+        """Name -> manifest of each checkpoint in the run folder, which a save may change."""
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):
@@ -217,7 +217,7 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and incomplete ones; copies of later steps stay."""
+        """Removes copies beyond `keep_last`, and incomplete ones; keeps any newer than `local`."""
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -52,7 +52,7 @@ class CheckpointStore:
     """The checkpoints of one run in an object store."""
 
     def __init__(self, address: str):
-        """`address` is the address of a run; nothing is requested from the store yet.
+        """Opens the store of the run at `address`; sends no request yet.
 
         Raises:
             CheckpointError: MSC has no such profile, or lacks a package for it.
@@ -77,7 +77,7 @@ class CheckpointStore:
             ) from error
 
     def files(self) -> dict[str, set[str]]:
-        """Name of each checkpoint, complete or not -> names of its files.
+        """Name of each checkpoint in the store, complete or not -> names of its files.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -91,16 +91,18 @@ class CheckpointStore:
         return found
 
     def manifest(self, name: str) -> bytes | None:
-        """The manifest of a checkpoint, unparsed; None if the checkpoint is incomplete."""
+        """The manifest of the checkpoint `name`, unparsed; None if the checkpoint is incomplete."""
         return self._content(f"{name}/{MANIFEST}")
 
     def pointer(self, name: str) -> str | None:
-        """The checkpoint that LATEST or LOWEST_VAL names, or None."""
+        """Name of the checkpoint to which `name` (LATEST or LOWEST_VAL) points, or None."""
         text = (self._content(name) or b"").decode(errors="replace").strip()
         return text if is_file_name(text) else None
 
     def newest(self) -> str | None:
-        """Name of the checkpoint to resume from: LATEST's, else the newest complete one before it.
+        """Name of the checkpoint to resume from; None if there is none.
+
+        It is the checkpoint that LATEST names, or the newest complete one before it.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -111,7 +113,7 @@ class CheckpointStore:
         return next(reversed(before or whole), None)
 
     def put(self, folder: Path, content: bytes) -> None:
-        """Copies the checkpoint in `folder`; `content` is its manifest, which is written last.
+        """Copies the checkpoint in `folder` to the store, and its manifest `content` last.
 
         Raises:
             CheckpointError: the store's content differs from what was saved.
@@ -150,19 +152,19 @@ class CheckpointStore:
         return found.hexdigest() == digest.sha256
 
     def point(self, pointer: str, name: str) -> None:
-        """Makes LATEST or LOWEST_VAL name a checkpoint."""
+        """Makes the `pointer` LATEST or LOWEST_VAL point to the checkpoint `name`."""
         if self.pointer(pointer) != name:
             with self._explained():
                 self._client.write(self._path(pointer), name.encode())
 
     def remove(self, name: str, files: Iterable[str]) -> None:
-        """Removes files of a checkpoint, its manifest first."""
+        """Removes `files` of the checkpoint `name`, its manifest first."""
         with self._explained():
             for file in sorted(files, key=lambda file: file != MANIFEST):
                 self._client.delete_many([self._path(f"{name}/{file}")])
 
     def fetch(self, name: str, into: Path) -> Path:
-        """Copies a checkpoint into the folder `into`, where it appears only when complete.
+        """Copies the checkpoint `name` into the folder `into`, where it appears when complete.
 
         Raises:
             CheckpointError: it is incomplete, or has changed, or cannot be written to this machine.
@@ -216,7 +218,7 @@ class CheckpointStore:
 
 
 def fetched_checkpoint(address: str) -> Path | None:
-    """Local copy of the checkpoint at an address; None if the store has none.
+    """Local copy of the checkpoint at `address`; None if the store has none.
 
     `address` is that of a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in ~/.cache
     ($XDG_CACHE_HOME), and is reused while the store has the same checkpoint.
@@ -243,7 +245,7 @@ def fetched_checkpoint(address: str) -> Path | None:
 
 
 def _same(checkpoint: Path, content: bytes) -> bool:
-    """Whether `checkpoint` is complete on this machine, with the manifest `content`."""
+    """Whether the local `checkpoint` is complete and has the manifest `content`."""
     with suppress(OSError, CheckpointError):
         same = (checkpoint / MANIFEST).read_bytes() == content
         return same and find_checkpoint(checkpoint) is not None

@@ -1,4 +1,4 @@
-"""When a run is saved, and commands for a finished run.
+"""When a run is saved, and which commands a finished run can go on with.
 
 1. save           starts a checkpoint
    finish_save    completes its files, and exports and copies it if configured
@@ -33,7 +33,7 @@ from dit.train.train_state import TrainState
 
 
 def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
-    """Starts to save this step, unless saved before; training may go on when it returns.
+    """Starts to save this step, unless it is saved; training may go on when it returns.
 
     `val_loss` is the validation loss of this step, infinite without one.
     """
@@ -81,7 +81,7 @@ def finish_save(run: TrainState, logger: RunLogger) -> None:
 
 
 def finish_all(run: TrainState, logger: RunLogger) -> None:
-    """Calls `finish_save` and waits until the mirror has the checkpoint; all ranks call it."""
+    """Calls `finish_save`, and waits until the mirror has all checkpoints; all ranks call it."""
     finish_save(run, logger)
     if run.config.checkpoint.mirror is None:
         return
@@ -101,9 +101,9 @@ def _export(run: TrainState, logger: RunLogger, path: Path) -> None:
 
 
 def close_saver(run: TrainState, logger: RunLogger) -> None:
-    """Ends the saver's threads; finishes an interrupted save, or reports it as lost.
+    """Ends the threads of the saver; finishes an interrupted save, or reports it as lost.
 
-    With several ranks it is lost: all of them would have to finish it, and one has failed.
+    With several ranks it is lost, because all of them would have to finish it, and one has failed.
     """
     if run.saver is None:
         return
@@ -121,7 +121,7 @@ def close_saver(run: TrainState, logger: RunLogger) -> None:
 
 
 def disk_space_notes(path: Path, folder: Path) -> list[str]:
-    """A warning if the disk has no space for another checkpoint of the size of `path`."""
+    """A warning if the disk of `folder` has no room for another checkpoint as large as `path`."""
     manifest, free = manifest_of(path), shutil.disk_usage(folder).free
     needed = sum(digest.bytes for digest in manifest.files.values()) if manifest else 0
     if free >= needed:
@@ -135,7 +135,7 @@ def disk_space_notes(path: Path, folder: Path) -> list[str]:
 def next_commands(config: RunConfig) -> str:
     """One line for each command that uses this run, with the run's own paths.
 
-    A run on mock data gets only the report, because its network has learned nothing.
+    After a run on mock data it is the report alone, because the network has learned nothing.
     """
     if not config.checkpoint.save:
         return ""
@@ -157,7 +157,7 @@ def next_commands(config: RunConfig) -> str:
 
 
 def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
-    """Options of `generate_dit.py` for the input pictures that the network requires."""
+    """Options of `generate_dit.py` for the pictures that `model` needs as inputs."""
     inputs = family_of(model).inputs(model)
     needed = max((one.pictures for one in inputs if one.required), default=0)
     return ("--image", "first.png", "--last_image", "last.png")[: 2 * needed]
@@ -166,7 +166,7 @@ def _pictures_needed(model: ModelConfig) -> tuple[str, ...]:
 def exportable(config: RunConfig) -> bool:
     """Whether `dit.convert export` (with adapters, `export-lora`) accepts the run.
 
-    The rules are those of `dit.convert.export.check_expressible`, without importing the converter.
+    The rules are those of `dit.convert.export.check_expressible`, which would import the converter.
     """
     if config.lora.enabled:  # adapters have no scheduler beside them
         return family_of(config.model).diffusers is not None

@@ -1,4 +1,4 @@
-"""Assignment of each weight's state to the rank that writes and reads it, in even amounts."""
+"""Assigns each weight and its state to the rank that writes and reads it, in even amounts."""
 
 # T tensor ranks, D data ranks
 
@@ -28,14 +28,14 @@ _ROWS = PinnedRows()  # every save has tensors of the same sizes
 
 
 class Owner(NamedTuple):
-    """(tensor rank, data rank) of a pipeline stage that stores a weight."""
+    """(tensor rank, data rank) of the rank, in its pipeline stage, that stores a weight."""
 
     tensor: int  # rank in the tensor-parallel group
     data: int  # rank in the data-parallel group, context ranks included
 
 
 class WeightSize(NamedTuple):
-    """Size of a weight, how it is divided, and who updates it, for `assign`."""
+    """Bytes of a weight, whether tensor ranks divide it, and who updates it, for `assign`."""
 
     bytes: int  # with its state, on one tensor rank
     split: bool  # each tensor rank has a part of its own; else all of them have the same
@@ -43,11 +43,11 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; for a split weight, in its tensor rank.
+    """The rank that writes and reads each weight; a `split` weight has one in each tensor rank.
 
     The largest weights come first. Each goes to a rank that updates most of it, so that little is
-    sent; or, if that rank would exceed the mean, to the rank with the fewest bytes so far. So no
-    rank gets more than the mean plus the largest weight.
+    sent; or, if that rank would then exceed the mean, to the rank with the fewest bytes so far. So
+    no rank gets more than the mean plus the largest weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
@@ -65,7 +65,7 @@ def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -
 
 
 def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
-    """The rank with the fewest bytes among `data_ranks`, the first of equals."""
+    """The rank with the fewest bytes among `data_ranks`; the first of equal ones."""
     among = used_TD[:, list(data_ranks)]
     tensor, number = np.unravel_index(int(among.argmin()), among.shape)
     return Owner(int(tensor), data_ranks[int(number)])
@@ -73,7 +73,7 @@ def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SharedWeight:
-    """A weight of this rank, and the rank that writes and reads it."""
+    """A weight on this rank, and the rank that writes and reads it."""
 
     entry: ShardedTensor  # what Megatron-Core stores of it; its data are the weight
     split: bool  # each tensor rank has a part of its own
@@ -85,7 +85,7 @@ class SharedWeight:
 
     @property
     def weight(self) -> Tensor:
-        """The weight, or with FSDP this rank's rows of it."""
+        """The weight; with FSDP, this rank's rows of it."""
         return data_of(self.entry)
 
     @property
@@ -98,7 +98,7 @@ class SharedWeight:
         return math.prod(self.entry.local_shape)
 
     def empty(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Device memory without values, in the shape of the whole weight."""
+        """Device memory, uninitialised, in the shape of the whole weight."""
         return self.weight.new_empty(self.entry.local_shape, dtype=dtype)
 
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
@@ -119,7 +119,7 @@ class SharedWeight:
         return replace(entry, key=key, data=data, dtype=data.dtype, replica_id=_MAIN_REPLICA)
 
     def on_host(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Host memory in the shape of the whole weight."""
+        """Host memory, uninitialised, in the shape of the whole weight."""
         empty = _ROWS.empty if self.weight.is_cuda else torch.empty
         return empty(self.entry.local_shape, dtype=dtype)
 
@@ -134,11 +134,11 @@ def share_weights(
     chosen: Callable[[str], bool] = lambda _: True,
     apart: Container[str] = (),
 ) -> list[SharedWeight]:
-    """The weights of this rank whose checkpoint names are `chosen`, with their owners.
+    """The weights of `modules` with `chosen` checkpoint names, each with the rank that stores it.
 
     Their order is the same on all ranks of the pipeline stage. `held` lists the ranks that update,
-    or hold, the shards of each `trained` weight. A weight's state is `tensors` float32 tensors in
-    its shape; weights with a name in `apart` store it layer by layer.
+    or hold, the shards of each `trained` weight. The state of a weight is `tensors` float32 tensors
+    in its shape; for weights with a name in `apart`, each layer's state is stored separately.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()
@@ -175,23 +175,23 @@ def stored_by(module: MegatronModule) -> Iterable[Any]:
 
 
 def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
-    """Entries that Megatron-Core stores for a module's weights; with FSDP, data are rows."""
+    """Entries that Megatron-Core stores for weights of `module`; with FSDP, this rank's rows."""
     for entry in stored_by(module):
         if isinstance(entry, ShardedTensor) and entry.data is not None:
             yield entry
 
 
 def weight_of(entry: ShardedTensor) -> Weight:
-    """(name of a weight in a checkpoint, number of its layer) of a stored `entry`."""
+    """(name of the weight in a checkpoint, its layer) of a stored `entry`; layer None: no stack."""
     return entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
 
 
 def _is_part(entry: ShardedTensor) -> bool:
-    """Whether ranks divide the tensor; a stack of layers does not count as divided."""
+    """Whether ranks divide the tensor of `entry`; the layers of a stack do not count as parts."""
     return tuple(entry.local_shape) != tuple(entry.global_shape[entry.prepend_axis_num :])
 
 
 def _main_holders(parts: Sequence[Holding]) -> list[int]:
-    """The ranks that update the largest part of a weight."""
+    """The ranks that update the largest of the `parts` of a weight."""
     largest = max((part.size for part in parts), default=0)
     return [part.rank for part in parts if part.size == largest]

@@ -36,9 +36,10 @@ from dit.system_errors import explained
 
 
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
-    """The checkpoint at a path `place`; error messages call the path by the option `named`.
+    """The checkpoint at `place`, a local path or the address of an object store.
 
-    For a checkpoint in an object store (checkpoint.mirror) it is a copy on this machine.
+    From an object store (checkpoint.mirror) it is copied to this machine. `named` says in error
+    messages where `place` is from, as in `checkpoint.load=runs/a`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is incomplete.
@@ -60,7 +61,7 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartingPoint:
-    """The checkpoint from which a run starts, and which parts the run loads."""
+    """The checkpoint from which a run starts, and what the run takes from it."""
 
     checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
     goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
@@ -68,7 +69,7 @@ class StartingPoint:
 
     @property
     def continued(self) -> Path | None:
-        """The checkpoint from which steps continue; None if the run starts at step 0."""
+        """The checkpoint whose steps the run continues; None if the run starts at step 0."""
         return self.checkpoint if self.goes_on else None
 
 
@@ -118,7 +119,7 @@ ORIGIN = "origin.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Path and file digests of the weights from which a run started."""
+    """Path and file digests of the weights from which a run started, for `origin.json`."""
 
     path: str  # of their folder
     files: Mapping[str, FileDigest]  # by name, from this folder
@@ -136,7 +137,7 @@ class Origin:
 
 
 def read_origin(folder: Path, names: Sequence[str]) -> Origin:
-    """The origin of weights in files of `folder`; all ranks call it and share the reading.
+    """The origin of weights in the files `names` of `folder`; all ranks call it, each reads some.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -159,7 +160,7 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
 
 
 def saved_origin(path: Path) -> Origin | None:
-    """The origin stored in a checkpoint; None if the run's first weights were random.
+    """The origin stored in the checkpoint `path`; None if the run's first weights were random.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -52,7 +52,7 @@ from dit.train.optimizer.states import load_optimizer_groups, optimizer_groups, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainProgress:
-    """Steps and samples since the start of the run; a checkpoint stores every field."""
+    """Counts of steps and samples since the start of the run; a checkpoint stores every field."""
 
     step: int = 0
     consumed_samples: int = 0  # over all ranks
@@ -65,11 +65,11 @@ class TrainProgress:
 
     @property
     def updates(self) -> int:
-        """Number of steps that changed the weights; learning rate, Adam and EMA count these."""
+        """Number of steps that changed the weights: the count for learning rate, Adam and EMA."""
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress for other data: steps stay, epochs and losses restart."""
+        """This progress at the start of other data: steps go on; epochs and lowest loss restart."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -80,7 +80,7 @@ class TrainProgress:
     def after(
         self, *, samples: int, of_datasets: Mapping[str, int], skipped: bool
     ) -> TrainProgress:
-        """The progress after one more step."""
+        """The progress after one more step, in which `samples` samples were consumed."""
         so_far = self.of_datasets
         return replace(
             self,
@@ -97,7 +97,7 @@ INTERVAL = "log_interval.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataState:
-    """What a checkpoint stores about the data."""
+    """What a checkpoint stores about the data: position, card, null inputs, running metrics."""
 
     position: dict[str, Any] | None  # this rank's loader state; None where another rank reads
     card: dict[str, Any] | None  # how to rebuild text encoder and decoder; mock data has none
@@ -112,10 +112,10 @@ def load_checkpoint(
     config: RunConfig,
     critic: ModelAndOptimizer | None = None,
 ) -> TrainProgress:
-    """Loads weights, optimizer and EMA; `data_positions` reads the loaders' states.
+    """Loads weights, optimizer and EMA from `path`, and returns the progress; all ranks call it.
 
-    An EMA that the checkpoint lacks starts from its weights. A `critic` is loaded from the same
-    checkpoint. All ranks call it.
+    An EMA that the checkpoint lacks starts from the weights. A `critic` is loaded from the same
+    checkpoint. The loaders' states are read by `data_positions`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or has only weights.
@@ -146,7 +146,7 @@ def _load_network(
 ) -> dict[str, Any]:
     """Loads a network and its optimizer; returns all other values that were read.
 
-    `among` is the network's prefix, for a critic beside the run's own network.
+    `among` is the prefix of a critic's entries in the checkpoint; None for the main network.
     """
     values = stored_values(model, averaged=averaged)
     exchange = StateExchange(
@@ -167,9 +167,9 @@ def _load_network(
 def _read_network(
     path: Path, share: Mapping[str, Any], among: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads the tensors in `share`; returns all entries, and the entries of this network.
+    """Reads the tensors in `share`; returns all entries, and those of the requested network.
 
-    The network's entries are under the key `among`, if that is not None.
+    A critic's entries are under the key `among`; with None, both results are the same.
     """
     wanted = {"share": share}
     loaded = _read(wanted if among is None else {among: _named(wanted, among)}, path)
@@ -177,7 +177,7 @@ def _read_network(
 
 
 def _named(state: dict[str, Any], among: str) -> dict[str, Any]:
-    """`state` with `among.` before the name of each tensor."""
+    """Adds `among.` before the name of each tensor in `state`, and returns it."""
     add_prefix_for_sharding(state, f"{among}.")
     return state
 
@@ -189,7 +189,9 @@ def _progress(loaded: Mapping[str, Any]) -> TrainProgress:
 
 
 def saved_step(path: Path) -> int:
-    """Number of training steps of a checkpoint, whatever its folder's name; 0 for an import.
+    """Number of training steps in the checkpoint `path`, whatever its folder is called.
+
+    It is 0 for imported weights.
 
     Raises:
         CheckpointError: it is damaged.
@@ -200,8 +202,8 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    With `train.warm_start_ema` the EMA continues from the checkpoint's, with its number of updates;
-    from the weights if it has none.
+    With `train.warm_start_ema` the EMA continues from the checkpoint's, or from its weights if it
+    has none, and counts the updates behind it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
@@ -238,10 +240,10 @@ def load_weights(
     averaged: bool,
     among: str | None = None,
 ) -> None:
-    """Loads weights, or their EMA, from a checkpoint into model chunks.
+    """Loads weights, or (`averaged`) their EMA, from the checkpoint `path` into `modules`.
 
-    A checkpoint of adapters gives A and B, another one all weights but adapters. `among` is the
-    prefix of a network beside the run's own, such as a critic. All ranks call it; each reads a
+    From a checkpoint of adapters these are the adapters, from another one all weights but adapters.
+    `among` is the prefix of a second network, such as a critic. All ranks call it; each reads a
     shard.
 
     Raises:
@@ -255,7 +257,9 @@ def load_weights(
 def _load_weights(
     path: Path, exchange: StateExchange, *, averaged: bool, among: str | None = None
 ) -> dict[str, Any]:
-    """Loads the weights, or their EMA, and the values of `exchange`; returns all that was read.
+    """Loads the weights, or (`averaged`) their EMA, and the state that `exchange` asks for.
+
+    Returns all that was read.
 
     Raises:
         CheckpointError: the checkpoint has no EMA.
@@ -268,7 +272,7 @@ def _load_weights(
 
 
 def check_continues(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint from which a run cannot resume; reads no tensors.
+    """Refuses a checkpoint `path` from which the run cannot resume; reads no tensors.
 
     Raises:
         CheckpointError: it belongs to another model, or has only weights.
@@ -282,7 +286,7 @@ def check_continues(path: Path, config: RunConfig) -> None:
 
 
 def check_starts_from(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint whose weights or adapters a new run cannot use; reads no tensors.
+    """Refuses a checkpoint `path` whose weights or adapters a new run cannot use; reads no tensors.
 
     Raises:
         CheckpointError: it belongs to another model, lacks the EMA, or its number of updates is
@@ -301,7 +305,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """Predicate on names of weights: whether the checkpoint stores them.
+    """Function of the name of a weight: whether the checkpoint `path` stores that weight.
 
     A checkpoint of adapters stores only adapters, another one all other weights.
     """
@@ -310,7 +314,7 @@ def _stored_by(path: Path) -> Callable[[str], bool]:
 
 
 def interval_sums(path: Path) -> dict[str, Tensor]:
-    """The stored state of IntervalMetrics; empty in checkpoints of earlier versions.
+    """The state of `IntervalMetrics` in the checkpoint `path`; empty if it has none.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -323,7 +327,7 @@ def interval_sums(path: Path) -> dict[str, Tensor]:
 
 
 def _read(state: dict[str, Any], path: Path) -> Any:
-    """The values that Megatron-Core stored for `state`.
+    """The values that Megatron-Core stored in the checkpoint `path` for the entries of `state`.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -346,9 +350,10 @@ def share_of_state(
     frozen: FrozenWeights = NOTHING_FROZEN,
     critic: ModelAndOptimizer | None = None,
 ) -> dict[str, Any]:
-    """A host copy of this rank's shard of the weights, EMA and optimizer of `model`.
+    """Copy in host memory of this rank's shard of the weights, EMA and optimizer of `model`.
 
-    In the form that Megatron-Core stores, with `critic` if given. All ranks call it.
+    Its form is what Megatron-Core stores; the state of a `critic` is added to it. All ranks call
+    it.
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)
@@ -377,7 +382,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Tensors besides weights, by prefix: optimizer state and, if `averaged`, the EMA."""
+    """Name prefix -> tensors stored besides weights: optimizer state and, if `averaged`, EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

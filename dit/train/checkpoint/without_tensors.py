@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and whether it fits a run; no tensor of it is read."""
+"""Reads what a checkpoint holds, and whether it fits a run, without reading its tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dit.config_loading.schema import schema_of
 from dit.distcp import tensor_names
 
 AVERAGE = "ema."
-"""What names of averages begin with."""
+"""Prefix of the names of averaged weights (EMA)."""
 CRITIC = "critic"
-"""The critic of a distillation; with a dot, the prefix of what a checkpoint holds of it."""
+"""Key of a distillation's critic in a checkpoint; with a dot, the prefix of its tensors."""
 _T = TypeVar("_T")
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape or another meaning.
+    """Refuses a checkpoint whose weights have another shape or meaning than those of `config`.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
@@ -45,7 +45,7 @@ def check_same_model(path: Path, config: RunConfig) -> None:
 
 
 def check_same_weights(path: Path, model: ModelConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape.
+    """Refuses a checkpoint whose weights have another shape than those of `model`.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
@@ -60,10 +60,10 @@ def check_same_weights(path: Path, model: ModelConfig) -> None:
 
 
 def check_average(path: Path, *, averaged: bool) -> None:
-    """Refuses a checkpoint without the requested average, without reading tensors.
+    """Refuses a checkpoint without EMA if `averaged`; reads no tensors.
 
     Raises:
-        CheckpointError: it has no average, or its index is damaged.
+        CheckpointError: it has no EMA, or its index is damaged.
     """
     there = has_average(path)  # finds a damaged index as well
     if averaged and not there:
@@ -76,7 +76,7 @@ def has_average(path: Path, *, among: str | None = None) -> bool:
 
 
 def has_critic(path: Path) -> bool:
-    """Whether a checkpoint holds the critic of a distillation, too; reads no tensor.
+    """Whether the checkpoint `path` also holds a distillation's critic; reads no tensors.
 
     Raises:
         CheckpointError: its index is damaged.
@@ -85,7 +85,7 @@ def has_critic(path: Path) -> bool:
 
 
 def from_index(path: Path, read: Callable[[Path], _T]) -> _T:
-    """`read(path)`, for functions that read the index of a checkpoint.
+    """Calls `read(path)`, for functions that read the index of a checkpoint.
 
     Raises:
         CheckpointError: a file of the index is damaged.
@@ -110,7 +110,7 @@ def _spelled(value: Any) -> str:
 
 
 def _of_weights(model: ModelConfig) -> dict[str, Any]:
-    """Keys of `model` that another run on the same weights must keep, with their values."""
+    """Keys of `model` that another run from the same weights must keep, with their values."""
     return {
         f"model.{name}": value
         for name, value in weight_settings(model).items()
@@ -119,7 +119,7 @@ def _of_weights(model: ModelConfig) -> dict[str, Any]:
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide shape and meaning of a checkpoint's tensors."""
+    """Settings that determine shape and meaning of the tensors in a checkpoint."""
     schema, fixed = schema_of(config), {}
     for key in schema.all_keys():
         if schema.resume_class(key) in OF_MODEL:

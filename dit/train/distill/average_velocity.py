@@ -1,12 +1,14 @@
 """`distill.method=opd`: on-policy distillation by average velocity.
 
-1. rollout    the student's own Euler trajectory to the level at which a drawn step begins
-2. teacher    from there its guided Euler trajectory, in smaller steps, to the level where it ends
-3. problem    the mean velocity of 2 is the target of the student at the state of 1
+1. rollout    the student's own Euler trajectory to the noise level at which a drawn step begins
+2. teacher    from there the teacher's guided Euler trajectory, in smaller steps, to the level where
+              the step ends
+3. problem    the mean velocity of 2 is the target of the student at the state that 1 ends with
 
-Where every step is learned, the student's trajectory ends where the teacher's would. With one step
-of the teacher (`distill.teacher_steps=1`) the target is its velocity, which is the mean matching of
-DiffusionOPD (arXiv:2605.15055): Euler's error of large steps stays, and only guidance is learned.
+If every step is learned, the student's trajectory ends where the teacher's would. With one step of
+the teacher (`distill.teacher_steps=1`) the target is the teacher's velocity, which is the mean
+matching of DiffusionOPD (arXiv:2605.15055): Euler's error of large steps stays, and only guidance
+is learned.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 def average_velocity(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """Regression problems of the student for the packs of a step; all ranks call it.
+    """The student's regression problems for the packs of a step, and its references.
 
-    The latents of the packs are not read, except those of clean tokens.
+    All ranks call it. Of the packs' latents only those of clean tokens are read.
     """
     passes = Passes.of(run, step=step)
     with no_dropout(run.model.chunks):
@@ -66,7 +68,7 @@ def _ends(
     noisy: Sequence[NoisyPack],
     starts: Sequence[RolloutStart],
 ) -> list[NoisyPack]:
-    """The teacher's noisy latents at the ends of the drawn steps."""
+    """The teacher's noisy latents at the end of the drawn step of each of `starts`."""
     steps, ends = passes.run.config.distill.teacher_steps, [*noisy]
     uncaptioned = [start.uncaptioned for start in starts]
     for number in range(1, steps + 1):

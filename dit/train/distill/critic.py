@@ -1,7 +1,7 @@
-"""Initial weights of DMD's critic: from `distill.critic_load`, or the teacher's.
+"""Initial weights of DMD's critic: those of `distill.critic_load`, or the teacher's.
 
 1. fill_of_critic  fills a new critic: all its weights, or only its adapters
-2. check_critic    makes the same refusals in a dry run
+2. check_critic    checks `distill.critic_load` in the same way for a dry run
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dit.train.train_state import ReadFolder
 def fill_of_critic(
     config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
 ) -> Initialise:
-    """Function that fills a new critic (with adapters if the student has them); collective.
+    """The function that fills a new critic, which has adapters if the student has them; collective.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
@@ -49,7 +49,9 @@ def fill_of_critic(
 
 
 def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path | None:
-    """The checkpoint at `place`, if it holds a critic; reads no tensor.
+    """The checkpoint at `place` if it holds a critic, else None; reads no tensors.
+
+    `trained` are the student's adapters, or None.
 
     Raises:
         CheckpointError: it belongs to another network, or to other adapters.
@@ -65,11 +67,11 @@ def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path |
 
 
 def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFactors]:
-    """The adapters in the file or folder `distill.critic_load`.
+    """The critic's adapters in the file or folder `distill.critic_load`.
 
     Raises:
         LoraFileError: it cannot be read, or belongs to another network.
-        CheckpointError: its adapters differ from the student's in names or ranks.
+        CheckpointError: its adapters differ in names or ranks from the student's, `trained`.
     """
     place = config.distill.critic_load
     factors = factors_of_file(config.lora, config.model, place=place, key="distill.critic_load")
@@ -81,10 +83,10 @@ def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFacto
 def check_critic(
     config: RunConfig, trained: Adapters | None, read_folder: ReadFolder | None
 ) -> None:
-    """Makes the refusals of `fill_of_critic` for `distill.critic_load`, on one process.
+    """Checks `distill.critic_load` as `fill_of_critic` does, but on one process, for a dry run.
 
     Raises:
-        ValueError: as there.
+        ValueError: it holds no weights that fit.
     """
     place = config.distill.critic_load
     if place is None or critic_at(place, config, trained) is not None:

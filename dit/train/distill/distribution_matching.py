@@ -7,8 +7,8 @@
                    towards the teacher's
 
 The student's rollout and the passes of critic and teacher have no gradient. The gradient of 3 is
-known before the student's pass: that pass is a regression to the latent that lies one gradient
-further, so that it is the same on every layout as any other.
+known before the student's pass with gradients. That pass is a regression to the predicted latent
+minus this gradient, so the usual training step computes it, with the same result on every layout.
 """
 
 # C patch features, T packed tokens, N samples
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """Latents that the student predicts for a pack, and how they were made."""
+    """Latents that the student predicts for a pack, and the states that it predicts from."""
 
     start: RolloutStart
     noisy: NoisyPack  # its state where the drawn steps begin
@@ -65,7 +65,7 @@ class Made:
 def critic_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """Regression problems of the critic for the packs of a step; all ranks call it."""
+    """The critic's regression problems for the packs of a step, and FLOPs; all ranks call it."""
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_CRITIC)
     for one in every:
@@ -81,7 +81,7 @@ def critic_items(
 def student_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """Regression problems of the student for the packs of a step; all ranks call it."""
+    """The student's regression problems for the packs of a step, and FLOPs; all ranks call it."""
     assert run.critic is not None
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_STUDENT)
@@ -111,7 +111,7 @@ def _teacher(run: TrainState) -> Iterator[Sequence]:
 
 
 def made(passes: Passes, packs: Sequence[PackedBatch], draws: RolloutDraws) -> list[Made]:
-    """Latents that the student predicts for `packs`."""
+    """Latents that the student predicts for `packs`, at the steps that `draws` selects."""
     chunks, path = passes.run.model.chunks, passes.path
     with no_dropout(chunks), own_passes(chunks):
         starts = [begin(passes, pack, draws) for pack in packs]
@@ -126,13 +126,13 @@ def made(passes: Passes, packs: Sequence[PackedBatch], draws: RolloutDraws) -> l
 
 
 def judged_levels(run: TrainState) -> TrainingObjective:
-    """The objective with the noise levels of `distill.levels`."""
+    """The objective of critic and teacher: the run's, with the noise levels of `distill.levels`."""
     c = run.config
     return training_objective(replace(c.objective, level_range=c.distill.levels))
 
 
 def _judged(passes: Passes, one: Made) -> NoisyPack:
-    """The student's latents with noise, as input of teacher and critic."""
+    """The student's latents with new noise, as inputs of teacher and critic."""
     batch, context = one.noisy.batch, one.start.context
     where = batch.latent_TC.device
     quantile_N = draw_quantiles(batch.num_samples, context.rng(Draw.STUDENT_LEVEL))

@@ -1,8 +1,8 @@
-"""Rollouts: packs that the student samples from noise, and passes over them without gradients.
+"""Rollouts: the student samples packs from noise, without gradients, and networks predict there.
 
 1. begin      noise at the first level, and a drawn step of the student for each sample
-2. rollout    the student's steps to the noise level at which that step begins
-3. Passes     predictions of a network there, and their FLOPs
+2. rollout    the student's steps to the noise level at which the drawn step begins
+3. Passes     predictions of a network for noisy packs, and their FLOPs
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class RolloutDraws(NamedTuple):
-    """Random streams of a rollout: noise, and the drawn step."""
+    """Random streams of a rollout: for its noise, and for the drawn step."""
 
     noise: Draw
     step: Draw
@@ -47,7 +47,7 @@ OF_CRITIC = RolloutDraws(noise=Draw.CRITIC_ROLLOUT, step=Draw.CRITIC_STEP)
 
 @dataclass(kw_only=True, slots=True)
 class Passes:
-    """Passes without gradients within a step, and their FLOPs."""
+    """Forward passes without gradients within a training step, and their FLOPs so far."""
 
     run: TrainState
     path: SamplingPath
@@ -64,7 +64,7 @@ class Passes:
         noisy: Sequence[NoisyPack],
         batches: Sequence[PackedBatch | None],
     ) -> list[Tensor]:
-        """Raw outputs [T, C] for noisy packs, with the texts of `batches`, or else their own."""
+        """The network's raw outputs [T, C] for `noisy`, with texts of `batches` (None: its own)."""
         items = [
             (one.batch if batch is None else batch, one.asked(self.path, batch))
             for one, batch in zip(noisy, batches, strict=True)
@@ -80,7 +80,7 @@ class Passes:
         noisy: Sequence[NoisyPack],
         uncaptioned: Sequence[PackedBatch],
     ) -> list[Tensor]:
-        """Raw outputs of the teacher with classifier-free guidance."""
+        """The teacher's raw outputs [T, C] for `noisy`, guided against the `uncaptioned` packs."""
         scale = self.run.config.teacher_guidance
         if scale == 1:
             return self.answers(chunks, noisy, [None] * len(noisy))
@@ -91,7 +91,7 @@ class Passes:
 
 @contextmanager
 def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which passes through `chunks` have no dropout."""
+    """A context in which forward passes through `chunks` have no dropout."""
     for chunk in chunks:
         chunk.eval()
     try:
@@ -103,7 +103,7 @@ def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutStart:
-    """A pack at the start of the student's rollout, or at its drawn step (`Rollout.DATA`)."""
+    """A pack where the student's rollout begins, with all random draws of the rollout."""
 
     noisy: NoisyPack
     uncaptioned: PackedBatch
@@ -114,7 +114,7 @@ class RolloutStart:
 
 
 def begin(passes: Passes, pack: PackedBatch, draws: RolloutDraws) -> RolloutStart:
-    """A pack with all random draws of its rollout."""
+    """Draws noise and a step of the student for the samples of `pack`."""
     c, path, where = passes.run.config, passes.path, pack.latent_TC.device
     told = {"seed": c.rng.seed, "step": passes.step, "null": passes.run.null}
     batch, context = drawn_pack(pack, **told, options=c.objective)
@@ -138,7 +138,7 @@ def begin(passes: Passes, pack: PackedBatch, draws: RolloutDraws) -> RolloutStar
 
 
 def rollout(passes: Passes, starts: Sequence[RolloutStart]) -> list[NoisyPack]:
-    """The student's noisy latents at the noise levels at which the drawn steps begin."""
+    """The student's noisy latents at the level where the drawn step of each sample begins."""
     c, noisy = passes.run.config.distill, [start.noisy for start in starts]
     for number in range(1, c.steps if c.rollout is Rollout.SIMULATE else 1):
         # Packs whose samples have all arrived take no further pass.

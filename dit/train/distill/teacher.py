@@ -1,8 +1,8 @@
 """The teacher of a distillation, whose weights are frozen.
 
 1. teacher_start   its weights: a checkpoint or a Diffusers folder (`distill.teacher`)
-2. build_teacher   the frozen network, on the layout of the run
-3. taught          the chunks of the teacher; with adapters, the student's chunks without them
+2. build_teacher   its frozen network, on the layout of the run
+3. taught          its model chunks; with adapters, the student's chunks without adapters
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 
 def teacher_start(config: RunConfig, read_folder: ReadFolder | None) -> AdapterStart | None:
-    """The weights of `distill.teacher`, without adapters; None if the key is not set."""
+    """The weights of `distill.teacher`; None if the key is not set. All ranks call it.
+
+    Raises:
+        ValueError: there are no weights, or they do not fit the student's network.
+    """
     if config.distill.method is None or config.distill.teacher is None:
         return None
     return start_at(config.distill.teacher, config, read_folder)
@@ -51,7 +55,7 @@ def start_at(
     """The weights at `place`, the value of `distill.KEY`; all ranks call it.
 
     Raises:
-        ValueError: as `teacher_start`.
+        ValueError: there are no weights, or they do not fit the student's network.
     """
     base = from_first_rank(lambda: weights_at(place, config, key=key))
     folder = opened_folder(base, frozen_run(config).model, read_folder)
@@ -59,10 +63,10 @@ def start_at(
 
 
 def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
-    """Makes the refusals of `teacher_start`, on one process.
+    """Checks `distill.teacher` as `teacher_start` does, but on one process, for a dry run.
 
     Raises:
-        ValueError: as there.
+        ValueError: as `teacher_start`.
     """
     if config.distill.method is not None and config.distill.teacher is not None:
         check_place(config.distill.teacher, config, read_folder)
@@ -71,16 +75,16 @@ def check_teacher(config: RunConfig, read_folder: ReadFolder | None) -> None:
 def check_place(
     place: str, config: RunConfig, read_folder: ReadFolder | None, *, key: str = "teacher"
 ) -> None:
-    """Makes the refusals of `start_at`, on one process.
+    """Checks `place`, the value of `distill.KEY`, as `start_at` does, but on one process.
 
     Raises:
-        ValueError: as there.
+        ValueError: as `start_at`.
     """
     opened_folder(weights_at(place, config, key=key), frozen_run(config).model, read_folder)
 
 
 def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
-    """The frozen weights at `named`, the value of `distill.KEY`; reads no tensor.
+    """The frozen weights in the folder `named`, the value of `distill.KEY`; reads no tensors.
 
     Raises:
         CheckpointError: there is no such folder, or its checkpoint does not fit.
@@ -101,7 +105,7 @@ def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
 
 
 def frozen_run(config: RunConfig) -> RunConfig:
-    """The configuration of the teacher's network: the student's, with nothing trained."""
+    """The configuration of the teacher: the student's network, of which nothing is trained."""
     return replace(
         config,
         lora=LoraConfig(),
@@ -120,7 +124,9 @@ def build_teacher(
     *,
     fill: Initialise = leave_to_checkpoint,
 ) -> list[ModelChunk]:
-    """The teacher's chunks on this rank, filled by `fill`, then by `start`; all ranks call it.
+    """The teacher's model chunks on this rank; all ranks call it.
+
+    `fill` sets their initial values, and `start` loads weights over them (None: nothing).
 
     Raises:
         CheckpointError: a file has changed since it was saved.
@@ -139,7 +145,11 @@ def build_teacher(
 
 @contextmanager
 def taught(run: TrainState) -> Iterator[Sequence[ModelChunk]]:
-    """A context with the teacher's chunks; adapters are off if the teacher is their base."""
+    """A context that yields the teacher's model chunks.
+
+    If the teacher is the base of the student's adapters, they are the student's chunks, whose
+    adapters are off meanwhile.
+    """
     if run.teacher:
         yield run.teacher
         return

@@ -5,25 +5,25 @@
                                   are those of `validation.quantiles`, as in val_loss_q10
     loss_video, loss_sound        mean error of the tokens of frames, and of those of sound, in
                                   networks with both
-    sound_share                   samples with sound, over all samples
-    student_mean, student_std     of the numbers in latents that the student of a distillation makes
-                                  at the end of its own steps (dmd: in all of them); data_mean,
-                                  data_std of those of the same samples
+    sound_share                   samples with sound, divided by all samples
+    student_mean, student_std     mean and deviation of the latents that the student of a
+                                  distillation predicts at the end of its own steps (dmd: in all of
+                                  them); data_mean, data_std for the data's latents of these samples
     tokens_per_sample             histogram over all ranks since the last log step: [n, count] for
                                   each bin that has samples, which have at most n tokens and, but
                                   for rounding, more than n / 1.09; bins are the same at every step
-    tokens_per_sample_mean        of the same samples
-    tokens_per_sample_p10, ...    percentiles, to within a tenth
+    tokens_per_sample_mean        mean length of the same samples
+    tokens_per_sample_p10, ...    percentiles of these lengths, to within a tenth
     epoch                         samples since the start of the data, divided by the dataset's
-    samples_NAME, epoch_NAME      the same for the dataset NAME of a blend
+    samples_NAME, epoch_NAME      samples and epoch of the dataset NAME of a blend
 
 Norms of weights, gradient and update, from the optimizer's float32 parameters:
 
-    grad_norm_attention, grad_norm_mlp, ...  of parts of the model, before clipping; their squares
-                                             add up to that of grad_norm
-    weight_norm                   of all weights
-    update_ratio                  norm of the change by the step, over weight_norm
-    ema_distance                  norm of weights - average, over weight_norm
+    grad_norm_attention, grad_norm_mlp, ...  norms of parts of the model, before clipping; their
+                                             squares add up to that of grad_norm
+    weight_norm                   norm of all weights
+    update_ratio                  norm of the change by the step, divided by weight_norm
+    ema_distance                  norm of weights minus EMA, divided by weight_norm
 
 Every weight counts once on every layout: copies on tensor ranks are left out, and copies on data
 ranks if the optimizer is not sharded. These metrics only read: training is bit for bit the same
@@ -84,7 +84,7 @@ class IntervalMetrics:
             self.norms.keep_weights()
 
     def add_losses(self, items: Sequence[Item], rank_loss: RankLoss) -> None:
-        """Adds the losses of a step that was not skipped; all ranks call it."""
+        """Adds the losses of a step whose update was not skipped; all ranks call it."""
         self.loss_by_level.add(items, rank_loss.packs)
         if self.preferences is not None:
             self.preferences.add(rank_loss.packs)
@@ -100,7 +100,7 @@ class IntervalMetrics:
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
         """The values since the last log step, over all ranks; empty between log steps.
 
-        `update` is the network's, or None if it did not learn in this step.
+        `update` is the update of the network in this step; None if this step had none.
         """
         if not self.is_due(progress.step):
             return {}
@@ -136,10 +136,10 @@ class IntervalMetrics:
         return {name: x.clone(memory_format=torch.contiguous_format) for name, x in rows.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Continues from a `state_dict`; returns the metrics whose shape has changed.
+        """Adds the sums of a `state_dict`; returns the metrics whose shape has changed.
 
-        Tensors are [R, ...] of the R ranks that saved them. With the same number of ranks each gets
-        its own sums back, and totals are equal to the bit.
+        Tensors are [R, ...] for the R ranks that saved them. With the same number of ranks each
+        gets its own sums back, and totals are equal to the bit.
         """
         running, rank, ranks = self._running_sums(), dist.get_rank(), dist.get_world_size()
         other = {
@@ -169,7 +169,7 @@ def _flat(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _by_name(flat: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `_flat` on the last axis."""
+    """Splits `flat` on its last axis into tensors named and shaped like `parts`: undoes `_flat`."""
     names = sorted(parts)
     pieces = flat.split([parts[name].numel() for name in names], dim=-1)
     rows = flat.shape[:-1]
@@ -177,7 +177,7 @@ def _by_name(flat: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class LossByNoiseLevel:
-    """Sums of errors and their divisors by quantile range; `add` does not wait for the device."""
+    """Sums of errors and of their divisors for each quantile range of the noise level."""
 
     def __init__(self, objective: TrainingObjective, *, ranges: int):
         self.objective = objective
@@ -187,7 +187,7 @@ class LossByNoiseLevel:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensors; their names begin with the metric's."""
+        """The accumulated tensors; the name of each begins with that of its metric."""
         return {"loss_q.error": self.error_Q, "loss_q.count": self.count_Q}
 
     def add(self, items: Sequence[Item], losses: Sequence[PackLoss]) -> None:
@@ -199,7 +199,7 @@ class LossByNoiseLevel:
             self.count_Q.index_add_(0, range_N, count_N)
 
     def _range_of(self, noise_N: Tensor, num_tokens: Sequence[int]) -> Tensor:
-        """Index of the quantile range of each sample's level; levels rise with their quantiles."""
+        """Index of the quantile range of each sample's noise level; levels rise with quantiles."""
         range_N = torch.zeros(len(num_tokens), dtype=torch.int64, device=noise_N.device)
         for edge in self.edges:
             quantile_N = torch.full((len(num_tokens),), edge, dtype=torch.float64)
@@ -208,7 +208,7 @@ class LossByNoiseLevel:
         return range_N
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean loss of each quantile range, from the sums [Q] of all ranks, if it has samples."""
+        """Mean loss of each quantile range that has samples, from the `sums` [Q] of all ranks."""
         errors, counts = sums["loss_q.error"].tolist(), sums["loss_q.count"].tolist()
         rows = zip(self.names, errors, counts, strict=True)
         return {name: error / count for name, error, count in rows if count}
@@ -218,8 +218,9 @@ class Preferences:
     """Sums over preference pairs; `add` does not wait for the device."""
 
     NAMES = ("preference_margin", "preferred_drift", "rejected_drift", "preference_accuracy")
-    """Names: margin in the sigmoid of the loss; change of both samples' mean errors against the
-    network without adapters (below 0 if an error fell); pairs with a margin above 0."""
+    """Metrics: margin in the sigmoid of the loss; change of the mean error of the preferred and of
+    the rejected sample against the network without adapters (negative if it fell); fraction of
+    pairs with a margin above 0."""
 
     def __init__(self) -> None:
         self.total_5 = torch.zeros(5, dtype=torch.float64, device=device())
@@ -237,17 +238,17 @@ class Preferences:
                 self.total_5[4] += len(loss.pairs_P3)
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Means from the sums [5] of all ranks."""
+        """Mean of each of `NAMES` over pairs, from the `sums` [5] of all ranks."""
         *totals, pairs = sums["preference.sums"].tolist()
         means = zip(self.NAMES, totals, strict=True)
         return {name: total / pairs for name, total in means} if pairs else {}
 
 
 class StreamLosses:
-    """Errors of the tokens of frames and of sound, and the share of samples with sound."""
+    """Errors of tokens of frames and of sound, and the fraction of samples with sound."""
 
     LEAST = 0.1
-    """The share of samples with sound below which a line says so."""
+    """Fraction of samples with sound below which `silent_corpus` returns a warning."""
 
     def __init__(self) -> None:
         self.total_32 = torch.zeros(3, 2, dtype=torch.float64, device=device())
@@ -272,14 +273,14 @@ class StreamLosses:
             self.total_32[2] += to_device(counts, device())
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """The means from the sums [3, 2] of all ranks."""
+        """loss_video, loss_sound and sound_share, from the `sums` [3, 2] of all ranks."""
         rows = sums["stream_losses.sums"].tolist()
         names = ("loss_video", "loss_sound", "sound_share")
         return {name: a / b for name, (a, b) in zip(names, rows, strict=True) if b}
 
 
 def silent_corpus(values: Mapping[str, Any]) -> str | None:
-    """The line about `values` of which fewer than `StreamLosses.LEAST` have sound, or None."""
+    """A warning if the sound_share in `values` is below `StreamLosses.LEAST`; else None."""
     share = values.get("sound_share")
     if share is None or share >= StreamLosses.LEAST:
         return None
@@ -294,14 +295,14 @@ class StudentLatents:
 
     NAMES = ("student", "data")
     DRIFT = 0.2
-    """Fraction of the data's standard deviation above which a difference is called a drift."""
+    """Difference, as a fraction of the data's standard deviation, above which there is a drift."""
 
     def __init__(self) -> None:
         self.total_23 = torch.zeros(2, 3, dtype=torch.float64, device=device())
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Count, sum and sum of squares of each of `NAMES`, as one tensor [2, 3]."""
+        """Count, sum and sum of squares of student's and data's latents, as one tensor [2, 3]."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -323,7 +324,7 @@ class StudentLatents:
 
 
 def drift_of(values: Mapping[str, Any]) -> str | None:
-    """Name of a value in `values` that drifts by more than `StudentLatents.DRIFT`, or None."""
+    """Differences between student's and data's latents above `StudentLatents.DRIFT`; or None."""
     if "student_std" not in values:
         return None
     std, most = values["data_std"], StudentLatents.DRIFT
@@ -342,21 +343,21 @@ def drift_of(values: Mapping[str, Any]) -> str | None:
 
 
 def quantiles(count: int) -> list[float]:
-    """The centres of `count` equal parts of (0, 1): quantiles of training's noise levels."""
+    """Centres of `count` equal parts of (0, 1): quantiles of training's noise levels."""
     return [(index + 0.5) / count for index in range(count)]
 
 
 Bins = Sequence[tuple[int, int]]  # upper end of a bin in tokens, and number of its samples
 _PER_OCTAVE = 8
-"""Bins of the histogram of lengths in an octave, from n to 2 n tokens."""
+"""Bins of the histogram of lengths from n to 2 n tokens."""
 _PERCENTS = (10, 50, 90)
 
 
 class DataStats:
-    """Histogram of sample lengths, and tokens, on this rank since the last log step."""
+    """Histogram of the lengths of samples in tokens, on this rank since the last log step."""
 
     def __init__(self, *, capacity: int, sizes: Mapping[str, int]):
-        """`sizes` has the number of samples by dataset; a single dataset has the name ""."""
+        """`sizes` has the number of samples of each dataset; without a blend, under the name ""."""
         self.sizes = sizes
         self.names = [name for name in sizes if name]
         bins = math.ceil(_PER_OCTAVE * math.log2(capacity)) + 1
@@ -365,7 +366,7 @@ class DataStats:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """The accumulated tensors; their names begin with the metric's."""
+        """The accumulated tensors; the name of each begins with that of its metric."""
         return {
             "tokens_per_sample.samples": self.samples_of_length,
             "tokens_per_sample.tokens": self.tokens,
@@ -378,7 +379,7 @@ class DataStats:
             self.tokens += sum(pack.num_tokens)
 
     def values(self, sums: Mapping[str, Tensor], progress: TrainProgress) -> dict[str, Any]:
-        """The values from the sums of all ranks: samples [B] of each length, tokens [1]."""
+        """Metrics of sample lengths, from the `sums` of all ranks, and epochs, from `progress`."""
         histogram = sums["tokens_per_sample.samples"].tolist()
         tokens = float(sums["tokens_per_sample.tokens"])
         values: dict[str, Any] = {}
@@ -398,12 +399,12 @@ class DataStats:
 
 
 def _longest(index: int) -> int:
-    """The largest number of tokens that bin `index` counts."""
+    """Largest number of tokens of a sample in the bin `index`."""
     return math.floor(2 ** (index / _PER_OCTAVE))
 
 
 def _percentile(bins: Bins, part: float) -> int:
-    """Upper end of the bin that holds the sample at the fraction `part` of the sorted samples."""
+    """Upper end, in tokens, of the length bin that holds the quantile `part` of all samples."""
     wanted, count = part * sum(count for _, count in bins), 0
     for longest, here in bins:
         count += here
@@ -413,7 +414,7 @@ def _percentile(bins: Bins, part: float) -> int:
 
 
 def edges_and_counts(bins: Bins) -> tuple[list[float], list[int]]:
-    """The histogram with empty bins in its gaps: n + 1 rising edges of n counts."""
+    """The histogram `bins` with empty bins in its gaps: n + 1 rising edges, and n counts."""
     edges: list[float] = []
     counts: list[int] = []
     for longest, count in bins:

@@ -1,13 +1,13 @@
-"""Files of a run with one JSON object on each line, which has its step.
+"""Files of a run with one JSON object on each line, which has the number of its step.
 
 RUN/refused_samples.jsonl has a line for each refused sample, up to 10,000:
 
-    step      at which the run learned of it
-    key       of the sample in its shard
-    shard     relative to the folder of the dataset
-    dataset   the folder
+    step      step at which the run learned of it
+    key       key of the sample in its shard
+    shard     path of the shard in the folder of the dataset
+    dataset   folder of the dataset
     reason    one of dit/data/rejections.py
-    detail    the values that led to it
+    detail    the values that led to the refusal
 
 A sample that is refused in several epochs has one line, also after a resume.
 
@@ -45,14 +45,14 @@ from dit.system_errors import writing
 
 
 class LogFileError(ValueError):
-    """A log file of a run cannot be written; the message says which, why, and what to do."""
+    """A log file of a run that cannot be written; the message names file, reason and remedy."""
 
 
 @contextmanager
 def explain_write_errors(
     file: Path | str, *, otherwise: str = "choose another checkpoint.save"
 ) -> Iterator[None]:
-    """A context in which an OSError is replaced by an error with `file` and the remedy.
+    """A context that turns an OSError of writing `file` into an error with the remedy `otherwise`.
 
     Raises:
         LogFileError: instead of OSError.
@@ -67,12 +67,12 @@ def explain_write_errors(
 
 
 class JsonlWriter:
-    """Writes one JSON object on each line, with its `step`; its first line creates the file."""
+    """Writes one JSON object on each line, with its `step`; the first line creates the file."""
 
     def __init__(self, path: Path, *, start: int, every_step: bool = False):
         """Opens the file; on a resume, drops lines after step `start` and unreadable ones.
 
-        `every_step` says that each step has a line.
+        `every_step` states that each step has a line, so that missing lines are noted.
 
         Raises:
             LogFileError: the file cannot be written.
@@ -93,7 +93,7 @@ class JsonlWriter:
                 self.notes = [f"{path} {note}" for note in found.notes(start, every_step)]
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Appends a line.
+        """Appends `values` as a line.
 
         Raises:
             OSError: the file cannot be written. A later call tries to write the missing lines.
@@ -109,7 +109,7 @@ class JsonlWriter:
             self.file.write(json.dumps(clean, allow_nan=False) + "\n")
 
     def sum_of(self, *names: str) -> float:
-        """The sum of the named values over the lines so far."""
+        """The sum of the values called `names` over all lines in the file."""
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         return sum(values.get(name, 0.0) for values in map(parse_json, lines) for name in names)
 
@@ -121,7 +121,7 @@ class JsonlWriter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ExistingLines:
-    """The lines that a resumed run finds in an existing file."""
+    """Lines that a resumed run finds in its file."""
 
     kept: bytes
     steps: set[int]  # of the lines that are kept
@@ -129,7 +129,7 @@ class _ExistingLines:
 
     @classmethod
     def of(cls, content: bytes, *, start: int) -> Self:
-        """Readable lines of `content`, split at line feeds only: JSON may hold other line ends."""
+        """Splits `content` into lines, and keeps the readable ones up to step `start`."""
         *lines, _torn = content.split(b"\n")
         steps = [_step_of(line) for line in lines]
         kept = {i: step for i, step in enumerate(steps) if step is not None and step <= start}
@@ -140,7 +140,7 @@ class _ExistingLines:
         )
 
     def notes(self, start: int, every_step: bool) -> list[str]:
-        """One sentence for each kind of missing lines."""
+        """One sentence for each kind of missing line."""
         notes = []
         if self.unreadable:
             notes.append(
@@ -174,13 +174,13 @@ class RefusedFile:
     """RUN/refused_samples.jsonl, which only the first rank writes."""
 
     def __init__(self, folder: Path, *, start: int):
-        """Continues the file after step `start`."""
+        """Continues the file in `folder` after step `start`."""
         self.path = folder / REFUSED_FILE
         self._lines = JsonlWriter(self.path, start=start)
         self._known = set(_known_samples(self.path))
 
     def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
-        """Appends the samples that are new, up to the limit.
+        """Appends those of `samples` that the file does not have, up to the limit.
 
         Raises:
             OSError: the file cannot be written.
@@ -197,7 +197,7 @@ class RefusedFile:
 
 
 def _known_samples(path: Path) -> Iterable[tuple[Any, ...]]:
-    """Key, shard and dataset of the samples in the file."""
+    """(key, shard, dataset) of each sample in the file `path`."""
     if not path.exists():
         return
     with explain_write_errors(path):

@@ -1,6 +1,6 @@
-"""RUN/mlperf.log: lines of MLPerf Training's FLUX.1 (`logger.mlperf_division`).
+"""RUN/mlperf.log: a log in the form of MLPerf Training, for FLUX.1 (`logger.mlperf_division`).
 
-The package mlperf-logging (extra `mlperf`) checks them; writing them needs no package:
+The package mlperf-logging (extra `mlperf`) checks it; writing it needs no package:
 
     python -m mlperf_logging.compliance_checker --usage training --ruleset 6.0.0 RUN/mlperf.log
 
@@ -28,7 +28,7 @@ class MlperfLog:
     """Writer of `mlperf.log`, on the first rank only."""
 
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
-        """Continues the file of a run that has seen `samples`, dropping later lines."""
+        """Continues the log of a run after `samples` samples; drops the lines after these."""
         self._path, self._clock = path, clock
         kept = _lines_until(path, samples) if samples else ()
         write_atomically(path, "".join(kept).encode())
@@ -44,7 +44,7 @@ class MlperfLog:
         self._write("block_start", kind="INTERVAL_START", samples_count=samples)
 
     def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
-        """Writes the lines that need a first step, such as the batch size."""
+        """Writes the lines that are known after the first step: the batch sizes."""
         packs = config.train.global_batch_size
         self._write("global_batch_size", samples)
         self._write("micro_batch_size", max(1, samples // packs))
@@ -52,12 +52,12 @@ class MlperfLog:
         self._write("evaluation_frequency", samples * config.train.eval_interval)
 
     def validating(self, samples: int) -> None:
-        """Writes the lines before a validation."""
+        """Writes the lines before a validation, after `samples` samples."""
         self._write("block_stop", kind="INTERVAL_END", samples_count=samples)
         self._write("eval_start", kind="INTERVAL_START", samples_count=samples)
 
     def validated(self, loss: float, *, samples: int, ends: str | None) -> None:
-        """Writes the lines after a validation; `ends` is the run's status if it ends here."""
+        """Writes the lines after a validation; `ends` is the status of a run that ends with it."""
         for key in ("eval_accuracy", "averaged_validation_loss"):
             self._write(key, loss, samples_count=samples)
         self._write("eval_stop", kind="INTERVAL_END", samples_count=samples)
@@ -75,7 +75,7 @@ class MlperfLog:
         at: float | None = None,
         **metadata: Any,
     ) -> None:
-        """Appends a line.
+        """Appends the line of an event `key`; its time is `at`, in seconds since 1970, or now.
 
         Raises:
             OSError: the file cannot be written.
@@ -93,7 +93,7 @@ class MlperfLog:
 
 
 def _lines_until(path: Path, samples: int) -> Iterator[str]:
-    """The lines up to `samples` samples, without the end line of a run that continues."""
+    """The lines of `path` up to `samples` samples, without `run_stop`, since the run continues."""
     for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else ():
         try:
             found = parse_json(line.removeprefix(_TOKEN).encode())
@@ -107,7 +107,7 @@ def _lines_until(path: Path, samples: int) -> Iterator[str]:
 def mlperf_facts(
     config: RunConfig, *, devices: str, train_samples: int, eval_samples: int
 ) -> dict[str, Any]:
-    """Facts about a run for the first lines of its log, by MLPerf's names.
+    """Facts about a run for the first lines of its log, under MLPerf's names.
 
     `train_samples` and `eval_samples` are the numbers of samples of the two splits.
     """

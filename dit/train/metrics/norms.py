@@ -21,18 +21,21 @@ if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
 
 EMBEDDERS = "embedders"
-"""The part of weights that no word of their family's `parts` names."""
+"""Part of the model for weights that belong to no other part."""
 SQUARES = ("gradient", "weight", "update", "distance")
-"""Kinds of sums of squares; `distance` is that to the average."""
+"""Quantities whose squares are summed; `distance` is the weights minus their EMA."""
 
 
 def part_of(name: str, parts: Mapping[str, str]) -> str:
-    """The part of the model to which a weight belongs; other weights are embedders."""
+    """The part of the model to which the weight `name` belongs, or `EMBEDDERS`.
+
+    `parts` maps a word of a weight's name to the part.
+    """
     return next((parts[word] for word in name.split(".") if word in parts), EMBEDDERS)
 
 
 class Norms:
-    """Sums of squares over this rank's shards of the weights."""
+    """Sums of squares over this rank's shards of weights, gradients and updates."""
 
     def __init__(self, model: ModelAndOptimizer):
         self.model = model
@@ -56,12 +59,12 @@ class Norms:
 
     @torch.no_grad()
     def keep_weights(self) -> None:
-        """Keeps a copy of the weights until `take`, as large as validation of the average needs."""
+        """Copies the weights; `take` frees the copy, which is as large as the EMA of validation."""
         self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
 
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
-        """This rank's sums of squares after an update, float64 [G], by kind."""
+        """Kind -> this rank's sums of squares after an update, for the parts of the model [G]."""
         squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
         if self.counted:
             squares_W4 = torch.stack(self._norms(), dim=1).double().square()
@@ -71,7 +74,7 @@ class Norms:
         return dict(zip(SQUARES, squares_G4.unbind(1), strict=True))
 
     def _norms(self) -> list[Tensor]:
-        """Norms [W] of the weights' own shards, one tensor for each of `SQUARES`."""
+        """For each of `SQUARES`, the norms [W] of this rank's shards of the weights."""
         weights = [shard.value for _, shard, _ in self.counted]
         nothing = weights[0].new_zeros(())
         gradients = [nothing if value.grad is None else value.grad for value in weights]
@@ -87,9 +90,10 @@ class Norms:
         return [*found, foreach.norms(self.before)]
 
     def values(self, squares: Mapping[str, Tensor], *, grad_norm: float) -> dict[str, float]:
-        """The norms from the sums [G] of all ranks, by kind.
+        """Norms as metrics, from the `squares` [G] of all ranks, by kind.
 
-        Clipping has scaled all gradients by one factor, so their parts of the norm are unchanged.
+        Clipping has scaled all gradients by one factor, so each part's fraction of the whole
+        `grad_norm` is unchanged.
         """
         gradient, weight, update, distance = (float(squares[name].sum()) for name in SQUARES)
         values = {

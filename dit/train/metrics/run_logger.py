@@ -51,7 +51,7 @@ MLPERF_FILE = "mlperf.log"
 
 
 class RunLogger:
-    """Writes the log on the first rank, to which the other ranks send their values."""
+    """Writes the log of a run on the first rank; other ranks send it their values."""
 
     def __init__(self, run: TrainState):
         self.run = run
@@ -111,7 +111,7 @@ class RunLogger:
                 self.mlperf.validating(self.run.progress.consumed_samples)
 
     def info_cost(self) -> None:
-        """Prints device hours since this start, with price and energy if the user gives them.
+        """Prints device hours since this start, with price and energy if the user's keys give them.
 
         They count from the start of the process, because devices cost money while a run loads.
         """
@@ -129,7 +129,7 @@ class RunLogger:
             self.info(f"{spent}: {', '.join(told)}")
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
-        """Writes every step to the file, and every `log_interval`-th to the dashboards."""
+        """Writes `values` to metrics.jsonl, and every `log_interval`-th step to dashboards."""
         heartbeat("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:
@@ -165,7 +165,7 @@ class RunLogger:
         self._write_mlperf(values)
 
     def log_start(self, losses: dict[str, float]) -> None:
-        """Writes the losses of the validation before the first step."""
+        """Writes the `losses` of the validation before the first step."""
         heartbeat("write of metrics")
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
         self.info(f"step 0  {shown}")
@@ -173,7 +173,7 @@ class RunLogger:
         self._write_mlperf(losses)
 
     def _seconds(self, values: dict[str, Any]) -> float:
-        """Seconds of all steps and validations, including those of `values`."""
+        """Seconds of all steps and validations of the run, including those in `values`."""
         before = 0.0
         if self.metrics is not None:
             with self._watching(self.metrics.path.name):
@@ -201,21 +201,21 @@ class RunLogger:
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
-        """A context in which an error is logged instead of raised."""
+        """A context in which an error is logged, as of `what`, instead of raised."""
         lost: list[NotShown] = []
         with watching(what, lost):
             yield
         self._log_lost(lost)
 
     def _log_lost(self, lost: Iterable[NotShown]) -> None:
-        """Logs each kind of value that could not be written, once in a run."""
+        """Logs each kind of value that could not be written, once per run."""
         for one in lost:
             if one.what not in self.lost:
                 self.lost[one.what] = f"at step {self.run.progress.step}, {one}"
                 self.info(f"{self.lost[one.what]} (said once; training goes on)")
 
     def log_samples(self, samples: DrawnSamples | None) -> None:
-        """Shows the samples of this step, which only the first rank has."""
+        """Shows the `samples` generated at this step; None on all ranks but the first."""
         if samples is None:
             return
         step, undrawn = self.run.progress.step, [*samples.undrawn]
@@ -269,7 +269,7 @@ class RunLogger:
                 self.refused_file.add(samples, step=self.run.progress.step)
 
     def close(self) -> None:
-        """Logs the samples refused since the last call, closes files, repeats what was lost."""
+        """Logs the samples refused since the last call, closes files, and repeats lost output."""
         if self.run.loader is not None and self.refused_file is not None:
             self._write_refused(self.run.loader.take_refused())
         for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):
@@ -282,7 +282,7 @@ class RunLogger:
 
 
 def _mlperf_log(run: TrainState, folder: Path) -> MlperfLog:
-    """MLPerf's log of a loaded run that is about to take its next step."""
+    """MLPerf's log of a loaded run, in `folder`; writes its first lines if the run is new."""
     from dit.train.metrics.mlperf_log import MlperfLog, mlperf_facts  # of few runs
 
     samples = run.progress.consumed_samples
@@ -349,7 +349,7 @@ def _no_gradient(step: int, config: RunConfig) -> str:
 
 
 def _layout(run: TrainState) -> str:
-    """The parallelism in words, read from the process groups."""
+    """The parallelism as a phrase, read from the process groups."""
     groups, stages = run.model.groups, len(run.model.chunks)
     copies = groups.dp_cp.size() // groups.intra_dp_cp.size()
     in_shares = any(isinstance(chunk, ShardedChunk) for chunk in run.model.chunks)
@@ -371,7 +371,7 @@ def _layout(run: TrainState) -> str:
 
 
 def _precision(run: TrainState) -> str:
-    """The dtypes in words, read from the model, its gradient buffers and its optimizer."""
+    """The dtypes as a phrase, read from the model, its gradient buffers and its optimizer."""
 
     def names(types: Iterable[torch.dtype]) -> str:
         return " and ".join(sorted(str(one).removeprefix("torch.") for one in types))

@@ -3,9 +3,9 @@
 RUN/skipped_samples.jsonl has one JSON object for each step whose loss or gradient was not finite:
 
     step      number of the step
-    because   loss, or gradient if the loss was finite
-    keys      of the samples whose own loss was not finite, or of all samples of the step if only
-              the gradient was not finite
+    because   "loss", or "gradient" if the loss was finite
+    keys      keys of the samples whose own loss was not finite, or of all samples of the step if
+              only the gradient was not finite
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackCounts:
-    """Counts of the packs that a rank reads for its replica; zeros on the other ranks."""
+    """Counts over the packs that a rank reads for its replica; zeros on ranks that read none."""
 
     samples: float = 0  # of shards: a pair is one
     tokens: float = 0
@@ -54,7 +54,7 @@ class PackCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics(PackCounts):
-    """The summed values of a step, over one rank or over all."""
+    """Sums of a step over one rank, or over all ranks."""
 
     stops: float  # ranks that have received a signal to stop
     writing: float  # ranks that still write a checkpoint
@@ -74,10 +74,10 @@ class StepMetrics(PackCounts):
 def sum_step_metrics(
     run: TrainState, counts: PackCounts, rank_loss: RankLoss, squared_norm: Tensor, *, stop: bool
 ) -> StepMetrics:
-    """Sums the values of a step over ranks: one all-reduce, after which all decide alike.
+    """Sums the values of a step over all ranks, in one all-reduce; all ranks get the same.
 
     Values on the device are summed in the same all-reduce, so that the host waits for the device
-    once in each step. `squared_norm` [1] is equal on all ranks: the first rank's is used.
+    once in each step. `squared_norm` [1] is equal on all ranks, and the first rank's counts.
     """
     mine = asdict(counts) | {
         "stops": float(stop),
@@ -90,7 +90,7 @@ def sum_step_metrics(
 def count_packs(
     run: TrainState, packs: Sequence[PackedBatch], references: References | None
 ) -> PackCounts:
-    """Counts of the packs of a step, and the FLOPs of passes before the learning pass."""
+    """Counts over the `packs` of a step; FLOPs include the passes of `references`."""
     names = run.interval_metrics.data_stats.names
     model = run.config.model.at_step(run.progress.step + 1)
     before = 0 if references is None else references.flops
@@ -107,7 +107,10 @@ def count_packs(
 
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
-    """Tokens that attention computes for a pack, with text if latents attend to it, and padding."""
+    """Tokens in the attention of `pack`, padding included.
+
+    They include text if latents and text attend to each other.
+    """
     latents = sum(model.attended_in(pack)) + sum(s.real_tokens for s in pack.others.values())
     if not network_spec(model).attends_jointly:
         return latents
@@ -116,7 +119,7 @@ def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
 
 
 def samples_of_datasets(packs: Iterable[PackedBatch], names: Sequence[str]) -> dict[str, int]:
-    """Number of samples from each dataset of a blend, by the prefix of their keys."""
+    """Number of samples in `packs` from each dataset of a blend, by the prefix of their keys."""
     keys = (pack.keys[sample] for pack in packs for sample in pack.samples_read)
     found = Counter(key.partition("/")[0] for key in keys)
     return {name: found[name] for name in names}
@@ -126,9 +129,9 @@ ON_DEVICE = ("error", "count", "squared_norm")
 
 
 def over_ranks(mine: Mapping[str, Any], on_device: Tensor) -> StepMetrics:
-    """Sums the metrics of all ranks in one all-reduce, each number by its name.
+    """Sums the metrics `mine` of all ranks, by name, in one all-reduce.
 
-    `on_device` has the numbers of ON_DEVICE, float64 [3].
+    `on_device` has the values of ON_DEVICE, float64 [3].
     """
     numbers = dict(mine)
     datasets = numbers.pop("of_datasets")
@@ -145,7 +148,7 @@ def sum_over_ranks(
 ) -> dict[str, float]:
     """The sum of each number over all ranks of the run, in float64; the host waits for it once.
 
-    `on_device` has numbers that are still on the device, [1]. All ranks pass the same names, in any
+    `on_device` has tensors [1] that are still on the device. All ranks pass the same names, in any
     order.
     """
     names, there = sorted(numbers), on_device or {}
@@ -159,7 +162,7 @@ def sum_over_ranks(
 def step_values(
     run: TrainState, sums: StepMetrics, *, seconds: dict[str, float], skipped: bool
 ) -> dict[str, Any]:
-    """The logged values of a step, except the networks' own values; writers.py explains each."""
+    """Metrics of a step except losses and norms; writers.py explains each."""
     step_s, peak = seconds["step_time"], peak_tflops()
     tflops = sums.flops / step_s / dist.get_world_size() / 1e12
     batch, capacity = run.config.train.global_batch_size, run.config.dataset.task_encoder_seq_length
@@ -182,7 +185,7 @@ def step_values(
 
 @cache
 def peak_tflops() -> float | None:
-    """The device's bfloat16 TFLOP/s by its data sheet; None for unknown devices."""
+    """Peak bfloat16 TFLOP/s of this device by its data sheet; None for unknown devices."""
     if not torch.cuda.is_available():
         return None
     from dit.device_specs import peak_flops
@@ -192,7 +195,7 @@ def peak_tflops() -> float | None:
 
 
 def peak_memory_gb() -> float:
-    """Peak memory since the start in GB: torch's on a GPU, else the process's."""
+    """Peak memory since the start in GB: tensors on a GPU, or without GPU the whole process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
@@ -200,7 +203,7 @@ def peak_memory_gb() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SkippedStep:
-    """A step that changed nothing, because its loss or gradient was not finite."""
+    """A step without update, because its loss or gradient was not finite."""
 
     step: int
     because: str
@@ -215,10 +218,10 @@ class SkippedStep:
 def gather_skipped_step(
     step: int, *, loss: float, not_finite: Sequence[str], present: Sequence[str]
 ) -> SkippedStep:
-    """Gathers the samples of a skipped step. Collective.
+    """Gathers the samples of a skipped step from all ranks. Collective.
 
-    `not_finite` are the keys of samples whose loss is not finite on this rank, `present` those of
-    all samples that it has read for the step.
+    `not_finite` has the keys of samples whose loss is not finite on this rank, `present` those of
+    all samples that this rank has read for the step.
     """
     gathered: list[tuple[Sequence[str], Sequence[str]]] = [((), ())] * dist.get_world_size()
     dist.all_gather_object(gathered, (not_finite, present))

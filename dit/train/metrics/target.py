@@ -12,23 +12,23 @@ from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
-    """The loss that decides on the best checkpoint and the target; infinite without validation."""
+    """The loss that decides on best checkpoint and target: the EMA's if logged; or infinite."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
 
 
 def is_at_target(validation: ValidationConfig, loss: float) -> bool:
-    """Whether a validation loss is at or below the target, if there is one."""
+    """Whether `loss` is at or below `validation.target`, if that is set."""
     target = validation.target
     return target is not None and loss <= target
 
 
 def was_at_target(run: TrainState) -> bool:
-    """Whether an earlier checkpoint of the run has reached the target."""
+    """Whether the lowest validation loss of the run's checkpoints has reached the target."""
     return is_at_target(run.config.validation, run.progress.lowest_val_loss)
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A line about a target that this step's values, or an earlier checkpoint, has reached."""
+    """A line about the target that the step's `values` or (None) an earlier checkpoint reached."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

@@ -4,16 +4,16 @@ RUN/metrics.jsonl has one JSON object for each step; floats are written with all
 
     step              optimizer step, from 1
     loss              mean over the global batch, before the update
-    grad_norm         of the whole gradient, before clipping
+    grad_norm         norm of the whole gradient, before clipping
     lr                learning rate of this step; counts updates, not skipped steps
     lr_lora_B         learning rate of adapters' B, with lora.plus_ratio; lr is that of A
-    critic_loss, critic_grad_norm, critic_lr    of DMD's critic; loss, grad_norm and lr are then
-                      the student's, in the steps in which it learns
+    critic_loss, critic_grad_norm, critic_lr    values of DMD's critic; loss, grad_norm and lr are
+                      then the student's, in the steps in which it learns
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         tokens that attention computes, divided by the packs' capacity
     refused           samples refused since the start of the run, over all ranks
-    step_time_s       seconds
+    step_time_s       seconds of the step
     data_s            wait for packs; this and the next four are parts of the step, on rank 0
     forward_s         model and loss
     backward_s        the rest of the schedule, with its waits for other pipeline stages
@@ -74,13 +74,13 @@ from dit.watching import NotShown, watching
 
 Values = Mapping[str, Any]  # numbers, and histograms as lists of pairs (interval_metrics.py)
 MOST_VIDEOS = 32
-"""Videos of one validation that go to W&B."""
+"""Largest number of videos from one validation that go to W&B."""
 _FINISH_S = 60.0
-"""Seconds that W&B has at the end to send what is left; `wandb sync` sends the rest."""
+"""Seconds that W&B gets at the end to send the rest; `wandb sync` sends what remains."""
 
 
 class Dashboards:
-    """TensorBoard, and W&B if a project is set."""
+    """Writer for TensorBoard, and for W&B if a project is set."""
 
     def __init__(self, config: RunConfig, folder: Path, *, start: int):
         from torch.utils.tensorboard import SummaryWriter
@@ -94,7 +94,7 @@ class Dashboards:
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def write(self, values: Values) -> list[NotShown]:
-        """Shows the values of a step; returns notices of values that could not be shown."""
+        """Shows the `values` of a step; returns a notice for each that could not be shown."""
         step, lost = int(values["step"]), list[NotShown]()
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
@@ -116,10 +116,10 @@ class Dashboards:
         return lost
 
     def add_samples(self, samples: DrawnSamples, *, step: int) -> list[NotShown]:
-        """Shows the grid of samples, and in W&B the first videos.
+        """Shows the grid of `samples`, and in W&B the first videos.
 
-        TensorBoard would need moviepy for videos. Returns notices of samples that could not be
-        shown.
+        TensorBoard would need moviepy for videos. Returns a notice for each sample that could not
+        be shown.
         """
         undrawn: list[NotShown] = []
         if samples.grid is not None:
@@ -143,7 +143,7 @@ class Dashboards:
         return undrawn
 
     def close(self) -> list[NotShown]:
-        """Writes remaining values; returns notices of those that could not be written."""
+        """Writes what is left, and closes; returns a notice for each value that was not written."""
         lost: list[NotShown] = []
         with watching("TensorBoard", lost):
             self.board.close()
@@ -154,7 +154,7 @@ class Dashboards:
 
 
 def _on_white(grid: Path) -> np.ndarray:
-    """The transparent grid on white, uint8 [H, W, 3]."""
+    """The transparent picture `grid` on white, uint8 [H, W, 3]."""
     with Image.open(grid) as image:
         drawn = image.convert("RGBA")
     return np.asarray(Image.alpha_composite(Image.new("RGBA", drawn.size, "white"), drawn))[..., :3]
@@ -163,7 +163,7 @@ def _on_white(grid: Path) -> np.ndarray:
 def _add_histogram(
     board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
 ) -> None:
-    """Adds a histogram by the upper ends of its bins; TensorBoard also needs sums."""
+    """Adds a histogram to TensorBoard, which takes the upper end of each bin, and sums."""
     each = list(zip(edges[1:], counts, strict=True))
     board.add_histogram_raw(
         name,
@@ -205,7 +205,7 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
 
 
 def _of_wandb(error: Exception) -> str:
-    """W&B's error in words with its remedy, such as to log in."""
+    """W&B's error as a phrase with its remedy, such as to log in."""
     from wandb.errors import AuthenticationError, CommError
 
     said = str(error).partition("\n")[0]  # then come its own settings
@@ -219,7 +219,7 @@ def _of_wandb(error: Exception) -> str:
 
 
 def _wandb_id(folder: Path) -> str:
-    """Identity of the W&B run, stored in the run folder so that a resume continues its curves."""
+    """Id of the W&B run, stored in the run folder so that a resume continues its curves."""
     import secrets
 
     file = folder / "wandb_id"
@@ -236,7 +236,7 @@ def _wandb_id(folder: Path) -> str:
 
 
 class Terminal:
-    """A progress bar in a terminal, plain lines elsewhere."""
+    """Output of a run in the terminal: a progress bar, or plain lines in a file."""
 
     def __init__(self, *, total: int, start: int, every: int):
         self.console = Console()
@@ -254,13 +254,13 @@ class Terminal:
         self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
-        """Shows pictures uint8 [H, W, 3] in coloured half blocks; nothing in a log file."""
+        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks; in no log file."""
         # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
     def busy(self, activity: str) -> None:
-        """Shows `activity`, the work between two steps, instead of the last values."""
+        """Shows `activity`, the work between two steps, in place of the last values."""
         if self.bar is not None:
             self.bar.update(self.task, description=activity)
 
@@ -274,7 +274,7 @@ class Terminal:
             self.print(f"step {step}/{self.total}  {shown}{self._time_left(step)}")
 
     def _time_left(self, step: int) -> str:
-        """Time left at the mean speed of all steps but the first, which is slower."""
+        """Time left after `step`, at the mean speed of all steps but the first, which is slower."""
         assert self.first is not None
         done, seconds = step - self.first[0], time.monotonic() - self.first[1]
         if not done or step == self.total:
@@ -312,7 +312,7 @@ def _line(values: Values) -> str:
 
 
 def check_wandb(logger: LoggerConfig) -> None:
-    """Refuses a run that logs to W&B if its package is missing.
+    """Refuses a run that logs to W&B if the package wandb is missing.
 
     Raises:
         ValueError: it is not installed.
@@ -330,7 +330,7 @@ _UPPER_HALF = "\u2580"  # its ink is the upper pixel, its background the lower o
 
 
 def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
-    """Pictures uint8 [H, W, 3] side by side in half blocks, as many as fit into `columns`."""
+    """Pictures, each uint8 [H, W, 3], in half blocks side by side: as many as fit `columns`."""
     lines = [Text() for _ in range(_HEIGHT // 2)]
     for picture_HW3 in pictures:
         small_HW3 = _small(picture_HW3, columns)
@@ -344,7 +344,7 @@ def half_blocks(pictures: Sequence[np.ndarray], *, columns: int) -> Text:
 
 
 def _small(picture_HW3: np.ndarray, columns: int) -> np.ndarray:
-    """The picture at the preview's height; enlarged pixels stay square."""
+    """The picture at the preview's height, at most `columns` wide; enlarged pixels stay square."""
     height, width, _ = picture_HW3.shape
     how = Image.Resampling.NEAREST if height <= _HEIGHT else Image.Resampling.BOX
     wide = min(max(1, round(width * _HEIGHT / height)), columns)

@@ -4,7 +4,7 @@
 2. data      open_data: loader, validation packs, null inputs, dataset card
 3. start     choose_start: run folder, checkpoint, base, trained weights
 4. model     build: attention kernel, network, optimizer
-5. restore   restore: the checkpoint's content and the position in the data -> TrainState
+5. restore   restore: the `TrainState`, with the checkpoint's content and the position in the data
 
-checks       the refusals of each step, for a dry run
+checks       makes the checks of each step for a dry run
 """

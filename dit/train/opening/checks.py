@@ -1,4 +1,4 @@
-"""The refusals of each step of an opening, for `--dry-run`, without building anything.
+"""The checks of each step of a start, for `--dry-run`, without building anything.
 
 1. settings      inputs, noise levels and weights that the network does not have; also in `fit`
 2. data          readers, null inputs, validation packs
@@ -67,12 +67,12 @@ if TYPE_CHECKING:
 def start_lines(
     config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
 ) -> str:
-    """Lines of a dry run about weights and machine, as comments.
+    """Lines of a dry run about weights and machine, as YAML comments.
 
     Data that are not on this machine are not checked, because another machine may train.
 
     Raises:
-        ValueError: of many kinds, as at a start.
+        ValueError: of many kinds, as when a run starts.
     """
     data = config.dataset.mock or (data_paths(config.dataset) and not absent_data(config))
     lines = check_start(
@@ -88,10 +88,10 @@ def check_start(
     with_data: bool = True,
     read_folder: ReadFolder | None = None,
 ) -> list[str]:
-    """Lines that a start would print, and lines about settings that this machine cannot run.
+    """Lines that the log of a start would have, and lines on settings that this machine cannot run.
 
     Raises:
-        ValueError: of many kinds, as at a start.
+        ValueError: of many kinds, as when a run starts.
     """
     check_settings(config)
     with _opened(config, world_size=world_size) if with_data else nullcontext() as loader:
@@ -148,7 +148,7 @@ def check_clean_level(config: RunConfig) -> None:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Checks a run folder, which need not exist yet, without changing it.
+    """Checks that `folder`, which need not exist yet, can be a run folder; changes nothing.
 
     Raises:
         ValueError: it cannot be written, or holds shards.
@@ -160,7 +160,7 @@ def check_run_folder(folder: Path) -> None:
 
 @contextmanager
 def _opened(config: RunConfig, *, world_size: int) -> Iterator[PackLoader]:
-    """A context with the first rank's loader; validation packs are planned, but not read."""
+    """A context with the loader of data rank 0; validation packs are planned, but not read."""
     null_inputs(config)
     work, replicas = (
         work_of_packs(config.model, config.dataset),
@@ -187,7 +187,7 @@ def _to_fetch(checkpoint: CheckpointConfig) -> str | None:
 def _check_start(
     config: RunConfig, read_folder: ReadFolder | None
 ) -> tuple[StartingPoint, list[str]]:
-    """The start of a run, and lines about its weights; a mirrored checkpoint is not fetched."""
+    """The checkpoint to start from, and lines about its weights; fetches none from the mirror."""
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
     if name := _to_fetch(config.checkpoint):
@@ -214,7 +214,7 @@ def _check_distillation(
 def _check_adapters(
     config: RunConfig, point: StartingPoint, read_folder: ReadFolder | None
 ) -> tuple[list[str], Adapters | None]:
-    """Lines about adapters, and the trained adapters; None if all weights are trained."""
+    """Lines about adapters, and the adapters that the run trains; None: it trains all weights."""
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
         return [], None
     from dit.train.checkpoint.adapters import check_adapters
@@ -252,7 +252,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """The configured checks that layers and optimizer would make when they are built."""
+    """Checks that building the configured layers and optimizer would make."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

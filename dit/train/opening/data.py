@@ -1,4 +1,4 @@
-"""Step 2 of a run's start: the data, before anything is built or written, without a network."""
+"""Step 2 of a run's start: opens the data, before a network is built or a file is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dit.train.validation import read_validation_packs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The data of a run, at their beginning."""
+    """The data of a run at their beginning, on this rank."""
 
     replica: Replica
     loader: PackLoader | None  # on the rank that reads for its replica
@@ -64,7 +64,7 @@ def open_data(machine: Machine) -> Data:
 
 
 def data_notes(config: RunConfig) -> tuple[str, ...]:
-    """Log lines: notes on dataset cards, passes over each sample, savings of a token route.
+    """Log lines about the data: from dataset cards, on passes over each sample, and on routes.
 
     Raises:
         DataError: as `check_data`.

@@ -1,4 +1,4 @@
-"""Step 1 of a run's start: the configuration, adjusted to the devices."""
+"""Step 1 of a run's start: adjusts the configuration to the devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dit.train.opening.checks import check_settings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Rank and number of processes, and the configuration adjusted to the devices."""
+    """The configuration adjusted to the devices, and the process groups."""
 
     config: RunConfig
     groups: ProcessGroupCollection
@@ -46,7 +46,7 @@ def _be_deterministic() -> None:
 
 
 def with_recomputation(config: RunConfig) -> tuple[RunConfig, tuple[str, ...]]:
-    """The configuration with `recompute_granularity=auto` resolved, and a note."""
+    """Resolves `recompute_granularity=auto` for the smallest device; also returns log lines."""
     if config.model.recompute_granularity is not Recompute.AUTO:
         return config, ()
     from dit.sizing.recomputation import choose_recomputation

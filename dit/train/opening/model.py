@@ -1,4 +1,4 @@
-"""Step 4 of a run's start: the attention kernel, the networks and their optimizers."""
+"""Step 4 of a run's start: builds the networks and optimizers, and chooses the attention kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """The networks of a run by name, with initial values."""
+    """The networks of a run by name, with their first values."""
 
     config: RunConfig  # with the kernel of attention: that of the run, which checkpoints store
     networks: Mapping[str, ModelAndOptimizer]
@@ -33,7 +33,7 @@ class Built:
 
 
 def build(machine: Machine, starts: Starts) -> Built:
-    """Builds the networks; all ranks call it.
+    """Builds the networks of a run and chooses the attention kernel; all ranks call it.
 
     Raises:
         ValueError: a kernel cannot be used on this machine, or a base cannot be loaded.
@@ -74,7 +74,7 @@ def _built(
     *,
     beside: ModelAndOptimizer | None,
 ) -> ModelAndOptimizer:
-    """A network whose adapters may share the frozen weights of the network `beside`."""
+    """Builds a network from its `start`; adapters may share the frozen weights of `beside`."""
     if (adapted := start.adapters) is None:
         return build_model_and_optimizer(config, groups, fill=start.fill)
     if beside is not None and config.ddp.sharding is not Sharding.WEIGHTS:

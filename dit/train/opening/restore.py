@@ -1,4 +1,4 @@
-"""Step 5 of a run's start: checkpoint content and data position -> TrainState.
+"""Step 5 of a run's start: loads the checkpoint and the position in the data into a `TrainState`.
 
 1. restore  the parts become a run, with its saver
 2. resume   the run continues from a checkpoint, starts from its weights, or starts at step 0
@@ -63,7 +63,7 @@ def restore(machine: Machine, data: Data, starts: Starts, built: Built) -> Train
 
 
 def _in_memory(machine: Machine, data: Data, starts: Starts, built: Built) -> TrainState:
-    """The run at step 0, without files."""
+    """The run at step 0, which has read and written no file yet."""
     config, model = built.config, built.networks[NETWORK]
     objective = training_objective(config.objective)
     return TrainState(
@@ -97,7 +97,7 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
 def resume(run: TrainState, start: Start) -> None:
     """Continues from a checkpoint, loads only its weights, or records another source of weights.
 
-    The frozen weights of adapters are loaded already.
+    The frozen weights of adapters are loaded before it.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -114,7 +114,7 @@ def resume(run: TrainState, start: Start) -> None:
 
 
 def _begin_with(run: TrainState, path: Path) -> None:
-    """Starts at step 0 with the weights of the checkpoint at `path` (checkpoint.finetune)."""
+    """Starts at step 0 with the weights of the checkpoint `path` (checkpoint.finetune)."""
     if run.model.adapters is None or has_adapters(path):
         run.progress = start_from(path, run.model, config=run.config)
     run.notes += _finetune_notes(path, run.config)
@@ -129,7 +129,7 @@ _MEASURE += ("validation.latents",)
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
-    """Continues from a checkpoint; `own` says that it is this run's own."""
+    """Continues from the checkpoint `path`; `own`: it is this run's own, not `checkpoint.load`."""
     run.progress = load_checkpoint(path, run.model, config=run.config, critic=run.critic)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
@@ -147,7 +147,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _continue_metrics(run: TrainState, path: Path) -> None:
-    """Restores the lowest loss and the sums since the last log step, if still comparable."""
+    """Restores lowest loss and sums since the last log step, if they can still be compared."""
     measured_otherwise = any(key.startswith(_MEASURE) for key in _changed(path, run.config))
     if measured_otherwise and run.progress.lowest_val_loss < math.inf:
         run.progress = replace(run.progress, lowest_val_loss=math.inf)
@@ -165,7 +165,7 @@ def _changed(path: Path, config: RunConfig) -> dict[str, str]:
 
 
 def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
-    """Restores the position in the data, or restarts the data; all ranks call it."""
+    """Restores the position in the data from `path`, or restarts the data; all ranks call it."""
     if _restarts_data(run, path, own=own):
         run.progress = run.progress.with_other_data()
         run.notes.append(
@@ -178,16 +178,16 @@ def _continue_data(run: TrainState, path: Path, *, own: bool) -> None:
 
 
 def _keep_origin(run: TrainState, origin: Origin | None) -> None:
-    """Records the origin of the first weights, which every checkpoint of the run repeats."""
+    """Records the origin of the run's first weights, which each of its checkpoints stores."""
     if run.saver is not None:
         run.saver.origin = origin
 
 
 def _load_data_position(run: TrainState, path: Path) -> None:
-    """Restores the position in the data from a checkpoint; all ranks call it.
+    """Restores the position in the data from the checkpoint `path`; all ranks call it.
 
     Raises:
-        CheckpointError: the checkpoint was made with other data, or these ranks cannot divide it.
+        CheckpointError: it was made with other data, or these ranks cannot divide it.
     """
     states, loader = _data_positions(run, path), run.loader
     if loader is None:
@@ -219,7 +219,7 @@ def _data_positions(run: TrainState, path: Path) -> list[Position]:
 def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
     """Whether the run restarts its data from the beginning; all ranks call it.
 
-    A run that has done so continues in the new data when it is started again.
+    A run that has restarted its data before, and is started again, continues in the new data.
     """
     if run.config.checkpoint.load_data_position:
         return False
@@ -240,7 +240,7 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
 
 
 def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
-    """Log lines about settings that differ from the checkpoint's and may do so."""
+    """Log lines about settings that differ from the checkpoint's, as they are allowed to."""
     lines, (live, idle) = [], _live_and_idle(path, config, own=own)
     if live:
         lines.append(f"changed since then: {', '.join(live)}")
@@ -255,7 +255,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """Two lists of changed settings: those that take effect, and those only read at a start."""
+    """Texts of changed settings: those that take effect, and those that only a start reads."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:

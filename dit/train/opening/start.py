@@ -1,4 +1,4 @@
-"""Step 3 of a run's start: trained weights, their base and checkpoint, and the run folder.
+"""Step 3 of a run's start: chooses trained weights, their base and checkpoint, and the run folder.
 
 1. Start         the start of one network; `STARTS` has one for each network
 2. choose_start  run folder, mirror, and the starts of all networks
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from dit.train.checkpoint.adapters import AdapterStart
 
 NETWORK = "network"
-"""Name of the main network: the student, if there is also a critic."""
+"""Name of the main network in `STARTS`: the only network, or the student."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Given:
-    """Functions that a program passes to a run besides its configuration."""
+    """Weights and functions that a program passes to a run besides its configuration."""
 
     weights: InitialWeights | None = None  # that a new network starts from
     read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
@@ -51,7 +51,7 @@ class Given:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """A network's trained weights, their base, and the checkpoint that holds them.
+    """Sources of a network's trained weights and of their base, and the checkpoint it starts from.
 
     If all weights are trained, they come from the checkpoint, else from a Diffusers folder, or are
     random. If adapters are trained, their base (`AdapterRun.base`) has one of these three sources.
@@ -110,7 +110,7 @@ def _starts_of_networks(config: RunConfig, given: Given, say: Say) -> Networks:
 
 
 def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> Start:
-    """The start of the student, or of the only network; `say` takes lines for the log."""
+    """The start of the main network; `say` gets lines for the log."""
     # Drawing takes minutes for a large model; all ranks must agree on it.
     point = from_first_rank(lambda: starting_point(config.checkpoint))
     if not (config.lora.enabled or has_adapters(point.checkpoint)):
@@ -125,9 +125,10 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of DMD's critic: from `distill.critic_load`, or as the teacher; None without.
+    """The start of DMD's critic, with weights of `distill.critic_load` or the teacher, or None.
 
-    With adapters, the critic has adapters of its own on the student's base, else a whole network.
+    If the student has adapters, the critic has its own on the same base; else it is a whole
+    network.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
@@ -148,8 +149,8 @@ STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] 
     NETWORK: start_of_network,
     CRITIC: start_of_critic,
 }
-"""Network name -> function from (configuration, given, starts of earlier networks, say) to its
-start; None if the run has no such network."""
+"""Network name -> function of configuration, given weights, starts of earlier networks and `say`:
+the network's start, or None if the run has no such network."""
 
 
 def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
@@ -163,7 +164,7 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """The function that fills a model whose weights are all trained; None: they are random."""
+    """The function that fills a model whose weights are all trained; None: with random values."""
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:

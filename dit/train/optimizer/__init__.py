@@ -7,9 +7,9 @@ whole_matrices  sharded matrices, gathered on one owner rank for an update
 narrow_moments  Adam's moments in fewer bits, by Transformer Engine
 update          one clipped update of the weights, and the learning-rate schedule
 states          the optimizer states of each weight, in the form of checkpoints
-ema             the average of the weights
+ema             the moving average of the weights (EMA)
 foreach         one operation on all weights
 
-`OptimizerConfig.states` lists the states by name and in bytes for each number; memory estimate,
-planner and checkpoints use it.
+`OptimizerConfig.states` has the names of the states and their bytes for each number; memory
+estimate, planner and checkpoints use it.
 """

@@ -49,15 +49,15 @@ class GroupStepAdam(torch.optim.Optimizer):
                 _adamw(group, params, [[self.state[p][name] for p in params] for name in MOMENTS])
 
     def keep_on_host(self) -> None:
-        """Moves the moments to host memory, except while their parameter is updated."""
+        """Keeps moments in host memory, except while their parameter is updated."""
         self.on_host = True
         for p, state in self.state.items():
             state |= {name: _on_host(state[name], p) for name in MOMENTS if name in state}
 
     def _step_from_host(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        """Updates one parameter at a time: its moments are copied to its device and back.
+        """Updates `params` one at a time: the moments of each are copied to its device and back.
 
-        During each update the next parameter's moments are copied in, and the last one's out.
+        During each update the next parameter's moments are copied in, and the previous one's out.
         """
         if not params:
             return
@@ -82,7 +82,7 @@ class GroupStepAdam(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now
 
     def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
-        """Copies of a parameter's moments that are being sent to its device."""
+        """Starts to copy the moments of `p` to its device; each copy with what to wait for."""
         # A load of a checkpoint puts them on the device.
         self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
         homes = (self.state[p][name] for name in MOMENTS)

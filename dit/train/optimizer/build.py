@@ -35,13 +35,14 @@ _SCHEDULE = ("max_lr", "min_lr", "start_wd", "end_wd")
 
 
 _IDLE = "has_no_gradient"
-"""Attribute of a weight that is never used, such as the text side of a last double-stream layer."""
+"""Attribute that marks a weight without gradient, such as the text side of a last double-stream
+layer."""
 
 
 def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOptimizer:
-    """AdamW with float32 master weights, sharded over data ranks, or Muon, as configured.
+    """The optimizer of `chunks`: AdamW with float32 master weights, or Muon with AdamW.
 
-    Other optimizers would be added in this function.
+    It is sharded over data ranks if configured. Other optimizers would be added in this function.
     """
     c, rows = config.optimizer, config.ddp.sharding is Sharding.WEIGHTS
     options = OptimizerConfig(
@@ -90,7 +91,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 def _overrides(
     options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay, by parameter."""
+    """Key of parameters -> factors of their learning rate and weight decay."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
@@ -110,7 +111,7 @@ def _overrides(
 
 
 def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
-    """Marks Muon's matrices, for which fewer states are stored."""
+    """Marks the matrices of Muon, which have fewer states in checkpoints than other weights."""
     weights = {(pair.ours, pair.layer) for pair in orthogonalised(config.model, config.optimizer)}
     names = config.optimizer.states.of_matrices or ()
     for chunk in chunks if weights else ():
@@ -123,7 +124,7 @@ def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
 def _of_groups(
     config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
 ) -> dict[ParamKey, Any]:
-    """Factors of learning rate and weight decay from `optimizer.groups`."""
+    """Key of parameters -> factors of learning rate and weight decay, by `optimizer.groups`."""
     c, found = config.optimizer, {}
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:
@@ -145,7 +146,7 @@ def _of_groups(
 def grouped(
     module: MegatronModule, groups: Mapping[Weight, ParameterGroup]
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
-    """The weights of a model chunk that belong to a group, with their group."""
+    """(weight, group) for each weight of `module` that one of the `groups` of the user matches."""
     for entry in entries_of(module) if groups else ():
         if (group := groups.get(weight_of(entry))) is not None:
             assert isinstance(entry.data, torch.nn.Parameter)
@@ -153,7 +154,7 @@ def grouped(
 
 
 def freeze_groups(module: MegatronModule, config: RunConfig) -> None:
-    """Freezes the weights of frozen groups, before the module is wrapped.
+    """Freezes the weights of frozen `optimizer.groups`, before `module` is wrapped.
 
     Raises:
         Problems: as `group_of_weights`.

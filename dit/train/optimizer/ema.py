@@ -1,4 +1,4 @@
-"""The average of the weights (EMA), in float32, sharded like the optimizer's parameters."""
+"""The moving average of the weights (EMA), in float32, sharded like the optimizer's parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dit.train.optimizer import foreach
 
 
 def power_exponent(sigma_rel: float) -> float:
-    """The exponent gamma of the power profile of relative width `sigma_rel`.
+    """The exponent gamma of the power profile with relative width `sigma_rel`.
 
     Source: arXiv:2312.02696, Eq. 126.
     """
@@ -26,7 +26,7 @@ def power_exponent(sigma_rel: float) -> float:
 
 
 def decay_at(config: EmaConfig, step: int) -> float:
-    """The weight of the old average at update `step`, counted from 1.
+    """The factor of the old average at update `step`, counted from 1.
 
     power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
     weights are forgotten.
@@ -37,7 +37,7 @@ def decay_at(config: EmaConfig, step: int) -> float:
 
 
 class Ema:
-    """One average for each main parameter of an optimizer, in the same order."""
+    """The moving average (EMA) of each main parameter of an optimizer, in the same order."""
 
     def __init__(
         self, config: EmaConfig, optimizer: MegatronOptimizer, groups: ProcessGroupCollection
@@ -51,22 +51,22 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Adds the weights after update `step` of the run to the average."""
+        """Moves the average towards the weights after update `step` of the run."""
         rate = 1 - decay_at(self.config, self.updates_before + step)
         foreach.lerp(self.averages, [shard.value for shard in self.shards], rate)
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Restarts the average from the current weights."""
+        """Sets the average to the current weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
             average.copy_(shard.value)
 
     @contextmanager
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
-        """A context in which the weights of `chunks` and the averages are exchanged.
+        """A context in which the weights of `chunks` and their averages are exchanged.
 
-        They are not exchanged back after an error, which one rank has alone: all ranks would have
-        to gather the weights together.
+        After an error they stay exchanged: the error may be one rank's alone, and all ranks would
+        have to gather the weights together.
         """
         self._swap(chunks)
         yield
@@ -74,7 +74,7 @@ class Ema:
 
     @torch.no_grad()
     def _swap(self, chunks: list[ModelChunk]) -> None:
-        """Exchanges averages and main parameters, and updates the model's weights."""
+        """Exchanges averages and main parameters, and copies the latter to the model's weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
             own = shard.value.clone()  # one at a time: there may be no place for all of them twice
             shard.value.copy_(average)

@@ -1,4 +1,4 @@
-"""Operations on all weights at once, in a few GPU kernels instead of some for each weight.
+"""Operations on all weights at once: a few GPU kernels, instead of some for each weight.
 
 On a CPU torch itself loops.
 """
@@ -24,7 +24,7 @@ def lerp(averages: Sequence[Tensor], values: Sequence[Tensor], rate: float) -> N
 
 
 def subtract(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Subtracts each of `others` from its tensor in place."""
+    """Subtracts each of `others` from the tensor at its place in `tensors`, which it changes."""
     if tensors:
         _torch._foreach_sub_([*tensors], [*others])
 
@@ -42,7 +42,7 @@ def norms(tensors: Sequence[Tensor], *, order: float = 2) -> Tensor:
 
 
 def _euclidean(tensor: Tensor) -> Tensor:
-    """The norm of a tensor, from the norms of its pieces.
+    """The Euclidean norm of `tensor`, from the norms of its pieces.
 
     On a CPU torch adds all float32 squares one after another: the norm of 40 million numbers is
     0.3% too small, by an amount that depends on how ranks divide them.
@@ -56,9 +56,9 @@ def _euclidean(tensor: Tensor) -> Tensor:
 
 
 def install_norm_and_scale() -> None:
-    """Makes Megatron-Core clip gradients with these functions, unless fused ones exist.
+    """Makes Megatron-Core clip gradients by `norms` and `copy`, unless it has fused functions.
 
-    Megatron-Core's fallback waits for the norm of each gradient from the device, one by one.
+    Its own fallback waits for the norm of each gradient from the device, one by one.
     """
     import megatron.core.optimizer.clip_grads as clip_grads
     from megatron.core.utils import local_multi_tensor_l2_norm
@@ -69,7 +69,7 @@ def install_norm_and_scale() -> None:
 
 
 def _l2_norm(_chunk: int, _flag: Any, lists: Sequence[list[Tensor]], _each: bool) -> Any:
-    """The norm [1] over all tensors of a list; the arguments are as in Apex's function."""
+    """The norm [1] over all tensors of the first list; the arguments are as in Apex's function."""
     return norms([norms(lists[0])]), None
 
 

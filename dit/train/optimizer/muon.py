@@ -1,11 +1,11 @@
-"""Muon: the momentum of whole matrices, orthogonalised (arXiv:2502.16982).
+"""Muon: the momentum of whole matrices is orthogonalised (arXiv:2502.16982).
 
 1. orthogonalise   Newton-Schulz iterations of one matrix
-2. Muon            one update of the matrices of `orthogonalised`
+2. Muon            one update of the matrices that `orthogonalised` lists
 
 One of our weights may join several linears, such as queries, keys and values, and so may one of
 Diffusers' (FLUX.2). Each linear is orthogonalised separately: orthogonalising joined linears would
-be another optimizer (arXiv:2608.02502), and so would the parts on tensor ranks.
+be another optimizer (arXiv:2608.02502), and so would orthogonalising the parts on tensor ranks.
 """
 
 # O outputs, I inputs of a linear
@@ -56,15 +56,15 @@ _COEFFICIENTS = {
 RMS = 0.2
 """Root mean square of Muon's updates, about as large as AdamW's (arXiv:2502.16982, Eq. 4)."""
 _FLOOR = 1e-3
-"""A linear whose mean gradient is below this fraction of the root mean square of all gradients gets
-a proportionally smaller step, and so does each row between two orthogonalisations. Such a
-gradient is rounding noise (for example of queries and keys if there is only one key), and a full
-step would depend on the layout."""
+"""Fraction of the root mean square of all gradients. A linear whose mean gradient is below it gets
+a proportionally smaller step, and so does each row between two orthogonalisations. Such a gradient
+is rounding noise (for example of queries and keys if there is only one key), and a full step would
+depend on the layout."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
 def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
-    """(a, b, c) of each Newton-Schulz iteration; further iterations repeat the last triple."""
+    """(a, b, c) of each of `config.muon_steps` iterations; the last known triple repeats."""
     named = _COEFFICIENTS[config.muon_coefficients]
     return [named[min(step, len(named) - 1)] for step in range(config.muon_steps)]
 
@@ -72,10 +72,11 @@ def coefficients(config: OptimizerConfig) -> list[tuple[float, float, float]]:
 def orthogonalise(
     x_OI: Tensor, each: Sequence[tuple[float, float, float]], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Approximately U V^T of a matrix U S V^T: singular values become about 1. float32 [O, I].
+    """Approximately U V^T for the matrix `x_OI` = U S V^T, float32 [O, I].
 
-    A zero matrix stays zero. Each iteration is X <- a X + (b A + c A^2) X, A = X X^T, on the
-    smaller side (arXiv:2502.16982, Eq. 2), in `dtype`.
+    Singular values become about 1; a zero matrix stays zero. Each iteration is X <- a X + (b A + c
+    A^2) X, A = X X^T, on the smaller side (arXiv:2502.16982, Eq. 2), with (a, b, c) from `each`, in
+    `dtype`.
     """
     tall = x_OI.shape[0] > x_OI.shape[1]
     x = (x_OI.T if tall else x_OI) / x_OI.norm().clamp_min(_TINY)
@@ -87,7 +88,7 @@ def orthogonalise(
 
 
 class Muon:
-    """Updates the matrices of `orthogonalised`, which the optimizer of all other weights skips."""
+    """Updates the matrices that `orthogonalised` lists, and hides them from the other optimizer."""
 
     def __init__(
         self,
@@ -110,10 +111,10 @@ class Muon:
 
     @contextmanager
     def updated(self, *, norm: float) -> Iterator[None]:
-        """A context that updates this rank's shards of matrices, and then hides their gradients.
+        """A context that first updates this rank's shards of matrices, then hides their gradients.
 
-        So AdamW, which runs inside, skips them. `norm` is the norm of the whole gradient after
-        clipping. All ranks call it.
+        So AdamW, which steps inside it, skips these matrices. `norm` is the norm of the whole
+        gradient after clipping. All ranks call it.
         """
         values: list[Any] = [shard.value for shard in self._whole.mine.values()]
         gradients = [value.grad for value in values]
@@ -149,10 +150,10 @@ class Muon:
         return mean.view(-1)
 
     def _by_matrices(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates from whole matrices, in which each fused linear is separate.
+        """(matrix, this rank's update), computed from whole matrices, each linear separately.
 
-        Their root mean square is that of AdamW's updates, whatever the shape (arXiv:2502.16982, Eq.
-        4).
+        The root mean square of updates is that of AdamW's, whatever the shape (arXiv:2502.16982,
+        Eq. 4).
         """
 
         def of_linear(momentum_OI: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ class Muon:
         return self._whole.applied(self._momentum, update)
 
     def _by_rows(self, floor: float) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Updates from rows of the momentum, each normalised separately (arXiv:2608.20818)."""
+        """(matrix, this rank's update), from separately normalised rows (arXiv:2608.20818)."""
         squares = self._whole.squares_of_rows(self._momentum)
         for matrix, shard in self._whole.mine.items():
             part, momentum = shard.part, self._momentum(matrix)

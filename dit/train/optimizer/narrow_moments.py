@@ -31,7 +31,7 @@ _TORCH = {
 
 
 def check_moments(config: OptimizerConfig) -> None:
-    """Checks that this machine can store moments in narrow types."""
+    """Raises ValueError if moments are to have fewer bits and this machine cannot store such."""
     if config.narrow_moments and not (
         find_spec("transformer_engine") and torch.cuda.is_available()
     ):
@@ -44,7 +44,7 @@ def check_moments(config: OptimizerConfig) -> None:
 
 
 def moment_options(config: OptimizerConfig) -> dict[str, Any]:
-    """Arguments of Megatron-Core's `OptimizerConfig` for moments in fewer bits; none by default."""
+    """Arguments of Megatron-Core's `OptimizerConfig` for moments in fewer bits; else none."""
     if not config.narrow_moments:
         return {}
     return {
@@ -58,7 +58,7 @@ def moment_options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def first_moments(inner: Any) -> None:
-    """Sets all moments to zero, so that a checkpoint can be written before the first update."""
+    """Sets all moments of `inner` to zero, so that a checkpoint can precede any update."""
     if not inner.config.use_precision_aware_optimizer:
         inner.init_state_fn(inner.optimizer, inner.config)
         return
@@ -69,7 +69,7 @@ def first_moments(inner: Any) -> None:
 
 
 def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tensor]]) -> None:
-    """Stores float32 moments from a checkpoint in fewer bits.
+    """Stores the float32 moments of a checkpoint in the optimizer, in fewer bits if configured.
 
     `values` are the states by prefix, as from `optimizer_values`.
     """
@@ -87,7 +87,7 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
 
 @torch.no_grad()
 def only_decay_unmoved(inner: Any) -> None:
-    """Restricts the update of weights with zero gradient and zero moments to weight decay.
+    """Updates weights with zero gradient and zero moments by weight decay only, and hides them.
 
     FusedAdam divides 8-bit moments by their largest, and would turn such weights into NaN. B of a
     new adapter is zero, and so is the first gradient of A.

@@ -1,4 +1,4 @@
-"""Optimizer states of each weight and of each group of weights, in the form of checkpoints."""
+"""Optimizer states of each weight and of each parameter group, in the form of checkpoints."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MAIN_PARAM = {
     RowsOptimizer: "param",
     Float16OptimizerWithFloat16Params: "fp32_param",
 }
-"""Megatron-Core's name of the main parameters in a checkpoint."""
+"""Class of optimizer -> Megatron-Core's name of its main parameters in a checkpoint."""
 
 
 def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict[str, list[Tensor]]:
-    """The optimizer's states of each main parameter of this rank, by their names in a checkpoint.
+    """Name prefix in a checkpoint -> state of each main parameter of this rank.
 
     `names` are the states in `OptimizerConfig.states`. The tensors are in the order of
     `main_param_shards`; they include the main parameters themselves, unless these are the weights
-    of the model. All ranks have the same names, even those without a parameter.
+    of the model. All ranks have the same prefixes, even those without a parameter.
     """
     values: dict[str, list[Tensor]] = {}
     for inner in every_optimizer(optimizer):
@@ -44,9 +44,9 @@ def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict
 
 
 def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
-    """The state `name` of each parameter, in float32 even if the optimizer has fewer bits.
+    """The state `name` of each of `params`, in float32 even if the optimizer stores fewer bits.
 
-    An empty tensor if the optimizer has no such state for a parameter.
+    It is an empty tensor for a parameter of which the optimizer has no such state.
     """
     if inner.config.use_precision_aware_optimizer:
         return [inner.optimizer.get_unscaled_state(p, name) for p in params]
@@ -55,22 +55,22 @@ def _states(inner: Any, params: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 _KEPT = "optimizer_states"
-"""Attribute of a weight with other optimizer states than most weights."""
+"""Attribute of a weight whose optimizer states in checkpoints differ from most weights'."""
 
 
 def keep_states(weight: Tensor, names: Sequence[str]) -> None:
-    """Records which optimizer states are stored for a weight, if not all."""
+    """Records that checkpoints store only the optimizer states `names` of `weight`."""
     setattr(weight, _KEPT, frozenset(map(state_prefix, names)))
 
 
 def has_state(weight: Tensor, prefix: str) -> bool:
-    """Whether a checkpoint has the state `prefix` for `weight`, as for most weights."""
+    """Whether checkpoints store the state `prefix` of `weight`; by default they do."""
     kept = getattr(weight, _KEPT, None)
     return kept is None or prefix in kept or prefix not in map(state_prefix, MOMENTS)
 
 
 def drop_other_states(inner: Any) -> None:
-    """Frees states that the optimizer created for weights but does not store."""
+    """Frees states of the optimizer `inner` that checkpoints do not store."""
     for shard in main_param_shards_of(inner):
         state = inner.optimizer.state[shard.value]
         for name in [name for name in state if not has_state(shard.weight, state_prefix(name))]:
@@ -78,7 +78,7 @@ def drop_other_states(inner: Any) -> None:
 
 
 def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str, Tensor]:
-    """The optimizer's states for one main parameter of this rank."""
+    """Name -> state in the optimizer of the main parameter `value` of this rank."""
     found = (inner.optimizer.state for inner in every_optimizer(optimizer))
     return next(states[value] for states in found if value in states)
 
@@ -92,7 +92,7 @@ def state_prefix(name: str) -> str:
 
 
 _SHARDING = "fully_reshardable"
-"""Megatron-Core's word for optimizer state in the shape of the weights."""
+"""Megatron-Core's name for optimizer state that is stored in the shape of the weights."""
 # What Megatron-Core tells parameter groups apart by.
 _GROUP = ("wd_mult", "lr_mult")
 
@@ -100,7 +100,7 @@ _GROUP = ("wd_mult", "lr_mult")
 def optimizer_groups(
     optimizer: MegatronOptimizer, groups: ProcessGroupCollection
 ) -> dict[str, Any]:
-    """The optimizer's state of each parameter group, without the parameters themselves.
+    """The parameter groups of the optimizer for a checkpoint, without the parameters themselves.
 
     All ranks call it: a pipeline stage may lack a group, or train nothing at all.
     """
@@ -117,7 +117,7 @@ def optimizer_groups(
 
 
 def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any]) -> None:
-    """Restores the number of updates from `stored`, of `optimizer_groups` or Megatron-Core.
+    """Restores the number of updates from `stored`, the groups in a checkpoint.
 
     All other entries of a group are settings, which come from the run's configuration.
     """
@@ -127,7 +127,7 @@ def load_optimizer_groups(optimizer: MegatronOptimizer, stored: Mapping[str, Any
 
 
 def updates_made(groups: Sequence[Mapping[str, Any]]) -> int:
-    """The number of updates made, the largest count of any group.
+    """The number of updates: the largest count of any of `groups`.
 
     Transformer Engine's AdamW does not count for a group that has no weight on its rank.
     """

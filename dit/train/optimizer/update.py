@@ -35,7 +35,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 
 def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay: float) -> None:
-    """Sets the learning rate and weight decay of every parameter group, by its factors."""
+    """Sets learning rate and weight decay of each parameter group, times the group's factors."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_mult", 1.0)
         group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
@@ -43,17 +43,17 @@ def set_learning_rate(optimizer: MegatronOptimizer, rate: float, *, weight_decay
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Outcome of an optimizer step: its norm, and whether weights changed."""
+    """Outcome of an optimizer step: the gradient norm, and whether the update was skipped."""
 
     grad_norm: float  # of the whole gradient, before clipping
     skipped: bool  # loss or norm was not finite, so nothing was changed
 
 
 class UpdatesSome(Protocol):
-    """Interface of an update of some weights, such as Muon's; the optimizer updates all others."""
+    """Interface of an update of some weights, such as Muon's; AdamW updates all others."""
 
     def updated(self, *, norm: float) -> AbstractContextManager[None]:
-        """A context in which these weights are updated, and the optimizer skips them.
+        """A context that updates these weights, and in which the optimizer skips them.
 
         All ranks call it. `norm` is the norm of the whole gradient after clipping.
         """
@@ -64,7 +64,7 @@ _OF_SOME = "updates_some"
 
 
 def update_by(optimizer: MegatronOptimizer, of_some: UpdatesSome) -> None:
-    """Makes `clip_and_step` leave some weights to `of_some`."""
+    """Makes `clip_and_step` update some weights of `optimizer` by `of_some`."""
     setattr(optimizer, _OF_SOME, of_some)
 
 
@@ -91,7 +91,7 @@ def squared_norm(optimizer: MegatronOptimizer) -> Tensor:
 
 
 def _gradients_of_norm(optimizer: Any) -> list[Tensor]:
-    """Gradients of this rank that enter the norm; each weight counts on one rank only."""
+    """Gradients of this rank that count in the norm; each weight counts on one rank only."""
     if hasattr(optimizer, "get_grads_for_grad_norm"):  # Megatron-Core from 0.19 on
         return optimizer.get_grads_for_grad_norm()
     return optimizer.get_main_grads_for_grad_norm()
@@ -106,8 +106,8 @@ def clip_and_step(
 ) -> Update:
     """Clips and applies the gradients, unless their norm or the loss is NaN or infinite.
 
-    `loss` is the global batch's, so that all ranks decide alike; `grad_norm` is the root of
-    `squared_norm`, and is computed if it is not given.
+    `loss` is the loss of the global batch, so that all ranks decide alike. `grad_norm` is the root
+    of `squared_norm`, which is called if None is given. `clip_grad=0` does not clip.
     """
     norm = grad_norm if grad_norm is not None else squared_norm(optimizer).item() ** 0.5
     if not (math.isfinite(loss) and math.isfinite(norm)):

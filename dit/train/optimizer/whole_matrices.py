@@ -1,9 +1,9 @@
-"""Whole matrices from shards on data and tensor ranks, each gathered on one owner rank.
+"""Whole matrices from their shards on data and tensor ranks, each gathered on one owner rank.
 
 1. SharedMatrix    a weight, and its shard on each rank
 2. WholeMatrices   shards are sent to the owners, which update the whole matrix and return results
 
-Everything follows from the optimizer's `holdings`, without communication.
+Who holds which shard follows from the optimizer's `holdings`, without communication.
 """
 
 # O outputs, I inputs of a linear
@@ -39,15 +39,15 @@ from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 
 BUCKET = 2**26
-"""Most numbers that an owner receives at a time, unless a single matrix has more."""
+"""Most numbers that an owner receives at a time; a larger matrix is sent alone."""
 PartOf = Callable[["SharedMatrix"], Tensor]
-"""Function that returns this rank's shard of a matrix, flat."""
+"""Function of a matrix: this rank's shard of a tensor in its shape, flat."""
 _Waiting = Callable[[], list[Tensor]]
-"""Function that waits for tensors that are being received."""
+"""Function that waits for the tensors being received, and returns them."""
 
 
 class _Piece(NamedTuple):
-    """A shard of a weight, and the group rank that holds it."""
+    """A shard of a weight, and the rank of the group that holds it."""
 
     tensor: int  # tensor rank whose part of the whole matrix it is of
     rank: int
@@ -60,7 +60,7 @@ class _Piece(NamedTuple):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SharedMatrix:
-    """A weight, and the rank of each of its shards; only `shard` differs between ranks."""
+    """A weight, and which rank has each of its shards; only `shard` differs between ranks."""
 
     pair: Pair
     shape: tuple[int, int]  # of the weight of a tensor rank
@@ -72,11 +72,11 @@ class SharedMatrix:
 
     @property
     def cost(self) -> float:
-        """Number of multiplications in one product of the whole matrix with its transpose."""
+        """Multiplications in a product of each linear of the matrix with its transpose."""
         return sum(math.prod(shape) * min(shape) for shape in linear_shapes(self.pair))
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole weight [O, I], joined from its shards."""
+        """The whole weight [O, I], joined from `parts`, which are the flat shards in `pieces`."""
         flat: dict[int, list[Tensor]] = {}
         for piece, part in zip(self.pieces, parts, strict=True):
             flat.setdefault(piece.tensor, []).append(part)
@@ -84,7 +84,7 @@ class SharedMatrix:
         return shards[0] if self.axis is None else torch.cat(shards, self.axis)
 
     def cut(self, whole_OI: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """(rank, flat shard of the whole weight) of all ranks."""
+        """(rank, flat shard of `whole_OI`) for each shard, also copies on other tensor ranks."""
         shards = [whole_OI]
         if self.axis is not None:
             shards = [*whole_OI.split(self.shape[self.axis], self.axis)]
@@ -94,10 +94,10 @@ class SharedMatrix:
 
 
 class WholeMatrices:
-    """The matrices of `pairs` on this pipeline stage, all of whose ranks create and call it.
+    """The matrices of `pairs` on this pipeline stage.
 
-    Each copy of the optimizer state has its own owners, and a rank that has all weights owns all
-    matrices.
+    All ranks of the stage create it and call its methods together. Each copy of the optimizer state
+    has its own owners, and a rank that has all weights owns all matrices.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WholeMatrices:
         *,
         dtype: torch.dtype,
     ):
-        """`dtype` is the dtype in which shards are sent."""
+        """Finds the shards of the matrices, and chooses owners; shards are sent in `dtype`."""
         self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
         # Tensor ranks alone where each data rank updates all weights. A group of its own, which
         # runs that have no such matrices do not make.
@@ -124,11 +124,11 @@ class WholeMatrices:
 
     @cached_property
     def mine(self) -> dict[SharedMatrix, MainParamShard]:
-        """This rank's shard of each matrix, for matrices of which it has one."""
+        """This rank's shard of each matrix that it updates a part of."""
         return {one: one.shard for one in self.matrices if one.shard is not None}
 
     def _rank_of(self, tensor: int, data: int) -> int:
-        """Rank in the group of tensor and data ranks, in which tensor ranks are neighbours."""
+        """Rank in the group of tensor and data ranks, which is ordered by data rank first."""
         return data * self._groups.tp.size() + tensor if self._sharded else tensor
 
     def _matrices(
@@ -159,7 +159,7 @@ class WholeMatrices:
         return found
 
     def _pieces(self, held: Sequence[Holding], numel: int) -> Iterator[_Piece]:
-        """Shards of a matrix on the ranks of this copy of the optimizer state."""
+        """Shards of a matrix of `numel` numbers, on ranks of one copy of the optimizer state."""
         copy = self._groups.dp_cp.rank() // self._groups.intra_dp_cp.size()
         parts = [(one.rank, one.part) for one in held if one.copy == copy]
         for tensor in range(self._groups.tp.size()):
@@ -179,9 +179,10 @@ class WholeMatrices:
     def applied(
         self, part_of: PartOf, function: Callable[[Pair, Tensor], Tensor]
     ) -> Iterator[tuple[SharedMatrix, Tensor]]:
-        """Matrices with this rank's flat shard of `function`(whole matrix [O, I]).
+        """(matrix, this rank's flat shard of the result) after the owners called `function`.
 
-        While the owners compute one round, shards of the next round are being sent.
+        `function` takes a pair and the whole matrix [O, I]. While the owners compute one round, the
+        shards of the next round are sent.
         """
         coming = [self._gather(matrices, part_of) for matrices in self._rounds[:1]]
         for number, matrices in enumerate(self._rounds):
@@ -203,7 +204,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send matrices to their owners; the result waits for this rank's matrices."""
+        """Starts to send `matrices` to their owners; the result waits for those owned here."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
@@ -213,9 +214,10 @@ class WholeMatrices:
     def _send(
         self, leaving: Sequence[tuple[int, Tensor]], coming: Sequence[tuple[int, int]]
     ) -> _Waiting:
-        """Exchanges flat tensors; `leaving` are (target, tensor), `coming` are (source, size).
+        """Starts to exchange flat tensors: (target, tensor) `leaving`, (source, size) `coming`.
 
-        Between two ranks both sides use the same order. The returned function waits.
+        Between two ranks both sides use the same order. The returned function waits, and returns
+        the tensors in the order of `coming`.
         """
         if self._group.size() == 1:
             return lambda: [tensor for _, tensor in leaving]
@@ -242,7 +244,7 @@ class WholeMatrices:
         return wait
 
     def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
-        """Sum of squares of each row of the whole matrices, for the rows of this tensor rank."""
+        """Sum of squares of each row of the whole matrices, for the rows on this tensor rank."""
         # Rows that tensor ranks share come last, so that their sums are one tensor.
         matrices = sorted(self.matrices, key=lambda one: one.axis == 1)
         sizes = [matrix.shape[0] for matrix in matrices]
