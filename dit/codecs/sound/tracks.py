@@ -211,8 +211,8 @@ class _SoundRun:
 def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], float]:
     """Runs of samples of a stream near the span from `begin` to `end`, in seconds.
 
-    The second value is the time of the first decoded frame, which may be after the span's
-    beginning.
+    The second value is the time of the first decoded frame, in seconds; callers check that it
+    precedes the span.
     """
     tolerance, runs = _JITTER + float(stream.time_base), list[_SoundRun]()
     heard, now = None, _start_of(stream)  # `now` is where the last frame ended

@@ -5,13 +5,13 @@ chats               Z-Image and OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
-flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
-families            those of eight families
-longcat             those of LongCat-Image and of its edit model, which sees the picture
-lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
-hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
-hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
-qwen_image          those of HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models see pictures
+flux2               FLUX.2, FLUX.3, Ideogram 4, which join the states of several layers
+families            eight families without a file of their own
+longcat             LongCat-Image and its edit model, which reads the picture, too
+lumina2             Lumina Image 2.0 and ERNIE-Image, by the layer before the last
+hidream             HiDream-I1: CLIP, T5, and all layers of Llama
+hunyuan_video       the first HunyuanVideo; image-to-video also reads the first frame
+qwen_image          HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models also read pictures
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ text_encoder_named = TEXT_ENCODERS.named
 def text_encoder_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> TextEncoder:
-    """The text encoder of a dataset, for prompts.
+    """The text encoder of the dataset with this `card`, to encode prompts.
 
     Raises:
         CodecError: the card names no known encoder, or one whose embeddings have changed since.

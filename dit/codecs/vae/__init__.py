@@ -3,11 +3,11 @@
 codec          the interface: video -> whitened latent -> pictures
 pixel          the codec without weights: space to depth
 autoencoder    codecs on the autoencoders of Diffusers
-flux           those of FLUX.1 and of families with its kind of latents
-families       those of most other families
-flux2          that of FLUX.2, whose statistics are those of a batch norm
-hunyuan_video  those of HunyuanVideo and of its version 1.5
-ltx            that of LTX-Video, whose statistics lie beside its weights
+flux           FLUX.1, and families with latents of the same kind
+families       most other families
+flux2          FLUX.2, whose statistics are those of a batch norm
+hunyuan_video  HunyuanVideo and its version 1.5
+ltx            LTX-Video, whose statistics are stored beside its weights
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
-    """The codec that encoded a dataset; its `decode` turns latents of the dataset into pictures.
+    """The codec that encoded the dataset with this `card`; its `decode` makes pictures of latents.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is missing.
@@ -50,9 +50,9 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
 
 
 def usual_size(card: dict[str, Any]) -> dict[str, int]:
-    """Frames, rows and columns of most samples of a dataset, as far as its card says.
+    """The most frequent size in a dataset: num_frames, height and width, if its card says so.
 
-    Without a list of sizes, a codec for pictures implies one frame.
+    If the card lists no sizes, a codec for pictures implies one frame.
     """
     if sizes := card.get("sizes"):
         return sizes[0]
