@@ -1,11 +1,11 @@
-"""Measures any checkout of the source tree, by its syntax trees and by runs.
+"""Measures a checkout of the source tree, by its syntax trees and by runs.
 
     python -m tools.measure_house                                all, of this checkout
     python -m tools.measure_house --root ../older --json older.json
     python -m tools.measure_house --static                       without the three runs
 
 Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
-    files, lines        and all their lines
+    files, lines        number of files, and of all their lines
     code_lines          lines that hold code: no blank line, comment line or docstring
     file, function      lines of a file; of a function from its `def` to its end, with its
                         docstring, without decorators: median/p90/longest
@@ -17,17 +17,20 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         not begin with _
     shaped_tensors      arguments whose name ends in dimensions (level_TD), in percent of those
                         with Tensor in their annotation
-    with_legends        the same with those whose shape stands in brackets ([T, D]) in a docstring:
-                        of their function, of a function or class around it, or of the file
+    with_legends        shaped_tensors, and arguments whose shape is in brackets ([T, D]) in a
+                        docstring: of their function, of a function or class around it, or of the
+                        file
     tests, golden_yaml, tools   lines of the Python files of tests/, of the YAML files of
                         tests/golden/, of the Python files of tools/
-    circles             groups of files of which each leads by its imports to the others, late
-                        imports and those below TYPE_CHECKING included (import_graph.py)
+    circles             import cycles: groups of files of which each imports the others, if
+                        indirectly, late imports and those below TYPE_CHECKING included
+                        (import_graph.py)
     up_arrows           pairs of folders (dit.train, data_prep) of which the first imports the
                         second although the order of tests/unit/test_import_directions.py, without
                         its SPLIT, has the first below the second
-    exceptions          entries of that test's SPLIT without which it would refuse an up arrow: a
-                        part of a folder that has a floor of its own, such as dit.convert.cards
+    exceptions          entries of that test's SPLIT without which it would refuse an up arrow:
+                        parts of folders with a place of their own in the order, such as
+                        dit.convert.cards
     late_imports        import statements inside functions, without benchmarks/
     of_run_config       functions and methods with RunConfig in the annotation of an argument
     any_arguments       arguments annotated Any, *args and **kwargs included; any_models: those of
@@ -38,7 +41,7 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
     over_400            files of more than 400 lines
     pack_missing        fields that a pack may lack, those with a default, over all types of a pack
     pack_own            fields among them that at most one module of dit/ gives a value (None and
-                        empty ones do not count), so that they are of one method or family
+                        empty ones do not count), so that they belong to one method or family
     family_names        names that a family's family.py, model.py and diffusers.py import from our
                         other modules, late imports included, each once: the median of all families
     settings            settings of layers: all, those that one family alone sets, those that none
@@ -50,10 +53,10 @@ Lists
                         those with more than 12
     long_functions      those of more than 60 lines
     long_files          those of more than 400 lines
-    names_of_families   what family_names is the median of
+    names_of_families   the numbers of which family_names is the median
     of_one_family, of_none    settings of layers that one family sets, with its name, and none
     pack_fields         what pack_missing counts, with the number of modules that give it a value
-    circles_of, arrows_of, exceptions_of    what the three figures count
+    circles_of, arrows_of, exceptions_of    what these three figures count
     classes_twice       classes of one name in two places
     functions_twice     public functions of one name at the top level of two modules, without main
     files_twice         files of one name in two folders, apart from __init__.py and __main__.py
@@ -374,7 +377,7 @@ def public_at_top(sources: list[Source]) -> list[tuple[str, str]]:
 
 
 def riddles(sources: list[Source]) -> list[str]:
-    """"file:line: phrase" of each phrase of RIDDLES in docstrings and comments."""
+    """Phrases of RIDDLES in docstrings and comments, each as "file:line: phrase"."""
     found = []
     for source in sources:
         prose = [(text.lineno, str(text.value)) for text in texts_of(source)]

@@ -214,7 +214,7 @@ def _comparisons(source: Source) -> list[int]:
 
 
 def _imports(source: Source, module: str) -> list[int]:
-    """Lines that import a module or a name inside it, by a statement or as a text."""
+    """Lines that import `module` or a name in it, by a statement or by a string."""
     lines, inside = set(), re.compile(rf"{re.escape(module)}(?:[.:]\w|$)")
     for node in source.nodes(ast.Import, ast.ImportFrom, ast.Constant):
         names = [str(getattr(node, "value", "")), str(getattr(node, "module", ""))]
