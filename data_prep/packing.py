@@ -76,8 +76,8 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """Whitening to use instead of measuring it, for codecs whose whitening each dataset measures.
-    """
+    """The whitening to use instead of measuring it, for codecs whose whitening each dataset
+    measures."""
     sound: SoundCodec | None = None
     """Codec for the sound of videos; None: no sound is packed."""
     sound_scale: float | None = None
@@ -353,7 +353,6 @@ class Packing:
         return tuple(found)
 
     def _words(self, plan: PackingPlan, summary: Summary) -> dict[str, Any]:
-        """Word frequencies in the captions of the train split, as entries of the dataset card."""
         split_of, packed = self.options.split.split_of, self._packed(plan, summary)
         captions = (e.caption for e in packed if split_of(e.group) is Split.TRAIN)
         return vocabulary(captions, self.text)

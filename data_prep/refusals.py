@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 
 class RefusedError(Exception):
-    """Raised for a sample that cannot be packed, with the reason and details."""
+    """The error that a sample cannot be packed, with the reason and details."""
 
     def __init__(self, reason: Reason, detail: str):
         self.reason, self.detail = reason, printable(detail)

@@ -126,11 +126,6 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """Losses of the last validation of the run in `folder`, by name.
-
-    Raises:
-        ValueError: the run was never validated.
-    """
     steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     if not (validated := [step for step in steps if LOSSES[0] in step]):
         raise ValueError(f"{folder} was never validated; set train.eval_interval above 0")

@@ -18,10 +18,7 @@ from recipes.runs import RECIPES, for_weights, read_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains the run that the command line `argv` describes, or prints what it asks for.
-
-    Returns exit code 0 at the end, 75 if SIGTERM or Ctrl-C stopped the run after a checkpoint.
-    """
+    """Trains the run that `argv` describes; returns 0, or 75 if stopped after a checkpoint."""
     arguments = parse_arguments(
         sys.argv[1:] if argv is None else argv,
         recipes=RECIPES,

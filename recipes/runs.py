@@ -36,7 +36,6 @@ DEBUG_MIXTURE = (
 
 
 def _sized(name: str) -> RunConfig:
-    """The default configuration with the network size `name`."""
     return RunConfig(model=named_model(name))
 
 

@@ -48,7 +48,6 @@ def _nested(value: Any) -> Iterator[tuple[Any, Field[Any]]]:
 
 
 def _owner(kind: type, name: str) -> type:
-    """The class that declares the field `name` first, among `kind` and its bases."""
     return next(
         one for one in reversed(kind.__mro__) if name in vars(one).get("__annotations__", ())
     )

@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 
 
 class RefusedModuleError(Exception):
-    """Raised if a module cannot be checked; its message is the reason, as one sentence."""
+    """The error that a module cannot be checked; its message is the reason, as one sentence."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -211,7 +211,6 @@ def _rms(*tensors: Tensor) -> float:
 
 
 def _rounding(gradients: Tensors) -> dict[str, float]:
-    """The largest difference by rounding that each gradient may have, by name."""
     least = SMALL * _rms(*gradients.values())
     return {name: ROUNDING * max(_rms(one), least) for name, one in gradients.items()}
 

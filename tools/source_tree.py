@@ -136,7 +136,6 @@ def private_members(sources: list[Source]) -> dict[str, dict[str, list[str]]]:
 
 
 def _defined(source: Source) -> Iterator[str]:
-    """Yields the names of the functions, classes, arguments and values that the file defines."""
     for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
         yield node.name
     for node in source.nodes(ast.Name, ast.Attribute):

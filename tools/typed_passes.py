@@ -268,7 +268,6 @@ def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
 
 
 def _place(error: BaseException) -> str:
-    """File, line number and text of the project's line in which `error` arose."""
     frames = traceback.extract_tb(error.__traceback__)
     *_, last = (
         frame for frame in frames if "/dit/" in frame.filename or frame.filename == __file__

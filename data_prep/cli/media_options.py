@@ -347,6 +347,5 @@ def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
 
 
 def _option(parser: ArgumentParser, name: str) -> str:
-    """The first spelling of the option whose value is stored as `name`, such as `--hf_dataset`."""
     actions = (action for action in parser._actions if action.dest == name)
     return next((action.option_strings[0] for action in actions), f"--{name}")

@@ -64,10 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ending(args: argparse.Namespace) -> str:
-    """A sentence to append to an error message: the state of the dataset that `args` writes.
-
-    Empty for commands that write no dataset.
-    """
     from data_prep.writing.dataset_folder import META  # late: --help answers without torch
 
     ending = _ENDINGS.get(args.command, "")

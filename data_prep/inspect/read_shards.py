@@ -100,7 +100,6 @@ def _damaged(path: Path, why: str) -> PrepError:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether `name` is a relative path that stays in its folder."""
     return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
@@ -287,7 +286,6 @@ def _check_sample(
 
 
 def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str:
-    """A sentence if the checksum of the file `part` differs from that in `about`; else empty."""
     found, wanted = f"{zlib.crc32(parts[part]):08x}", about["crc32"][part]
     return "" if found == wanted else f"checksum of .{part} is {found}, .json says {wanted}"
 

@@ -213,13 +213,6 @@ class CaptionTables:
     def _beside(
         self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False
     ) -> list[str]:
-        """The paths in the fields `wanted` of a row, in the spelling of the actual files.
-
-        With `quiet`, values that are no path are left out.
-
-        Raises:
-            RefusedError: a field holds something else and `quiet` is not set.
-        """
         return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
@@ -267,10 +260,6 @@ class CaptionTables:
             rows.by_name[spelled] = rows.by_name.pop(name)
 
     def _folders(self, path: str) -> tuple[str, ...]:
-        """The absolute folder of the table at `path`: as given, and with links resolved.
-
-        Empty if the input has no folder.
-        """
         if self.root is None:
             return ()
         folder = self.root.absolute() / PurePosixPath(path).parent

@@ -102,7 +102,6 @@ def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
 
 
 def _reference(source: str, side: int) -> PlannedReference:
-    """The unedited digit or clip `source` as a reference, `side` pixels high and wide."""
     size = (side, side)
     return PlannedReference(name=source, folder=0, where=source, stamp="", resized=size, size=size)
 

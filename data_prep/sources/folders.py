@@ -291,7 +291,6 @@ class FolderCollection:
             return ""  # reading the file will report why
 
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
-        """A predicate: whether a relative path is an existing file of any kind."""
         root = str(self.root)
         others = {composed(path) for path in listing.others if not path.isascii()}
         return lambda path: (
@@ -339,7 +338,6 @@ class FolderCollection:
 
 
 def _is_visible(folder: Path, *, below: Path) -> bool:
-    """Whether the listing of the folder `below` includes `folder`: it is inside and not hidden."""
     if not folder.is_relative_to(below):
         return False
     parts = folder.relative_to(below).parts
@@ -376,7 +374,6 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
-    """`act(path)`; but if `refused` has an error for `path`, raises it instead."""
     if path in refused:
         raise refused[path]
     return act(path)

@@ -326,7 +326,6 @@ class MediaSource:
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
-    """Opens the control pictures of a sample: from control folders, then from its table row."""
     found = [
         find_reference(number, picture, lambda where, root=folder.root: root / where)
         for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))

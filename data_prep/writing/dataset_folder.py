@@ -39,7 +39,6 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """A pattern for the file `names`, also with the suffixes of unfinished files."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 

@@ -191,7 +191,6 @@ class Summary:
 
 
 def _measured(count: int, total: float, square: float) -> dict[str, float]:
-    """Mean and standard deviation of `count` numbers, from their sum and sum of squares."""
     if not count:
         return {}
     mean, square = total / count, square / count

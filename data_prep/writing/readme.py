@@ -68,7 +68,6 @@ def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
 
 
 def _front(card: Mapping[str, Any]) -> str:
-    """The YAML front matter of a Hugging Face dataset card."""
     licence = json.dumps(card.get("license") or "unknown")
     name = ", ".join(card.get("sources", ())) or "dataset"
     return f"---\nlicense: {licence}\ntags:\n- webdataset\n- latents\n---\n\n# {name}\n"

@@ -198,10 +198,6 @@ def _by_exif(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
-    """A warning, in a list, if a TIFF declares primaries other than those of sRGB.
-
-    Its curve is unknown, so that such colours are not converted.
-    """
     xy = getattr(opened, "tag_v2", {}).get(_TIFF_PRIMARIES) or BT709
     is_srgb = all(abs(float(a) - b) < 0.01 for a, b in zip(xy, BT709, strict=False))
     return [] if is_srgb else [_UNKNOWN.format("PrimaryChromaticities of TIFF")]
@@ -251,13 +247,11 @@ def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def _contents(content: bytes) -> list[tuple[bytes, bytes]]:
-    """(kind, content) of each box in the bytes `content`."""
     stream = io.BytesIO(content)
     return [(kind, content[stream.tell() : end]) for kind, end in _boxes(stream)]
 
 
 def _first(boxes: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
-    """Content of the first of `boxes` that is of `kind`; empty if there is none."""
     return next((content for name, content in boxes if name == kind), b"")
 
 
@@ -310,7 +304,6 @@ def _associated(content: bytes) -> dict[int, list[int]]:
 
 
 def _jpeg2000_colours(stream: IO[bytes]) -> list[bytes]:
-    """Contents of the boxes `colr` of a JP2 file (ISO/IEC 15444-1); empty for a codestream."""
     boxes = _contents(_box_of_file(stream, b"jp2h"))
     return [content for kind, content in boxes if kind == b"colr" and len(content) >= 7]
 

@@ -173,7 +173,6 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """The picture converted by its ICC profile to sRGB; unchanged if it has none."""
     profile = image.info.get("icc_profile")
     return transformed(image, profile) if profile else image
 

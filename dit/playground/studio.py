@@ -154,7 +154,7 @@ def example_prompts(checkpoint: Path) -> list[str]:
 
 
 class _LeftError(Exception):
-    """Raised to end a generation whose messages are no longer read."""
+    """An exception that ends a generation whose messages are no longer read."""
 
 
 class Studio:

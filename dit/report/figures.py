@@ -35,7 +35,6 @@ def table(names: Sequence[str], columns: Columns) -> str:
 
 
 def _breakable(name: str) -> str:
-    """`name` as HTML, with a possible line break after each dot and underscore."""
     return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 

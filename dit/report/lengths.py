@@ -49,7 +49,6 @@ def bins_of(run: RunRecord) -> dict[int, int]:
 
 
 def _powers(bins: dict[int, int]) -> tuple[int, int]:
-    """Exponents of the powers of two between which all bins lie."""
     return math.floor(math.log2(min(bins) / BIN)), math.ceil(math.log2(max(bins) * BIN))
 
 

@@ -126,7 +126,6 @@ def _sections(
 def _pictures(
     runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[NotShown]
 ) -> Iterator[Section]:
-    """Yields the sections with pictures; `undrawn` gets files that are not pictures."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
     yield "Samples over the steps", slider(runs, undrawn, most=most)

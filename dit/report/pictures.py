@@ -75,7 +75,6 @@ def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
 
 
 def _said(step: int, file: Path) -> str:
-    """Alternative text for the picture `file` of a step."""
     said = f"samples at step {step:,}"
     if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
@@ -106,10 +105,6 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 
 
 def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
-    """HTML of a grid's pictures above their prompts, or of the whole file without such a list.
-
-    `said` is the alternative text.
-    """
     if file.name == "grid.png":
         with watching(str(file), []):  # what is wrong with the file is said below
             return _of_grid(file)
@@ -283,7 +278,6 @@ def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """The settings that all samples share, such as sampler, steps and guidance."""
     own = {"file", "prompt", "seed", "waveform", "wav"}
     first = samples[0].items() if samples else ()
     return [(k, v) for k, v in first if k not in own and all(s.get(k) == v for s in samples)]

@@ -28,7 +28,7 @@ _LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
-    """Raised if a folder has nothing to report; its message names a remedy."""
+    """The error that a folder has nothing to report; its message names a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,7 +122,6 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
-    """Whether the pipeline in `folder` has the network of `encoder`, or its first network."""
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
     return exists and _architecture(folder, part) == getattr(encoder, "network", None)

@@ -282,7 +282,6 @@ class GivenPictures:
         return _colours(place.apply(self._upright(file, clear=clear)))
 
     def _upright(self, file: str, *, clear: bool = False) -> Image.Image:
-        """A reference picture, or the first picture of a reference video, turned upright."""
         if is_video(file):
             return first_of_clip(file, option=self._option("reference_video"))
         return _upright(file, option=self._option("reference"), clear=clear)

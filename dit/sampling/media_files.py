@@ -195,7 +195,6 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def _names(listing: Path) -> set[str]:
-    """The file names in samples.json that are of the form that this module writes."""
     each = _entries(listing) or []
     said = [one.get(key) for one in each if isinstance(one, dict) for key in _WRITTEN]
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
@@ -209,7 +208,6 @@ def _lists_samples(listing: Path) -> bool:
 
 
 def _entries(listing: Path) -> list[Any] | None:
-    """The entries of samples.json; None if the file is missing or holds no list."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):

@@ -46,7 +46,6 @@ def without_references(
 
 
 def _targets(batch: PackedBatch) -> Tensor:
-    """Indices of the target tokens of all samples, in order."""
     spans = zip(batch.starts, batch.latent_tokens, strict=False)
     return torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
 

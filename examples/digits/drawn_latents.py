@@ -93,7 +93,6 @@ def write(packed: Path, folder: Path, arm: str, *, digits: int, std: float) -> N
 
 
 def _trained(options: Any, folder: Path, seed: int) -> list[float]:
-    """The losses of the validations of a training run with `seed` in `folder`."""
     told = [f"rng.seed={seed}", f"train.train_iters={options.steps}", *_KEYS]
     told += [f"dataset.path={folder / 'data'}"]
     return [fmean(row) for row in trained(folder / str(seed), told)["losses"]]

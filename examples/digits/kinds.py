@@ -349,13 +349,11 @@ def asked_edits(digits: int, *, seed: int) -> list[Edit]:
 
 
 def _as_picture(levels_HW: np.ndarray) -> np.ndarray:
-    """Grey levels from 0 to 16 as a uint8 picture [H, W, 3]."""
     grey_HW = np.round(levels_HW * (255 / LEVELS)).astype(np.uint8)
     return grey_HW[..., None].repeat(3, axis=-1)
 
 
 def _written(pictures: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Writes uint8 pictures [H, W, 3] into `folder`; returns the names of the files."""
     files = [str(folder / f"{number:05d}.png") for number in range(len(pictures))]
     for picture_HW3, file in zip(pictures, files, strict=True):
         Image.fromarray(picture_HW3).save(file)

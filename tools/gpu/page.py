@@ -40,7 +40,6 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Yields lines of a Markdown table with the columns of the first row; none without rows."""
     if shown := list(rows):
         yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
         yield from (f"| {' | '.join(row.values())} |" for row in shown)
@@ -48,7 +47,6 @@ def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _found(rows: dict[str, Any], kind: str) -> dict[str, Any]:
-    """What the rows of `kind` have measured, by row; an interrupted row has its values so far."""
     named = {row.name: rows.get(row.name, {}) for row in PLAN if row.kind == kind}
     return {name: one["found"] for name, one in named.items() if one.get("found")}
 

@@ -225,7 +225,7 @@ class WordTable(FixedVectors):
         return text_LE / (1 + _POSITION**2) ** 0.5
 
     def pool(self, caption: str) -> np.ndarray:
-        """Scaled sum of the vectors of distinct words, or a special vector without words."""
+        """The scaled sum of the vectors of distinct words, or a special vector without words."""
         words = dict.fromkeys(self._kept(caption))
         if not words:
             return drawn("", self.width)

@@ -288,7 +288,6 @@ class Autoencoder(Codec):
         return values_NCFHW
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
-        """Mean and log variance of the whitened latent, under their names in a shard."""
         both = self.whitening.apply(mean_CFHW), self.whitening.apply_to_logvar(logvar_CFHW)
         return {k: v.to(DISTRIBUTION_DTYPE) for k, v in zip(DISTRIBUTION, both, strict=True)}
 

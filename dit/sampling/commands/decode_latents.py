@@ -168,7 +168,6 @@ def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> P
 
 
 def _waveform(latent_KA: Any, frames: int, entry: dict[str, Any], codec: Any) -> Any:
-    """The sound of a video, as long as its `frames`; None without a latent, codec or frame rate."""
     fps = entry.get("fps")
     if latent_KA is None or codec is None or not fps:
         return None

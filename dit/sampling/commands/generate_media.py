@@ -222,7 +222,6 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 def _picture_inputs(
     opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
-    """The network's inputs from the pictures `given`; `size` is that of the output in pixels."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
     multiple = stride.stride * model.side_cells
@@ -261,7 +260,6 @@ def _picture(
 
 
 def _sound_of(opened: OpenCheckpoint, options: GenerationOptions) -> SoundRequest | None:
-    """A request for sound of the duration of the video; None for networks without sound."""
     model, frames = opened.config.model, options.num_video_frames or 1
     count = sound_frames(model, frames=frames, fps=options.fps or FPS)
     return SoundRequest(frames=count) if count else None
@@ -372,7 +370,6 @@ def options_of_prompt(
 
 
 def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str | None:
-    """A warning if a distilled network is sampled otherwise than it was trained; else None."""
     warning = config.unlike_student(options.num_steps, options.sampler, options.guidance)
     learned = f"--num_steps {config.distill.steps} --sampler {config.distill.sampler}"
     return warning and f"{warning}; use {learned} --guidance 1"

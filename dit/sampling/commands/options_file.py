@@ -102,14 +102,12 @@ def _refuse_lightricks(option: str, shown: str) -> None:
 
 
 def _in_our_words(token: str) -> str:
-    """`token`, an argument, with AutoModel's name of an option replaced by ours."""
     name, equals, value = token.partition("=")
     ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
     return token if ours is None else f"--{ours}{equals}{value}"
 
 
 def _instead_of(action: argparse.Action) -> set[str]:
-    """The options that override `action`; --prompt and --prompts_file override each other."""
     if {"--prompt", "--prompts_file"} & set(action.option_strings):
         return {"--prompt", "--prompts_file"}
     return set(action.option_strings)

@@ -107,7 +107,7 @@ def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
 
 
 def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
-    """Squared distance of `made_HW3` to each training picture, [M].
+    """The squared distance of `made_HW3` to each training picture, [M].
 
     It is infinite for pictures of another size.
     """
@@ -161,7 +161,7 @@ def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
 
 
 def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) -> np.ndarray:
-    """Squared deviation and squared noise [E, 2], for each even pixel and colour.
+    """The squared deviation and the squared noise [E, 2], for each even pixel and colour.
 
     The deviation is generated - right; the noise is that of the generated pixel from the mean of
     the 3 x 3 pixels around it, on a scale of 0 to 1.

@@ -137,10 +137,6 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
 
 
 def _asked(validation: ValidationConfig) -> str:
-    """The options that need the text encoder, with their values, as text for error messages.
-
-    Empty if none of them is set.
-    """
     asking = {
         "prompts_file": validation.prompts_file,
         "negative_prompt": validation.negative_prompt,
@@ -328,7 +324,6 @@ def _inputs(
 
 
 def _files(given: GivenPictures) -> dict[str, Any]:
-    """The given files, for samples.json, by the names of the options of `generate_dit.py`."""
     each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
     return {name: file for name, file in each.items() if file}
 

@@ -117,7 +117,6 @@ def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPo
 
 
 def _shown(pack: PackedBatch, index: int) -> str:
-    """The caption of sample `index`; its key if the shard has no caption."""
     return (pack.captions[index] if pack.captions else "") or pack.keys[index]
 
 
