@@ -90,7 +90,7 @@ def check_losses(losses: dict[str, float]) -> None:
     """Checks that the packed loss equals that of single samples, and differs from the padded one.
 
     Raises:
-        ValueError: it does not.
+        ValueError: one of both is not so.
     """
     ours, alone, padded = (losses[name] for name in (OURS, ALONE, PADDED))
     if not abs(ours - alone) <= AGREE * abs(alone):

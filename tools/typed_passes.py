@@ -320,7 +320,7 @@ def _check_divisor(given: Trial, count: Tensor) -> None:
 
 @contextmanager
 def _typed(given: Trial) -> Iterator[None]:
-    """While it is open, spmd_types follows each operation of this process."""
+    """While the context is open, spmd_types follows each operation."""
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:

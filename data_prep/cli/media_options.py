@@ -130,7 +130,7 @@ def video_decoder_of(args: Namespace) -> VideoDecoder:
     """The library that decodes videos, as `args.video_loader_type` names it.
 
     Raises:
-        PrepError: it is not installed.
+        PrepError: the library is not installed.
     """
     if args.video_loader_type == "torchvision":  # its current releases decode no videos
         args.video_loader_type = str(VideoDecoder.PYAV)

@@ -204,7 +204,7 @@ def index_of(folder: Path) -> Any:
     """The parsed JSON of the index of the AutoModel cache in `folder`; its type is not checked.
 
     Raises:
-        PrepError: it cannot be read.
+        PrepError: the index cannot be read.
     """
     try:
         return read_json(folder / INDEX)

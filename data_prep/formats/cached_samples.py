@@ -120,7 +120,7 @@ def load_untrusted(content: Path | bytes) -> Any:
 
     Raises:
         OSError: `content` is no regular file, or cannot be read.
-        RefusedError: it holds more than tensors and plain values.
+        RefusedError: `content` holds more than tensors and plain values.
     """
     if isinstance(content, Path):
         check_regular(content)
@@ -179,7 +179,7 @@ def numbers(value: Any, axes: str, *, what: str) -> Tensor:
 
     Raises:
         UnusableError: `value` is no tensor with these axes.
-        RefusedError: it has no numbers, or NaN or Inf.
+        RefusedError: the tensor has no numbers, or NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)
     if tensor.numel() == 0:

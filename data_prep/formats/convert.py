@@ -254,7 +254,7 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """A sentence, in a list, if the AutoModel cache only trains text-to-video; else empty."""
+    """A list with a warning if the cache lacks what image-to-video of Wan needs; else empty."""
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):

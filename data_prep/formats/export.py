@@ -41,7 +41,7 @@ def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
 
     Raises:
         PrepError: the folder is no dataset.
-        CodecError: it has no card that can be read.
+        CodecError: the dataset has no card that can be read.
     """
     card, left_out = read_card(folder), Counter[str]()
     if form == "dfm":

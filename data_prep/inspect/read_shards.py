@@ -181,7 +181,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
 
     Raises:
         tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     start, current, parts = 0, None, dict[str, bytes]()
     try:
@@ -226,7 +226,7 @@ def tar_files(
 
     Raises:
         tarfile.TarError: the archive is damaged, or cut short.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with _headers():
         tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header

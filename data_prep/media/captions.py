@@ -224,7 +224,7 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     """The `loss_weight` in `fields`, a row or the JSON file `path`; None if missing or empty.
 
     Raises:
-        RefusedError: it is no number from 0 to 1,000,000.
+        RefusedError: the value is no number from 0 to 1,000,000.
     """
     value = fields.get("loss_weight")
     if value is None or value == "":
@@ -273,8 +273,8 @@ def read_regular_file(path: Path) -> bytes:
     """The content of the file `path`, which must be regular: reading a pipe might never end.
 
     Raises:
-        OSError: it cannot be read.
-        RefusedError: it is no regular file.
+        OSError: the file cannot be read.
+        RefusedError: the path is no regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise RefusedError(Reason.BAD_CAPTION, f"{path.name} is no regular file")

@@ -195,6 +195,6 @@ class Source(Protocol):
         """Reads and decodes the clip of `entry`.
 
         Raises:
-            RefusedError: it cannot be packed.
+            RefusedError: the sample cannot be packed.
         """
         ...

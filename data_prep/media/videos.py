@@ -116,7 +116,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
     """Size of the video `file` and times of its frames, from packets if these tell, or by decoding.
 
     Raises:
-        RefusedError: it is no video, holds no frame, or ends before it should.
+        RefusedError: the file is no video, holds no frame, or ends before it should.
     """
     is_whole = check_whole(file)
     with open_video(file) as (container, video):
@@ -340,7 +340,7 @@ class VideoDecoder(StrEnum):
         They are RGB, or RGBA if they have transparency.
 
         Raises:
-            RefusedError: one of them cannot be decoded.
+            RefusedError: a frame cannot be decoded.
         """
         # torchcodec finds frames by their times only.
         if self is VideoDecoder.PYAV or entry.numbers:

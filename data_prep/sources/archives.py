@@ -28,7 +28,7 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """Text with the archive, first byte and size of a member, which no path of a file equals."""
+    """A text with archive, first byte and size of a member; it cannot be the path of a file."""
     return f"{archive}\n{start}+{size}"
 
 

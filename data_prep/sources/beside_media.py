@@ -122,7 +122,7 @@ class FoundReference:
     ) -> PlannedReference:
         """How the reference is encoded with a target of size `target` (width, height).
 
-        A video gets the frames that are shown when the frames `kept` of the target's `clip` are.
+        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not fit the target.
@@ -135,10 +135,10 @@ class FoundReference:
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
         """How the reference is encoded if it is scaled and cropped as `place` says.
 
-        A video gets the frames that are shown when the frames `kept` of the target's `clip` are.
+        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
 
         Raises:
-            RefusedError: it is a video that does not fit the clip.
+            RefusedError: the reference is a video that does not fit the clip.
         """
         keep = () if self.line is None else self._same_frames(self.line, clip, kept)
         planned = PlannedReference(
@@ -231,7 +231,7 @@ class FoundPartner:
         """How the rejected sample is encoded: scaled and cropped like the preferred one.
 
         Raises:
-            RefusedError: it is a video that ends before the preferred one does.
+            RefusedError: the sample is a video that ends before the preferred one does.
         """
         try:
             return self.found.placed(place, clip, kept)
@@ -293,7 +293,7 @@ def read_reference(
     Transparent pixels are put on `background`, or kept as RGBA if that is None.
 
     Raises:
-        RefusedError: it cannot be decoded.
+        RefusedError: the file cannot be decoded.
     """
     place, placed, first, is_clear = Placement(planned.resized, planned.size), [], None, False
     try:

@@ -93,7 +93,7 @@ class Collection(Protocol):
         """Opens the medium or file at `where`: returns its path, or a stream of its content.
 
         Raises:
-            RefusedError: it cannot be opened.
+            RefusedError: the file cannot be opened.
         """
         ...
 

@@ -42,7 +42,7 @@ def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollectio
     """The Hugging Face dataset that the options in `args` name.
 
     Raises:
-        PrepError: it cannot be opened, or lacks a column.
+        PrepError: the dataset cannot be opened, or lacks a column.
     """
     name, split = str(args.hf_dataset), args.dataset_split
     columns = _dataset(name, split).column_names
@@ -79,7 +79,7 @@ def _dataset(name: str, split: str) -> Any:
     """Opens the split of a dataset on disk or on the hub; its media are not decoded.
 
     Raises:
-        PrepError: it cannot be opened, or the package `datasets` is missing.
+        PrepError: the split cannot be opened, or the package `datasets` is missing.
     """
     try:
         # Imported by name: pyright would read its whole source, for minutes.

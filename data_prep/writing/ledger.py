@@ -147,7 +147,7 @@ class LedgerHeader:
         """Reads the header that an earlier run wrote into `folder`; None if there is none.
 
         Raises:
-            PrepError: it is damaged.
+            PrepError: the file is damaged.
         """
         path = folder / LEDGER / RUN_NAME
         try:

@@ -83,7 +83,7 @@ class Registry(dict[str, type[E]], Generic[E]):
         """The class that is registered as `name`.
 
         Raises:
-            CodecError: there is none; the message lists all names.
+            CodecError: no class has this name; the message lists all names.
         """
         if name not in self:
             kind, names = self._interface.kind, ", ".join(self)

@@ -147,7 +147,7 @@ def picture_of(frame: Any, video: Any) -> Image.Image:
     Pixels that are not square are resampled.
 
     Raises:
-        ValueError: it is suspiciously large.
+        ValueError: the picture is suspiciously large.
     """
     picture = frame.to_image()
     if has_alpha(frame, video):
@@ -160,7 +160,7 @@ def upright_size(frame: Any, video: Any) -> tuple[int, int]:
     """(width, height) of a frame after it was turned upright, in square pixels.
 
     Raises:
-        ValueError: it is suspiciously large.
+        ValueError: the frame is suspiciously large.
     """
     width, height = _square(frame, video)
     is_sideways = turn_of(frame) in _SIDEWAYS
@@ -242,7 +242,7 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
     """(width, height) of a frame with square pixels, before it is turned upright.
 
     Raises:
-        ValueError: it is suspiciously large.
+        ValueError: the frame is suspiciously large.
     """
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height

@@ -156,7 +156,7 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
     """Reads model_index.json of the pipeline that has the component.
 
     Raises:
-        CodecError: it cannot be read.
+        CodecError: the file cannot be read.
     """
     try:
         from diffusers.pipelines.pipeline_utils import DiffusionPipeline
@@ -245,7 +245,7 @@ def load(part: PipelineComponent) -> Any:
     """Loads a component, once in a process; a network has no gradients and is on its device.
 
     Raises:
-        CodecError: it cannot be loaded.
+        CodecError: the component cannot be loaded.
     """
     import torch
 

@@ -30,7 +30,7 @@ class LocalServer(ThreadingHTTPServer):
     """A server of pages on `host` and `port`; port 0 takes any free one.
 
     Raises:
-        ValueError: there is no such address, or the port is taken.
+        ValueError: the address does not exist, or the port is taken.
     """
 
     daemon_threads = True

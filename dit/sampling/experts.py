@@ -114,7 +114,7 @@ def check_pair(config: RunConfig, away: RunConfig) -> None:
     """Checks that the network of the run `away` can be the weaker one of a `GuidedPair`.
 
     Raises:
-        Problems: it reads other latents or inputs than the network of `config`.
+        Problems: that network reads other latents or inputs than the network of `config`.
     """
     if problems := _other_inputs(config, away, "--checkpoint_path_away"):
         raise Problems(problems)

@@ -143,7 +143,7 @@ def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
     """The checkpoint of the weaker network from which guidance moves away; None without one.
 
     Raises:
-        ValueError: it does not fit the network of `config`, or there are two experts.
+        ValueError: the network does not fit the network of `config`, or there are two experts.
     """
     place = options.checkpoint_path_away
     if place is None:

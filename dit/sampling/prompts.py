@@ -77,7 +77,7 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
     each line. Any other file has a prompt on each line.
 
     Raises:
-        ValueError: there is no such file, it is a table or not UTF-8, an entry is wrong, a picture
+        ValueError: the file does not exist, is a table or not UTF-8, an entry is wrong, a picture
             is missing, or there is no prompt.
     """
     where = f"{option} {file}"
@@ -119,7 +119,7 @@ def _found(picture: str, prompt: Prompt, folder: Path) -> str:
     """The path of `picture` in the folder of the prompts, or else in the current folder.
 
     Raises:
-        ValueError: it is in neither.
+        ValueError: the picture is in neither folder.
     """
     for path in (str(folder / picture), picture):
         if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called

@@ -303,7 +303,7 @@ def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict
 
 
 def left_beside(adapter: Path, folder: Path) -> float:
-    """The guidance that is left in the distilled network with the adapter that is to remove it."""
+    """The guidance left in the distilled network with `adapter`, which is to remove guidance."""
     from dit.sampling.commands.load_options import LoadOptions
     from dit.sampling.open_checkpoint import open_checkpoint
 

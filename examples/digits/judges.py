@@ -247,7 +247,7 @@ def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
     """All clips in a split of moving digits that data_prep has packed to `folder`.
 
     Raises:
-        ValueError: there are none, or a caption is not that of a moving digit.
+        ValueError: there are no clips, or a caption is not that of a moving digit.
     """
     known = {motion.caption: motion for motion in MOTIONS}
     samples = decoded(folder, split, known, option="--moving", decoder=decoder)
@@ -264,7 +264,7 @@ def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
     """Grey levels [K, 8, 8], 0 to 16, of the unedited digits in the validation split.
 
     Raises:
-        ValueError: there are none, or they are no pairs of a digit and its edit.
+        ValueError: there are no digits, or they are no pairs of a digit and its edit.
     """
     samples = decoded(folder, "val", EDITS, option="--edits", decoder=decoder)
     found = [
@@ -284,7 +284,7 @@ def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
     """The uint8 target clips [F, H, W, 3] of the validation split, which mirror their references.
 
     Raises:
-        ValueError: there are none, or they are no clips of moving digits.
+        ValueError: there are no samples, or they are no clips of moving digits.
     """
     kind = "--moving --edits"
     found = [clip for clip, _ in decoded(folder, "val", EDITS[1:], option=kind, decoder=decoder)]

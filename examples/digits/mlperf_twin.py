@@ -90,7 +90,7 @@ def trained(folder: Path, keys: Sequence[str], *, cpu_seconds: float = math.inf)
     It ends with its last step, or a little after `cpu_seconds` CPU seconds.
 
     Raises:
-        ValueError: it ended with an error.
+        ValueError: the training ended with an error.
     """
     done = folder / "training.json"
     if done.exists():

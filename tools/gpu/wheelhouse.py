@@ -207,7 +207,7 @@ def install(wheelhouse: Path, site: Path) -> int:
     """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
 
     Raises:
-        ValueError: there are none, pip fails, or one would replace the machine's torch.
+        ValueError: there are no wheels, pip fails, or a wheel would replace the machine's torch.
     """
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:

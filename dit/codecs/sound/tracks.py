@@ -93,7 +93,7 @@ class SoundTrack:
         """Opens the track `number` of a file; None: its default track, or else its first.
 
         Raises:
-            SoundError: there is no such track, or it cannot be decoded.
+            SoundError: there is no such track, or the track cannot be decoded.
             OSError: the file cannot be opened, or FFmpeg does not know its format.
         """
         if channels not in (1, 2) or rate < 1:

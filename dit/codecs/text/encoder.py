@@ -94,7 +94,7 @@ def requested_length(args: Namespace, default: int) -> int:
     """The most tokens of a caption: --max_sequence_length in `args`, or else `default`.
 
     Raises:
-        CodecError: it is below 1.
+        CodecError: the option is below 1.
     """
     length = getattr(args, "max_sequence_length", None)
     if length is not None and length < 1:

@@ -105,7 +105,7 @@ class LongCatEditText(LongCatText):
         """The processor that makes the network's inputs of pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "text_processor"))
 

@@ -142,7 +142,7 @@ class QwenImageEditText(QwenImageText):
         """The processor that makes the network's inputs of captions and pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "processor"))
 
@@ -231,7 +231,7 @@ class QwenImage21Text(QwenImageText):
         """The processor that makes the network's inputs of captions and pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen3VLProcessor", "processor"))
 

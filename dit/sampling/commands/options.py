@@ -180,7 +180,7 @@ def check_count(name: str, value: int, *, most: int) -> None:
     """Checks the value of the option `name`, a count.
 
     Raises:
-        ValueError: it is below 1 or above `most`.
+        ValueError: the value is below 1 or above `most`.
     """
     if not 1 <= value <= most:
         raise ValueError(f"--{name} {value} must be at least 1, and at most {most}")

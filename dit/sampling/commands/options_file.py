@@ -87,10 +87,10 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
 
 
 def _refuse_lightricks(option: str, shown: str) -> None:
-    """Checks that `option` does not exist only in Lightricks' own pipeline of LTX-Video.
+    """Refuses an option that only Lightricks' own pipeline of LTX-Video has.
 
     Raises:
-        ValueError: it does; names it as `shown`, and its effect.
+        ValueError: the option exists only there; names it as `shown`, and its effect.
     """
     name = option.replace("-", "_")
     for start, what in _LIGHTRICKS.items():

@@ -29,7 +29,7 @@ def check_video(file: str, *, option: str) -> None:
     """Checks that the name of `file` ends like that of a video; `option` named the file.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the name has no ending of a video.
     """
     if not is_video(file):
         raise ValueError(f"{option} {file} has no ending of a video ({', '.join(sorted(ENDINGS))})")

@@ -34,7 +34,7 @@ class ConditionFile:
         """Checks that the condition begins inside a video of `frames` frames.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the condition begins outside the video.
         """
         if not 0 <= self.frame < frames:
             raise ValueError(

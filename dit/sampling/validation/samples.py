@@ -386,7 +386,7 @@ def check_samples(config: RunConfig) -> None:
     A dry run calls this; the start of a run checks the same while it encodes the prompts.
 
     Raises:
-        ValueError: one of them is missing or does not fit.
+        ValueError: one of these is missing or does not fit.
     """
     c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config))
     prompts = _prompts(config.validation)
