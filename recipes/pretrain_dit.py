@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print(config: RunConfig) -> None:
     """Prints the configuration as YAML, without importing torch.
 
-    Raises the errors that a start of the run would raise, but for those about data and memory.
+    Raises the errors that a start of the run would raise, except those about data and memory.
     """
     from dit.config_loading.load import to_yaml
     from dit.convert.diffusers_config import check_also_saved

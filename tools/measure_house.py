@@ -128,7 +128,7 @@ _RUNS = ("mock_run", "lora_run", "convert_import")
 
 
 def measure(tree: Path) -> dict[str, Any]:
-    """All figures and lists of the checkout `tree`, but for those of the runs."""
+    """All figures and lists of the checkout `tree`, except those of the runs."""
     sources = read(tree)
     modules = [source for source in sources if source.stem not in SPECIAL]
     full = files_per_folder(sources)
@@ -202,7 +202,7 @@ def figures(sources: list[Source]) -> dict[str, Any]:
 def pack_fields(sources: list[Source]) -> dict[str, int]:
     """The number of modules that give a field of a pack a value, by "Type.field".
 
-    It has the fields with a default. The types of a pack are the classes of dit/batch, but for
+    It has the fields with a default. The types of a pack are the classes of dit/batch, except
     those of a sample and of a problem.
     """
     kinds = [

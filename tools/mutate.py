@@ -141,7 +141,7 @@ def mutations(root: Path, file: Path, within: ast.AST | None = None) -> Iterator
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields all nodes inside `node` but for annotations, decorators and texts of messages."""
+    """Yields all nodes inside `node` except annotations, decorators and texts of messages."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise):
             continue

@@ -182,7 +182,7 @@ def family_leaks(sources: list[Source]) -> list[str]:
 
 
 def _leaks_of(folder: str, outside: list[Source], within: list[Source]) -> list[str]:
-    """Imports of a family's folder, but for one by the registry, and uses of its classes."""
+    """Imports of a family's folder, except one by the registry, and uses of its classes."""
     module = folder.replace("/", ".")
     own = [s for s in outside if Path(folder).name in s.text]
     imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in own for n in _imports(s, module)]

@@ -156,7 +156,7 @@ class LayerTraffic:
         )
 
     def units(self, *, without: Collection[str] = (ATTENTION, WEIGHT_PRODUCTS)) -> float:
-        """Units of traffic of all operations but for those named in `without`."""
+        """Units of traffic of all operations except those named in `without`."""
         return sum(n for name, n in self.bytes.items() if name not in without) / self.unit
 
 

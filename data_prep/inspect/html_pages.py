@@ -129,7 +129,7 @@ def frames_shown(count: int) -> np.ndarray:
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
     """Frames of a sample with its control pictures and videos to the left of them.
 
-    Controls of another height, or with another number of frames (but for pictures), are left out.
+    Controls of another height, or with another number of frames (except pictures), are left out.
     """
     frames, height = shown_FHW3.shape[:2]
     of_same = (one[frames_shown(len(one))] for one in controls if one.shape[1] == height)

@@ -110,9 +110,9 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """A sentence that all samples of a small dataset went to train, as the default split has gaps.
+    """A notice that all samples are in train, because the default split would leave one empty.
 
-    `found` counts the samples.
+    `found` has the number of samples in each split.
     """
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"

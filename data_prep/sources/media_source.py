@@ -135,7 +135,7 @@ class MediaSource:
     def plan(self, number: int, medium: Medium) -> list[Entry]:
         """The planned samples of a medium, or one entry that says why it is refused.
 
-        `number` is that of the medium's input.
+        `number` is the index of the medium's input.
         """
         given = self.inputs[number]
         source = f"{given.prefix}{medium.source}"

@@ -225,7 +225,7 @@ _visitors: dict[str, list[Any]] = {}
 
 @contextmanager
 def visits(device: str) -> Iterator[None]:
-    """While it is open, `load` keeps networks for `device` on the host and moves them when used.
+    """Inside the context `load` keeps networks for `device` on the host and moves them for use.
 
     At its end they return to the host, which frees GPU memory without reading them from disk again.
     """

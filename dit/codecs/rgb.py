@@ -68,8 +68,8 @@ def colour(text: str) -> str:
     """The opaque colour that `text` names or gives by numbers, as `#rrggbb`; white as `white`.
 
     Raises:
-        ValueError: it is no opaque colour, or has levels (also in hsl and hsv) that no pixel can
-            have.
+        ValueError: `text` is no opaque colour, or has levels (also in hsl and hsv) that no pixel
+            can have.
     """
     levels = ImageColor.getrgb(text)
     if not all(0 <= level <= 255 for level in levels):  # Pillow takes rgb(300,0,0)

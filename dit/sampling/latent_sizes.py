@@ -49,7 +49,7 @@ class LatentStride:
         )
 
     def pixels(self, latent: Size) -> Size:
-        """Size in pixels of what a decoder makes of a latent of the size `latent`, in cells."""
+        """Size in pixels of the video that a decoder makes of a latent of `latent` cells."""
         frames, rows, columns = latent
         return 1 + (frames - 1) * self.temporal_stride, rows * self.stride, columns * self.stride
 

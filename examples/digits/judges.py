@@ -2,8 +2,8 @@
 
 1. DigitJudge   a classifier of still digits; `count_digits` compares
 2. ClipJudge    classifiers of moving digits: digit and direction; `score_motions` compares
-3. score_edits  which of all held-out digits, unedited and after every edit, an edited one is like;
-   `score_mirrored` the same of held-out clips and their mirror images
+3. score_edits  whether a picture is most like the right digit after the right edit, among all
+   held-out digits and edits; `score_mirrored` does the same for held-out clips and mirror images
 """
 
 # N pictures or clips; F H W 3 frames, rows, columns, colours of one; K digits; E states of a digit;

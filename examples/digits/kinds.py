@@ -53,7 +53,7 @@ HELD_OUT = 0.97  # part of the held-out real clips that the judge must read righ
 OTHERS = 0.9  # part of the clips that another reference must not lead to
 
 Report = dict[str, Any]
-"""The content of evaluation.json, but for the settings."""
+"""The content of evaluation.json, except the settings."""
 Demands = dict[str, tuple[float, float]]
 """(fraction that is right, fraction that is demanded) by name."""
 

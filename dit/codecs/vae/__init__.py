@@ -30,7 +30,7 @@ codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
-    """The codec that encoded the dataset with this `card`; its `decode` makes pictures of latents.
+    """The codec that encoded the dataset with this `card`; its `decode` restores pictures.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is missing.

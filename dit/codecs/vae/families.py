@@ -63,7 +63,7 @@ class Wan(Autoencoder):
 
     @property
     def _keeps_first_frame(self) -> bool:
-        """Whether networks replace the noisy tokens of the first frame by its clean latent."""
+        """Whether networks replace the noisy tokens of the first frame with its clean latent."""
         return self._config.get("patch_size") is not None
 
     @property

@@ -165,7 +165,7 @@ class JointStreams:
         return run
 
     def sounds(self, state_TC: Tensor) -> list[Tensor | None]:
-        """The latent [K, A] of each sample's sound in a state; None for a sample without sound."""
+        """The latent [K, A] of each sample's sound in `state_TC`; None if there is no sound."""
         sound = self.pack.others[SOUND]
         rows_TC = with_given_tokens(self.apart(state_TC)[SOUND], sound)
         spans = zip(sound.starts, sound.num_tokens, strict=False)

@@ -194,7 +194,7 @@ def notes(
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
-    """Copies of the inputs of sample `index`, by name, but for its latent."""
+    """Copies of the inputs of sample `index`, by name, except its latent."""
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()
