@@ -62,7 +62,7 @@ _FLUX = {
 
 
 def opened_by_runs(tree: Path) -> dict[str, dict[str, Any]]:
-    """Opened files of three runs: a mock run of four steps, a LoRA run from it, an import of FLUX.
+    """The files that three runs open: a mock run, a LoRA run from it, an import of a tiny FLUX.
 
     Raises:
         SystemExit: a command failed; with its output.
