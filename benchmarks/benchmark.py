@@ -1,4 +1,4 @@
-"""Measures steps of a run: times of its parts, real tokens a second, model TFLOP/s, MFU.
+r"""Measures steps of a run: times of its parts, real tokens a second, model TFLOP/s, MFU.
 
 1. warm-up   steps that allocate memory and fill buffers
 2. steps     each as a line of metrics.jsonl; on a GPU each part is synchronized before it is timed
@@ -109,7 +109,10 @@ def measure(
     steps: int,
     around: AbstractContextManager[Any],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of `steps` steps inside `around`, and the values of each; called by all ranks."""
+    """Figures of `steps` steps after `warm_up` others, and the values of each step.
+
+    The measured steps run in the context `around`. All ranks must call it.
+    """
     from measuring.steps import fill_on_device, step_summary, watched_processes
 
     with watched_processes(config):
@@ -157,7 +160,7 @@ def only_steps(config: RunConfig) -> RunConfig:
 
 
 def _trace(file: Path, rank: int) -> Any:
-    """A profiler that writes a trace next to `file`, for chrome://tracing; it slows down steps."""
+    """A profiler that writes a trace for chrome://tracing next to `file`; it slows down steps."""
     from torch.profiler import profile
 
     place = file.with_name(f"{file.stem}_trace_rank{rank}.json")

@@ -1,4 +1,4 @@
-"""Bytes that each rank writes, reads, sends and holds when a checkpoint is saved and loaded.
+r"""Counts bytes that each rank writes, reads, sends and holds to save and load a checkpoint.
 
 1. model     of the given configuration and layout, with its optimizer and average
 2. save      written: this rank's files; sent: to other ranks; held: copies beyond training
@@ -99,7 +99,10 @@ def _parse(argv: Sequence[str] | None) -> tuple[Namespace, RunConfig]:
 
 
 def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: int) -> RankShare:
-    """Saves and loads; all ranks call it."""
+    """Saves and loads a checkpoint in `folder`, and counts bytes; all ranks must call it.
+
+    `bucket` is the most bytes of one exchange between ranks.
+    """
     import torch.distributed as dist
     from measuring.rank_bytes import counted_bytes
 

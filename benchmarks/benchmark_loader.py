@@ -1,6 +1,6 @@
-"""Rate of the loader against a plain read of the same shards, and the memory of its buffer.
+"""Measures the rate of the loader against a plain read of its shards, and its buffer's memory.
 
-python benchmarks/benchmark_loader.py --samples 20000 1000 --memory 4096
+    python benchmarks/benchmark_loader.py --samples 20000 1000 --memory 4096
 
 1. shards    samples of about 4 kB (small pictures), then of 400 kB (video)
 2. rates     medians of alternating passes: tarfile with the decoding and checks of the loader, one

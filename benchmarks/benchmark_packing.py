@@ -1,4 +1,4 @@
-"""Simulates packing: fill of packs, time of the choice, and balance of ranks. Needs no data.
+"""Simulates packing: fill of packs, time to choose them, and balance of ranks; needs no data.
 
 python benchmarks/benchmark_packing.py --buffers 32 64 256 --ranks 8 64 512
 """

@@ -78,7 +78,7 @@ def planned(source: str) -> Entry:
 
 
 def write_resumably(target: Path, entries: list[Entry], parts: dict[str, bytes]) -> float:
-    """Writes planned samples as shards, with a ledger; returns seconds."""
+    """Writes planned samples as shards, with a ledger; returns the seconds that it took."""
     # Imported late, as below: --help answers without torch.
     from data_prep.engine.block_worker import EncodedSample
     from data_prep.planning.plan import write_plan

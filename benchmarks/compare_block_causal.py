@@ -5,7 +5,7 @@
 2. ours      one pass over the packs
    alone     Diffusers' network, one call a sample without padding, one backward pass a batch
    padded    one call a batch, captions padded and masked: as its network takes one layout for a
-             batch, pictures behind shorter captions stand at wrong places
+             batch, pictures after shorter captions get wrong positions
 3. losses    of the first step: ours and `alone` agree, `padded` computes something else
 
     python benchmarks/compare_block_causal.py --steps 5
@@ -44,9 +44,9 @@ SMALL = [
     *("model.hidden_size=256", "model.num_attention_heads=4", "model.crossattn_emb_size=256"),
     *("model.rope_axes=[16,24,24]", "model.precision=fp32"),
 ]
-"""A network that two cores train in seconds."""
+"""Overrides for a network that two cores train in seconds."""
 LENGTHS = (8, 64, 24, 40)
-"""Rows of the captions of a batch."""
+"""Number of text rows of each caption in a batch."""
 AGREE = 1e-5
 
 
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Losses of the first step and real tokens a second, by method.
+    """Losses of the first step, and real tokens a second, by method.
 
     Raises:
         ValueError: the losses contradict `check_losses`.
@@ -87,10 +87,10 @@ def compare(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def check_losses(losses: dict[str, float]) -> None:
-    """Checks that the packed loss equals that of single samples, and not the padded one.
+    """Checks that the packed loss equals that of single samples, and differs from the padded one.
 
     Raises:
-        ValueError: it does not.
+        ValueError: one of both is not so.
     """
     ours, alone, padded = (losses[name] for name in (OURS, ALONE, PADDED))
     if not abs(ours - alone) <= AGREE * abs(alone):
@@ -130,7 +130,7 @@ def _base(options: argparse.Namespace) -> RunConfig:
 
 
 def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """For each method a function that runs a step and returns its loss; and tokens of a step."""
+    """A function for each method that runs a step and returns its loss; the tokens of a step."""
     import torch
     from measuring.padded import diffusers_network, diffusers_weights, examples
 
@@ -180,7 +180,7 @@ def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float
 
 
 def _item(config: RunConfig, number: int) -> Any:
-    """A pack of four samples with its problem, on the device."""
+    """A pack of four random samples with its problem, on the device; `number` seeds them."""
     import torch
 
     from dit.batch import LatentSample
@@ -210,7 +210,7 @@ def _item(config: RunConfig, number: int) -> Any:
 
 
 def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
-    """Errors of the velocities of samples, each from a call of its own."""
+    """Errors of the predicted velocity for each sample of `batch`, each by a call of its own."""
     from dit.batch import TEXT, LatentSample
     from dit.models.registry import diffusers_form
 

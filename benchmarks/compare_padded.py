@@ -46,7 +46,7 @@ SMALL = {
         *("model.rope_axes=[16,24,24]", "objective.guidance=1.0"),
     ],
 }
-"""Family -> a network that two cores train in seconds."""
+"""Overrides for a network that two cores train in seconds, by family."""
 
 _MIXTURES = {
     "equal": (MockGeometry(height=32, width=32, text_length=64, weight=12),),
@@ -67,8 +67,8 @@ _LARGE = {
         MockGeometry(height=64, width=64, text_length=128, weight=9),
     ),
 }
-"""A video of 16,384 tokens and pictures of 1,024 to 4,096: four packs, where a pack of the small
-ones takes a GPU less time than the host needs to start it."""
+"""A video of 16,384 tokens and pictures of 1,024 to 4,096, in four packs. With the small mixtures a
+GPU computes a pack faster than the host can start it."""
 
 # In bfloat16 Diffusers rounds noise levels, modulation and predictions, which are float32 in ours.
 _TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 3e-2}
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The lines that are printed for each mixture of samples."""
+    """Runs the comparison that `argv` asks for; returns the printed lines of each mixture."""
     options, overrides = _parser().parse_known_args(argv)
     small = load_config(_base(large=options.large), overrides=SMALL[options.family])
     base = load_config(small, config_file=options.config_file, overrides=overrides)
@@ -152,7 +152,10 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """For each method a function that runs a step and returns its loss; and tokens of a step."""
+    """A function for each method that runs a step and returns its loss; and the tokens of a step.
+
+    `batch` is the number of samples of a padded batch.
+    """
     from measuring.padded import (
         Batching,
         PlainLoop,
@@ -205,7 +208,7 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
 
 
 def _items(config: RunConfig) -> list[Any]:
-    """The mixture as packs with their problems, on the device."""
+    """The samples of the mixture as packs with their problems, on the device."""
     from dit.bin_packing import best_fit_decreasing
     from dit.data import null_inputs
     from dit.data.pack import SampleSize, pack_samples
@@ -230,7 +233,10 @@ def _items(config: RunConfig) -> list[Any]:
 
 
 def _samples(config: RunConfig) -> Iterator[Any]:
-    """Twice as many samples of each kind as its weight, in random order; keys are positions."""
+    """Yields twice as many samples of each kind as its weight, in random order.
+
+    The keys are positions in that order.
+    """
     import torch
 
     from dit.batch import TEXT, LatentSample

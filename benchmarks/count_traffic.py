@@ -1,4 +1,4 @@
-"""Counts bytes that a layer reads and writes outside its matrix products, without a GPU.
+"""Counts the bytes that a layer reads and writes outside its matrix products, without a GPU.
 
 1. samples   a pack of equal samples, without padding and with some at the end of each
 2. count     bytes of inputs and outputs of every operation that is no view, forward and backward,
@@ -82,7 +82,7 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
     ),
 }
 """Rows of the planner's table (`dit.planner.layer_traffic.row_of`): a named size with such a layer,
-and the numbers of layers of two networks, the second of which has it once more."""
+and the numbers of layers of two networks, the second of which has one such layer more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write_table(file: Path, groups: ProcessGroupCollection) -> None:
-    """Writes the planner's table, one line for each layer."""
+    """Writes the planner's table to `file`, one line for each layer of `LAYERS`."""
     lines = []
     for name in LAYERS:
         columns = {kind: layer_columns(name, kind, groups) for kind in ("eager", "fused")}
@@ -152,7 +152,9 @@ def write_table(file: Path, groups: ProcessGroupCollection) -> None:
 def layer_columns(
     name: str, kernels: str, groups: ProcessGroupCollection
 ) -> dict[str, dict[str, float]]:
-    """Units of a layer of `LAYERS`, for each pass, by the quantity that they grow with.
+    """Traffic units of a layer of `LAYERS`, for each pass, by the quantity to which they belong.
+
+    `kernels` is eager or fused. The quantities are:
 
     latents  for each latent token, in addition to the hidden units
     text     for each text token, in addition to the hidden units

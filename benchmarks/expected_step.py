@@ -2,7 +2,7 @@
 
     python benchmarks/expected_step.py
 
-Arithmetic only: no device is needed. If activations do not fit into a device, the keys of
+It is arithmetic: no device is needed. If activations do not fit into a device, the keys of
 `model.recompute_granularity=auto` for it are planned as well.
 """
 
@@ -73,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
-    """The configuration eager, fused, and fused with the recomputation that the device needs."""
+    """Yields the configuration of a shape eager, fused, and fused with recomputation.
+
+    The last one is left out if the memory of `device` needs no recomputation.
+    """
     for fused in ("false", "true"):
         keys = [*shape_keys(shape), f"model.fused_kernels={fused}", *overrides]
         yield load_config(default_config(), overrides=keys)
@@ -91,11 +94,11 @@ class ExpectedStep:
     mfu: float
     """FLOP/s of the model over the peak of dense bfloat16 in the device's data sheet."""
     memory: int
-    """Bytes."""
+    """Memory that the step needs, in bytes."""
 
 
 def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> ExpectedStep:
-    """The planner's estimate of a step of full packs of `dataset.mock_samples`."""
+    """The planner's estimate of a step of full packs of `dataset.mock_samples` on `device`."""
     load = expected_load(config, fill=1.0)
     found = times(config, load, world_size=1, device=device, efficiency=efficiency)
     flops = 3 * load.flops * config.train.global_batch_size
@@ -107,9 +110,9 @@ def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> 
 
 
 def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
-    """The estimate for a device of this name, as a dict; None if its rates are not known.
+    """The planner's estimate for the device called `name`, as a dict; None if it is unknown.
 
-    `model.attention_backend` is the kernel that the step ran.
+    `model.attention_backend` must be the kernel that the step ran.
     """
     device = device_named(name)
     if device is None:
@@ -126,10 +129,10 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
 
 
 def whole_samples_per_s(shape: str, flops: float) -> float | None:
-    """Samples a second of the whole network, of which a shape has few layers.
+    """Samples a second of the whole network, for a `shape` that has few of its layers.
 
-    It assumes that the whole network reaches `flops` FLOP/s too; a pack is full of samples, without
-    padding. None if the shape stands for no network.
+    It assumes that the whole network reaches `flops` FLOP/s, too; a pack is full of samples,
+    without padding. None if the shape stands for no network.
     """
     if shape not in WHOLE:
         return None

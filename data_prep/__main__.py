@@ -1,4 +1,4 @@
-"""`python -m data_prep`."""
+"""Runs the command line of data preparation: `python -m data_prep`."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""A source of clips -> a dataset folder.
+"""Packs a source of clips into a dataset folder.
 
 1. plan      every sample, before anything is decoded; options and output folder are checked
 2. measure   mean and deviation of the latents, for codecs that whiten by the dataset
@@ -67,7 +67,7 @@ _MOST_NAMED = 4  # changed options in a message
 
 @dataclass(kw_only=True)
 class Packing:
-    """One packing of a source into a folder, as run by one process."""
+    """The packing of a source into a folder; each launched process has one."""
 
     source: Source
     folder: Path
@@ -76,28 +76,29 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """The whitening to use instead of one measured on the data, for codecs that whiten by
-    dataset."""
+    """The whitening to use instead of measuring it, for codecs whose whitening each dataset
+    measures."""
     sound: SoundCodec | None = None
     """Codec for the sound of videos; None: no sound is packed."""
     sound_scale: float | None = None
-    """Scale of sound latents to use instead of one measured on the data."""
+    """Scale of sound latents to use instead of measuring it on the data."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
     command: str = ""
-    """Command that made the dataset, for its README.md."""
+    """The shell command that made the dataset, for its README.md."""
     gentler: Mapping[str, Sizing] = field(default_factory=dict)
-    """Option -> rule for sizes that may crop less."""
+    """Other rules for sizes that may crop less, by the option that selects them."""
     notify: Callable[[str], None] = lambda _: None
-    """Function that gets each notice for the user before the encoding begins."""
+    """Shows a sentence to the user; called before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
-    """Hashes and thumbnails of the samples of a decoded plan, in order; None for refused ones."""
+    """Hashes and thumbnails that `decode_all` finds, in the order of the plan; None for refused
+    samples."""
     cropped: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about cropping that `review` found."""
+    """Facts about cropping, set by `review`."""
 
     def run(self) -> Summary:
-        """Runs all steps that an earlier run has not finished.
+        """Runs all steps that an earlier run has not finished, and returns what was packed.
 
         Raises:
             PrepError: the user must change something; after any exception there is no `.nv-meta`.
@@ -116,7 +117,9 @@ class Packing:
         return self._finish(plan)
 
     def plan(self) -> PackingPlan:
-        """Probes every file and writes the plan: for each sample whether and how it is packed.
+        """Probes every file and writes the plan: whether and how each sample is packed.
+
+        If the option trust_cache is set, an existing plan is read instead.
 
         Raises:
             PrepError: two files have the same key, or a split gets no sample.
@@ -130,7 +133,7 @@ class Packing:
             return write_plan(entries, path, given)
 
     def decode_all(self, plan: PackingPlan) -> PackingPlan:
-        """Decodes every file as packing does, and refuses those that fail; encodes nothing."""
+        """Decodes every file without encoding it; returns a plan that refuses those that fail."""
         return refuse(plan, self._decode(plan))
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
@@ -168,7 +171,7 @@ class Packing:
         return json.loads(json.dumps(identity, default=asdict))
 
     def _check_options(self) -> None:
-        """Raises PrepError if the folder was begun with other options."""
+        """Raises PrepError if an earlier run began the folder with other options."""
         record = LedgerHeader.read(self.folder)
         changes = changed_options(record.options, self._identity) if record else []
         if changes:
@@ -190,9 +193,9 @@ class Packing:
         new.write(self.folder)
 
     def review(self, plan: PackingPlan) -> Refusals:
-        """The samples that the plan refuses; rank 0 also gives notices about the plan.
+        """The samples that the plan refuses; sets `cropped`, and rank 0 notifies the user.
 
-        If the default split would leave a part of a small dataset empty, all samples go to train.
+        If the default split would leave a split of a small dataset empty, all samples go to train.
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)
@@ -221,7 +224,7 @@ class Packing:
         refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
 
     def work(self, task: Task) -> BlockWorker:
-        """The worker that does `task` with the samples of this packing."""
+        """The worker that does `task` for the samples of this packing."""
         return BlockWorker(
             source=self.source,
             codec=self.codec,
@@ -234,7 +237,10 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Rank 0 measures and writes whitening and scale, unless given; all ranks read them."""
+        """Sets the whitening and the sound scale of the codecs that measure them on the dataset.
+
+        Rank 0 writes them to a file, measured or as given; all ranks read it.
+        """
         whitens, scales = self.codec.whitens_by_dataset, self._scales_sound
         if not (whitens or scales):
             return
@@ -263,7 +269,9 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """The whitening and scale over all readable clips, for any number of workers.
+        """The whitening and the sound scale over all readable clips, as values for JSON.
+
+        The result is the same for any number of workers.
 
         Raises:
             PrepError: too few clips can be read.
@@ -293,7 +301,7 @@ class Packing:
         return content
 
     def _encode(self, plan: PackingPlan) -> None:
-        """Encodes the samples of this rank that its ledger does not list yet."""
+        """Encodes those samples of this rank that its ledger does not list yet."""
         share = RankBlocks(plan=plan, size=self.options.block_size, ranks=self.ranks)
         writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
         progress = writer.progress(share)
@@ -310,10 +318,10 @@ class Packing:
                 advance(len(block))
 
     def _finish(self, plan: PackingPlan) -> Summary:
-        """Sums up what all ranks packed; rank 0 publishes it.
+        """Adds up what all ranks packed; rank 0 publishes the dataset.
 
         Raises:
-            PrepError: too much was refused.
+            PrepError: too many samples were refused.
         """
         summary = summarize(self.folder, world=self.ranks.world, ignored=self.source.ignored)
         summary = replace(summary, cropped=self.cropped)
@@ -334,7 +342,7 @@ class Packing:
         return summary
 
     def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
-        """Captions and pictures of the first samples; files that were refused are not opened."""
+        """Captions and PNG files of the first samples, for the dataset's README.md."""
         found = list[tuple[str, bytes]]()
         for entry in self._packed(plan, summary):
             if len(found) == PICTURES:
@@ -345,7 +353,6 @@ class Packing:
         return tuple(found)
 
     def _words(self, plan: PackingPlan, summary: Summary) -> dict[str, Any]:
-        """Entries of the card about the captions of the train split."""
         split_of, packed = self.options.split.split_of, self._packed(plan, summary)
         captions = (e.caption for e in packed if split_of(e.group) is Split.TRAIN)
         return vocabulary(captions, self.text)
@@ -385,7 +392,7 @@ class Packing:
         }
 
     def _about_sound(self) -> dict[str, Any]:
-        """Entries of the card about sound; none without a codec of sound."""
+        """Entries of the dataset card about sound; empty without a sound codec."""
         if self.sound is None:
             return {}
         codec = self.sound
@@ -396,7 +403,7 @@ class Packing:
 
 
 def pack_dataset(source: Source, folder: Path, **given: Any) -> Summary:
-    """Packs all of `source` into `folder`; `given` are the fields of `Packing`.
+    """Packs all of `source` into `folder`; `given` are further fields of `Packing`.
 
     Raises:
         PrepError: the user must change something; after any exception, there is no `.nv-meta`.

@@ -1,4 +1,4 @@
-"""Reasons why samples are refused, and counts of each."""
+"""Reasons why samples are refused, and how many were refused for each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FEW = 5  # refused files that a message names, each with its reason
 
 
 class PrepError(ValueError):
-    """An error that the user must correct; the message says how."""
+    """An error that the user must correct; its message says how."""
 
 
 class Reason(StrEnum):
-    """Reason why a sample was refused; the summary counts each."""
+    """Reasons why a sample is refused; the summary counts each."""
 
     EMPTY = "file is empty"
     UNREADABLE = "file cannot be read"
@@ -52,7 +52,7 @@ class Reason(StrEnum):
 
 
 class RefusedError(Exception):
-    """One sample cannot be packed; has the reason and details."""
+    """The error that a sample cannot be packed, with the reason and details."""
 
     def __init__(self, reason: Reason, detail: str):
         self.reason, self.detail = reason, printable(detail)
@@ -60,12 +60,12 @@ class RefusedError(Exception):
 
 
 def printable(name: str) -> str:
-    """A file name as text; bytes that are not UTF-8 become escapes."""
+    """`name` as text that can be printed; bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def short_repr(value: Any) -> str:
-    """`value`, of unknown size and depth, as short text for a message."""
+    """A short text for `value`, which may be of any size and depth, for a message."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     limited = reprlib.Repr()
@@ -77,7 +77,7 @@ def short_repr(value: Any) -> str:
 
 
 class Refusals:
-    """The refused samples, counted by reason, and the file that lists them."""
+    """The refused samples, by reason."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[str, str]]] = {}  # reason -> source and detail
@@ -95,7 +95,7 @@ class Refusals:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each reason: number of files, and the names of all or some."""
+        """A line for each reason: the number of samples, and the names of all or of one."""
         lines = list[str]()
         for reason, count in self.counts.items():
             shown = sorted(self._found[reason])[: _FEW if len(self) <= _FEW else 1]
@@ -109,13 +109,15 @@ class Refusals:
         return {source for of in self._found.values() for source, _ in of}
 
     def write(self, path: Path) -> None:
-        """Writes a line of JSON for each refused sample: source, reason, detail."""
+        """Writes the refused samples to `path`, each as JSON with source, reason and detail."""
         found = sorted((s, r, d) for r, of in self._found.items() for s, d in of)
         lines = (json.dumps({"source": s, "reason": r, "detail": d}) + "\n" for s, r, d in found)
         write_atomically(path, "".join(lines).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
-        """Raises an error if too much was refused; `kept`: the next run continues the packing.
+        """Checks that enough samples were accepted, of `total`.
+
+        `kept` says in the message that the samples packed so far are kept for the next run.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.

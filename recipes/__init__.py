@@ -12,5 +12,5 @@ plan_run            memory, traffic and time of a run on other machines
 check_layouts       compares the numbers of every parallel layout with one process
 rehearsal_encoders  random encoders in a folder, to try packing and training without a download
 
-The YAML files to start from lie in `conf/`.
+The YAML files to start from are in `conf/`.
 """

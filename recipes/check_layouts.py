@@ -24,7 +24,7 @@ MIXTURE = (
 
 
 def layout_check() -> RunConfig:
-    """A model of 0.8 M parameters on packs of 96 tokens, EMA included, learning rate 1e-4."""
+    """A tiny run to compare: 0.8 M parameters, packs of 96 tokens, EMA, learning rate 1e-4."""
     base = dit_debug()
     dataset = replace(
         base.dataset, mock_samples=MIXTURE, task_encoder_seq_length=96, packing_buffer_size=40
@@ -45,7 +45,10 @@ def layout_check() -> RunConfig:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 where every layout agrees, 1 otherwise."""
+    """Compares the layouts that the command line `argv` asks for.
+
+    Returns exit code 0 if every layout agrees, else 1.
+    """
     tokens = list(sys.argv[1:] if argv is None else argv)
     return check_layouts(tokens, base=layout_check(), script=Path(__file__).resolve())
 

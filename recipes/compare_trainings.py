@@ -1,4 +1,4 @@
-"""Trains variants of one configuration with several seeds, judges each, and prints a table.
+r"""Trains variants of one configuration with several seeds, judges each, and prints a table.
 
     python recipes/compare_trainings.py --output runs/muon --config_file conf/dit_digits.yaml \
         --keys train.train_iters=250 --variant AdamW optimizer.lr=4e-3 \
@@ -6,8 +6,8 @@
         --judge "recipes/evaluate_digits.py --per_prompt 20"
 
 A run is the folder OUTPUT/VARIANT/SEED; a finished run is read and not trained again. Validation
-draws the same noise levels for all, so its losses can be compared; CPU seconds are those of user
-code of a training with its children, the judge's not among them.
+draws the same noise levels for all, so its losses can be compared. CPU seconds are the user time of
+a training with its child processes, without that of the judge.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOSSES = ("val_loss", "val_loss_ema")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains, judges, prints the table and writes comparison.json.
+    """Trains and judges the variants, prints the table and writes comparison.json; returns 0.
 
     Raises:
         ValueError: a training failed, or was interrupted before.
@@ -85,7 +85,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _figures(
     folder: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Figures of a run, which is first trained and judged if that was not done before."""
+    """Figures of the run in `folder` by name; the run is trained and judged if it does not exist.
+
+    `keys` are overrides of the variant.
+
+    Raises:
+        ValueError: a training failed, or was interrupted before.
+    """
     kept = folder / "comparison.json"
     if not kept.exists():
         if folder.exists():
@@ -106,7 +112,11 @@ def _figures(
 
 
 def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
-    """Runs a Python script; returns its CPU seconds."""
+    """Runs the Python script `words[0]` with its arguments; returns its CPU seconds.
+
+    Raises:
+        ValueError: its exit code is not 0, and `check` is set.
+    """
     before = os.times().children_user
     done = subprocess.run([sys.executable, *words])
     if check and done.returncode:
@@ -116,7 +126,6 @@ def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """Losses of the last validation of the run in `folder`, by name."""
     steps = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     if not (validated := [step for step in steps if LOSSES[0] in step]):
         raise ValueError(f"{folder} was never validated; set train.eval_interval above 0")

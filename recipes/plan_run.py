@@ -2,8 +2,9 @@
 
     python recipes/plan_run.py --config-file conf/dit_xl_video.yaml --gpus 64 --device h100
 
-Arithmetic only: nothing runs, no device is needed. Rates of devices are in dit/device_specs.py,
-those of software in dit/planner/efficiency.py. Samples are those of dataset.mock_samples.
+It is arithmetic: nothing is trained, and no device is needed. Rates of devices are in
+dit/device_specs.py, those of software in dit/planner/efficiency.py. Samples are those of
+dataset.mock_samples.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ from recipes.runs import RECIPES, for_weights
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 where no layout works."""
+    """Prints the estimates that the command line `argv` asks for.
+
+    Returns exit code 0, or 1 if no layout works.
+    """
     options, others = _parser().parse_known_args(argv)
     config = parse_arguments(
         others, recipes=RECIPES, program="plan_run.py", adapt=for_weights

@@ -18,7 +18,7 @@ from recipes.runs import RECIPES, for_weights, read_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 when done, 75 when stopped by SIGTERM or Ctrl-C after saving."""
+    """Trains the run that `argv` describes; returns 0, or 75 if stopped after a checkpoint."""
     arguments = parse_arguments(
         sys.argv[1:] if argv is None else argv,
         recipes=RECIPES,
@@ -80,9 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print(config: RunConfig) -> None:
-    """Prints the configuration; raises every error of a start except for data and memory.
+    """Prints the configuration as YAML, without importing torch.
 
-    It imports no torch.
+    Raises the errors that a start of the run would raise, except those about data and memory.
     """
     from dit.config_loading.load import to_yaml
     from dit.convert.diffusers_config import check_also_saved
@@ -98,7 +98,7 @@ def _print(config: RunConfig) -> None:
 
 
 def _check(config: RunConfig, *, world_size: int, notes: Sequence[str]) -> None:
-    """Prints the plan of the run; raises every error of a start."""
+    """Prints the plan of the run (`--dry-run`); raises the errors that its start would raise."""
     from dit.sizing.describe import describe
     from dit.sizing.passes import data_lines, steps_of_epochs
     from dit.train.opening.checks import start_lines

@@ -11,7 +11,11 @@ from dit.distributed.entry import Parser, run, say_notice
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0."""
+    """Writes the folder that the command line `argv` names; returns exit code 0.
+
+    Raises:
+        ValueError: the folder exists, or a package is not installed.
+    """
     args = _parser().parse_args(argv)
     folder = args.folder
     try:

@@ -1,7 +1,7 @@
-"""One function for each run that a user starts from; `--recipe NAME` chooses.
+"""The runs that a user starts from, one function each; `--recipe NAME` chooses.
 
 This file is not called `dit.py`: the folder of a script is the first place that Python imports
-from, so that name would hide the package `dit` from every script beside it.
+from, so that name would hide the package `dit` from every script in this folder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ DEBUG_MIXTURE = (
 
 
 def _sized(name: str) -> RunConfig:
-    """The default configuration with the network size `name`."""
     return RunConfig(model=named_model(name))
 
 
@@ -58,8 +57,8 @@ def dit_l() -> RunConfig:
 def dit_xl() -> RunConfig:
     """DiT-XL, 692 M parameters at text width 1024: 28 layers, width 1152, 16 heads. Not measured.
 
-    The base of a run that names no recipe. EDM, bf16, packs of 15,360 tokens, AdamW at 1e-4 with a
-    cosine to zero and no warm-up.
+    It is the base of a run that names no recipe. EDM, bf16, packs of 15,360 tokens, AdamW at 1e-4
+    with a cosine to zero and no warm-up.
     """
     return _sized("dit_xl")
 
@@ -96,7 +95,10 @@ def dit_debug() -> RunConfig:
 
 
 def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """Sets the network and objective of `checkpoint.load_hf`, if it is given; else None."""
+    """The settings of network and objective that `checkpoint.load_hf` implies for `recipe`.
+
+    None if that key is not given. `given` returns the given value of a key.
+    """
     if given("checkpoint.load_hf") is None:
         return None
     # Imported late: it needs torch and Megatron-Core.
@@ -106,7 +108,7 @@ def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | No
 
 
 def read_folder(folder: Path, model: ModelConfig) -> Any:
-    """Reads a Diffusers folder as frozen weights, for a run of adapters: a `ReadFolder`.
+    """Reads a Diffusers folder as frozen base weights, for a run of adapters: a `ReadFolder`.
 
     Raises:
         ConvertError: the folder is damaged, or does not fit the network.

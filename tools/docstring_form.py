@@ -1,4 +1,4 @@
-"""The form of docstrings: those that a reader cannot understand alone.
+"""Checks the form of docstrings, to find those that cannot be understood alone.
 
 A linter sees how a docstring begins, how long it is and which names it has, not whether it is true
 or clear.
@@ -15,7 +15,7 @@ from typing import Any
 from tools.source_tree import Function, Source
 
 LEANING = re.compile(r"(Of|Those|The same|Likewise|Without)\b")
-"""First words of a sentence that leans on another one."""
+"""First words of a sentence that needs the sentence before it."""
 PARTICIPLE = re.compile(
     r"([A-Za-z]+(ed|ing)|Drawn|Given|Held|Kept|Known|Made|Seen|Taken|Told|Written)\b(?!-)"
 )
@@ -33,7 +33,7 @@ Documented = ast.Module | ast.ClassDef | Function
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a docstring or with a text below a field, and its line."""
+    """What is wrong with a docstring or with a text below a field, and in which line."""
 
     path: str  # of the file, relative to the tree
     line: int
@@ -44,7 +44,7 @@ class Fault:
 
 
 def docstring_faults(sources: Iterable[Source]) -> dict[str, list[Fault]]:
-    """Faults of docstrings and of texts below fields, by file; no entry for a file without."""
+    """Faults of docstrings and of texts below fields, by file; only files with faults."""
     found = {source.path: sorted(_faults(source), key=lambda one: one.line) for source in sources}
     return {path: faults for path, faults in found.items() if faults}
 
@@ -60,7 +60,7 @@ def _faults(source: Source) -> Iterator[Fault]:
 
 
 def _documented(node: Any, public: bool) -> Iterator[tuple[Any, bool]]:
-    """Nodes inside `node` that may have a docstring, and whether others may call them."""
+    """Yields the nodes inside `node` that may have a docstring, and whether each is public."""
     yield node, public
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.ClassDef | Function):
@@ -98,7 +98,7 @@ def _arguments(all_of_them: ast.arguments) -> list[ast.arg]:
 
 
 def _texts_of_fields(source: Source) -> Iterator[tuple[str, int]]:
-    """Texts below an assignment in a class or in the file, and their lines."""
+    """Yields (text, line) of strings below an assignment in a class or in the file."""
     for holder in source.nodes(ast.Module, ast.ClassDef):
         for before, after in zip(holder.body, holder.body[1:], strict=False):
             value = after.value if isinstance(after, ast.Expr) else None

@@ -1,4 +1,4 @@
-"""Which sums the gradient of each weight needs, from the types of one forward pass.
+"""Finds which sums the gradient of each weight needs, from the types of one forward pass.
 
     pip install spmd_types
     python -m tools.gradient_types                       every tiny network of every family
@@ -13,14 +13,14 @@ axis of ranks. They differ in the gradient:
     P  each rank has a part of a sum, and the same gradient
 
 It follows the types through a forward pass and refuses what would leave a gradient without its sum:
-an I that meets a V without the copy between them, a P that is taken for the whole. So the sums
-after the backward pass, which follow marks on weights, need not be run: a weight is declared R if
-Megatron-Core sums its gradient over tensor ranks, V if it is marked as split over them, else I. A
-wrong mark makes a type that the pass refuses.
+an I that is combined with a V without the copy between them, or a P that is used as the whole. So
+the sums after the backward pass, which depend on attributes of weights, need not be run: a weight
+is declared R if Megatron-Core sums its gradient over tensor ranks, V if its attributes say that it
+is split over them, else I. A wrong attribute results in a type that the pass refuses.
 
 It does not see sums and sends after the backward pass itself (`recipes/check_layouts.py` runs
 them), pipeline stages, values, and on which rank an index was computed. Processes are not started:
-torch's `fake` back end leaves tensors as they are, which types do not look at.
+torch's `fake` back end leaves tensors as they are, which does not matter to types.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ LAYOUTS = ("tp2", "tp2+sp", "cp2", "cp2+ag", "tp2+cp2", "tp2+sp+cp2", "tp2+sp+cp
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 where all types are right, 1 otherwise."""
+    """Checks the types of the networks and layouts that `argv` names.
+
+    Returns exit code 0 if all types are right, else 1.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tools.gradient_types",
         description=__doc__,

@@ -1,8 +1,8 @@
-"""Imports between files: circles, folders that import against the order, late imports.
+"""Analyses imports between files: cycles, imports against the order of folders, late imports.
 
 Every import counts, also inside functions and below TYPE_CHECKING. A name that an `__init__` only
-passes on is of the file that defines it. The order is that of tests/unit/test_import_directions.py
-of the same checkout: its ALLOWED, without the parts of SPLIT.
+re-exports belongs to the file that defines it. The order is that of
+tests/unit/test_import_directions.py of the same checkout: its ALLOWED, without the parts of SPLIT.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORDER = "tests/unit/test_import_directions.py"
 
 
 def circles(sources: list[Source]) -> list[list[str]]:
-    """The modules of each circle, in which each module leads to every other."""
+    """The modules of each import cycle, in which each module imports each other, if indirectly."""
     modules = {module_of(source): source for source in sources}
     graph = networkx.DiGraph(
         (module, target)
@@ -36,7 +36,7 @@ def circles(sources: list[Source]) -> list[list[str]]:
 
 
 def module_of(source: Source) -> str:
-    """dit/train/step.py -> dit.train.step."""
+    """The name of a file as a module: dit.train.step for dit/train/step.py."""
     return source.path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 
 
@@ -49,7 +49,10 @@ def _targets(node: ast.Import | ast.ImportFrom, modules: dict[str, Source]) -> I
 
 
 def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
-    """The module that defines a name, through those that re-export it; None if none does."""
+    """The module that defines `name` in `module`, perhaps through others that re-export it.
+
+    None if no module of the tree does.
+    """
     if f"{module}.{name}" in modules or module not in modules:
         return f"{module}.{name}" if f"{module}.{name}" in modules else None
     passed = [node for node in modules[module].syntax.body if isinstance(node, ast.ImportFrom)]
@@ -61,7 +64,10 @@ def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
 
 
 def arrows(tree: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Imports that contradict the order, by pair of folders; and SPLIT entries that allow one."""
+    """Imports against the order of folders, by "folder -> folder".
+
+    The second list has the entries of SPLIT that allow one of them.
+    """
     test = runpy.run_path(str(tree / ORDER))
     allowed, split = test["ALLOWED"], test["SPLIT"]
     order = networkx.DiGraph(
@@ -93,7 +99,7 @@ def _folder(module: str) -> str:
 
 
 def late_imports(sources: list[Source]) -> int:
-    """Import statements inside of functions, without benchmarks/."""
+    """Number of import statements inside functions, without benchmarks/."""
     return len({
         (source.path, node.lineno)
         for source in sources

@@ -1,9 +1,9 @@
 """Counts the settings of layers of a checkout: run by `measure_house` with that checkout's modules.
 
-A setting is a field of a type of which specifications of layers are made (`StackSpec.layer`, nested
-types included) in the networks of all named and tiny sizes. It belongs to the class that declares
-it; those of a family's own folder are that family's, and do not count. A family sets it with a
-value other than the default, or with any value where there is no default.
+A setting is a field of the types that specify layers (`StackSpec.layer`, nested types included) in
+the networks of all named and tiny sizes. It belongs to the class that declares it; classes in a
+family's own folder do not count. A family sets a field if it gives it a value other than the
+default, or any value if it has no default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dit.models.registry import families, family_places
 
 
 def layer_settings() -> dict[str, list[str]]:
-    """Type.field -> the families that set it."""
+    """The families that set each setting, by "Type.field"."""
     folders = {place.rpartition(".")[0] for place in family_places().values()}
     found: dict[str, set[str]] = defaultdict(set)
     for family in families():
@@ -37,7 +37,7 @@ def layer_settings() -> dict[str, list[str]]:
 
 
 def _nested(value: Any) -> Iterator[tuple[Any, Field[Any]]]:
-    """Each dataclass in `value`, with each of its fields."""
+    """Yields (dataclass, field) of each dataclass in `value`, nested ones included."""
     if isinstance(value, tuple):
         for one in value:
             yield from _nested(one)
@@ -48,7 +48,6 @@ def _nested(value: Any) -> Iterator[tuple[Any, Field[Any]]]:
 
 
 def _owner(kind: type, name: str) -> type:
-    """The class that declares a field first."""
     return next(
         one for one in reversed(kind.__mro__) if name in vars(one).get("__annotations__", ())
     )

@@ -1,11 +1,11 @@
-"""Measures any checkout of the source tree, by its syntax trees and by runs.
+"""Measures a checkout of the source tree, by its syntax trees and by runs.
 
     python -m tools.measure_house                                all, of this checkout
     python -m tools.measure_house --root ../older --json older.json
     python -m tools.measure_house --static                       without the three runs
 
 Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
-    files, lines        and all their lines
+    files, lines        number of files, and of all their lines
     code_lines          lines that hold code: no blank line, comment line or docstring
     file, function      lines of a file; of a function from its `def` to its end, with its
                         docstring, without decorators: median/p90/longest
@@ -17,17 +17,20 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         not begin with _
     shaped_tensors      arguments whose name ends in dimensions (level_TD), in percent of those
                         with Tensor in their annotation
-    with_legends        the same with those whose shape stands in brackets ([T, D]) in a docstring:
-                        of their function, of a function or class around it, or of the file
+    with_legends        shaped_tensors, and arguments whose shape is in brackets ([T, D]) in a
+                        docstring: of their function, of a function or class around it, or of the
+                        file
     tests, golden_yaml, tools   lines of the Python files of tests/, of the YAML files of
                         tests/golden/, of the Python files of tools/
-    circles             groups of files of which each leads by its imports to the others, late
-                        imports and those below TYPE_CHECKING included (import_graph.py)
+    circles             import cycles: groups of files of which each imports the others, if
+                        indirectly, late imports and those below TYPE_CHECKING included
+                        (import_graph.py)
     up_arrows           pairs of folders (dit.train, data_prep) of which the first imports the
                         second although the order of tests/unit/test_import_directions.py, without
                         its SPLIT, has the first below the second
-    exceptions          entries of that test's SPLIT without which it would refuse an up arrow: a
-                        part of a folder that has a floor of its own, such as dit.convert.cards
+    exceptions          entries of that test's SPLIT without which it would refuse an up arrow:
+                        parts of folders with a place of their own in the order, such as
+                        dit.convert.cards
     late_imports        import statements inside functions, without benchmarks/
     of_run_config       functions and methods with RunConfig in the annotation of an argument
     any_arguments       arguments annotated Any, *args and **kwargs included; any_models: those of
@@ -38,7 +41,7 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
     over_400            files of more than 400 lines
     pack_missing        fields that a pack may lack, those with a default, over all types of a pack
     pack_own            fields among them that at most one module of dit/ gives a value (None and
-                        empty ones do not count), so that they are of one method or family
+                        empty ones do not count), so that they belong to one method or family
     family_names        names that a family's family.py, model.py and diffusers.py import from our
                         other modules, late imports included, each once: the median of all families
     settings            settings of layers: all, those that one family alone sets, those that none
@@ -50,10 +53,10 @@ Lists
                         those with more than 12
     long_functions      those of more than 60 lines
     long_files          those of more than 400 lines
-    names_of_families   what family_names is the median of
+    names_of_families   the numbers of which family_names is the median
     of_one_family, of_none    settings of layers that one family sets, with its name, and none
     pack_fields         what pack_missing counts, with the number of modules that give it a value
-    circles_of, arrows_of, exceptions_of    what the three figures count
+    circles_of, arrows_of, exceptions_of    what these three figures count
     classes_twice       classes of one name in two places
     functions_twice     public functions of one name at the top level of two modules, without main
     files_twice         files of one name in two folders, apart from __init__.py and __main__.py
@@ -125,7 +128,7 @@ _RUNS = ("mock_run", "lora_run", "convert_import")
 
 
 def measure(tree: Path) -> dict[str, Any]:
-    """All but the runs."""
+    """All figures and lists of the checkout `tree`, except those of the runs."""
     sources = read(tree)
     modules = [source for source in sources if source.stem not in SPECIAL]
     full = files_per_folder(sources)
@@ -162,7 +165,7 @@ def measure(tree: Path) -> dict[str, Any]:
 
 
 def figures(sources: list[Source]) -> dict[str, Any]:
-    """Sizes, and how much of the code is documented."""
+    """Sizes of the code, and how much of it is documented, by name."""
     texts = [text for source in sources for text in texts_of(source)]
     comments = [c for s in sources for c in comments_of(s) if not c.line[: c.start[1]].strip()]
     functions = [f for s in sources for f in s.nodes(ast.FunctionDef, ast.AsyncFunctionDef)]
@@ -197,9 +200,10 @@ def figures(sources: list[Source]) -> dict[str, Any]:
 
 
 def pack_fields(sources: list[Source]) -> dict[str, int]:
-    """Type.field of a pack -> modules that give it a value, of the fields with a default.
+    """The number of modules that give a field of a pack a value, by "Type.field".
 
-    The types of a pack are the classes of dit/batch, but for those of a sample and of a problem.
+    It has the fields with a default. The types of a pack are the classes of dit/batch, except
+    those of a sample and of a problem.
     """
     kinds = [
         node
@@ -220,7 +224,7 @@ def pack_fields(sources: list[Source]) -> dict[str, int]:
 
 
 def fields_given(source: Source, kinds: set[str]) -> set[str]:
-    """Names that a module gives a value by keyword where it makes or changes one of `kinds`.
+    """Names of the fields that a module sets by keyword when it makes or changes one of `kinds`.
 
     Keys of dictionaries count, too: tensors of a pack may be given by name.
     """
@@ -235,7 +239,7 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
 
 
 def layer_settings(tree: Path) -> dict[str, list[str]]:
-    """Families that set each setting of layers; none if the tree has other specifications."""
+    """The families that set each setting of layers; empty if the tree has other specifications."""
     # Not an import: the functions of that tree are asked.
     script, path = Path(__file__).with_name("layer_settings.py"), {"PYTHONPATH": str(tree)}
     asked = "json.dumps(runpy.run_path(sys.argv[1])['layer_settings']())"
@@ -246,7 +250,10 @@ def layer_settings(tree: Path) -> dict[str, list[str]]:
 
 
 def add_settings(measures: dict[str, Any], setters: dict[str, list[str]]) -> None:
-    """Adds the three numbers and both lists of the settings of layers."""
+    """Adds the numbers and lists of settings of layers to `measures`.
+
+    `setters` has the families that set each setting.
+    """
     one = {name: names[0] for name, names in setters.items() if len(names) == 1}
     none = [name for name, names in setters.items() if not names]
     measures["figures"]["settings"] = f"{len(setters)}; {len(one)}; {len(none)}"
@@ -266,14 +273,14 @@ def takes_run_config(function: Function) -> bool:
 
 
 def local_names(function: Function) -> int:
-    """Number of names bound in a function, arguments included, inner functions not."""
+    """Number of names bound in a function, with arguments but without inner functions' names."""
     table = symtable.symtable(ast.unparse(function), function.name, "exec").get_children()
     # Before a generic function its type parameters have a table of their own.
     return len(next(one for one in table if isinstance(one, symtable.Function)).get_locals())
 
 
 def names_of_families(sources: list[Source]) -> dict[str, int]:
-    """Family -> names that its pages import from modules outside of its folder."""
+    """Number of names that each family's files import from modules outside its folder."""
     found = {family: set[tuple[str, str]]() for family in families(sources)}
     for source in sources:
         family, _, page = source.path.rpartition("/")
@@ -313,7 +320,7 @@ def is_shaped(argument: ast.arg) -> bool:
 
 
 def with_legends(sources: list[Source]) -> list[tuple[str, bool]]:
-    """Each argument that is a tensor: its place, and whether a docstring has its shape."""
+    """(place, whether a docstring has its shape) of each argument that is a tensor."""
     return [found for source in sources for found in _told(source.path, source.syntax, told=False)]
 
 
@@ -328,7 +335,7 @@ def _told(path: str, node: ast.AST, *, told: bool) -> Iterator[tuple[str, bool]]
 
 
 def texts_of(source: Source) -> list[ast.Constant]:
-    """Docstrings, and texts below a value."""
+    """The syntax nodes of docstrings and of texts below a value."""
     alone = [node.value for node in source.nodes(ast.Expr)]
     return [one for one in alone if isinstance(one, ast.Constant) and isinstance(one.value, str)]
 
@@ -354,7 +361,7 @@ def arguments(function: Function) -> list[ast.arg]:
 
 
 def spread(values: list[int]) -> str:
-    """The numbers as a text median/p90/max."""
+    """The median, the 90th percentile and the maximum of `values` as text: median/p90/max."""
     tenths = quantiles(values, n=10, method="inclusive")
     return f"{tenths[4]:.0f}/{tenths[8]:.0f}/{max(values)}"
 
@@ -370,7 +377,7 @@ def public_at_top(sources: list[Source]) -> list[tuple[str, str]]:
 
 
 def riddles(sources: list[Source]) -> list[str]:
-    """Each phrase of RIDDLES in docstrings and comments, as file:line: phrase."""
+    """Phrases of RIDDLES in docstrings and comments, each as "file:line: phrase"."""
     found = []
     for source in sources:
         prose = [(text.lineno, str(text.value)) for text in texts_of(source)]
@@ -383,7 +390,7 @@ def riddles(sources: list[Source]) -> list[str]:
 
 
 def show(measures: dict[str, Any]) -> str:
-    """A line for each figure and each entry of a list."""
+    """The figures and lists as text, with a line for each figure and each entry."""
     lines = []
     for title, found in measures.items():
         whole = title in ("figures", *_RUNS)

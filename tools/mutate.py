@@ -1,17 +1,17 @@
-"""Breaks the code in many small ways and lists those that no test sees. It takes hours.
+"""Breaks the code in many small ways and lists the changes that no test sees; takes hours.
 
     python -m tools.mutate --count 60 --seed 1      some places of the code that decides numbers
     python -m tools.mutate dit/objectives/edm.py    every place of a file
     python -m tools.mutate --fixed 30 --quick       of the first 30 functions of the fixed list
 
-A change is first tried on the test of its file's name, then on those that mirror its folder, and
-where those pass on `WIDER`. A change that passes all needs a test, or a reason why it is no fault:
-an equal formula, a matter of speed, a case that only a GPU has.
+The tests of a change are first those named like its file, then those that mirror its folder, and if
+these pass, `WIDER`. A change with which all pass needs a test, or a reason why it is no fault: an
+equal formula, a matter of speed, a case that only a GPU has.
 
 The fixed list, mutated_functions.txt, has 100 functions, drawn once (`--draw`), as module:name, to
 compare two states of the tree. A function is found by its name, in whichever file; one that was
-renamed, or shares its name with others, needs ` -> module:name` behind it. Of a function the change
-with the smallest hash is tried: the same one as long as its line stays.
+renamed, or shares its name with others, needs ` -> module:name` after it. Of the changes of a
+function the one with the smallest hash is tried: it stays the same as long as its line does.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ DRAWN = (
     *("dit/sampling/generate", "dit/sampling/ode_solvers"),
     *("dit/models/flux/model", "dit/models/wan/model", "dit/models/dit/model"),
 )
-"""Of what the fixed list was drawn: what decides numbers, the order of samples and checkpoints."""
+"""Files from which the fixed list was drawn: they decide numbers, the order of samples,
+checkpoints."""
 WIDER = [
     "tests/contract",
     *("tests/unit/objectives", "tests/unit/models", "tests/unit/train", "tests/unit/data"),
@@ -79,7 +80,7 @@ _NAMES = {"cos": "sin", "sin": "cos", "min": "max", "max": "min", "sum": "mean",
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One change: bytes of a file, from `start` to `stop`, become `after`."""
+    """A change of a file: its bytes from `start` to `stop`, which are `before`, become `after`."""
 
     file: str
     line: int
@@ -93,7 +94,7 @@ class Mutation:
 
 
 def changed(node: ast.AST) -> ast.AST | None:
-    """The node with one thing wrong in it, or None if there is nothing to break."""
+    """A copy of `node` with one thing wrong in it; None if there is nothing to break."""
     match node:
         case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
             return ast.BinOp(left, _OPERATORS[type(op)](), right)  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def changed(node: ast.AST) -> ast.AST | None:
 
 
 def mutations(root: Path, file: Path, within: ast.AST | None = None) -> Iterator[Mutation]:
-    """Every change of a file, or of a node of it, in its order."""
+    """Yields every change of a file, or of the part `within` it, in the order of the file."""
     source = file.read_bytes()
     starts = [0]
     for line in source.split(b"\n"):
@@ -140,7 +141,7 @@ def mutations(root: Path, file: Path, within: ast.AST | None = None) -> Iterator
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes except annotations, decorators and the texts of messages."""
+    """Yields all nodes inside `node` except annotations, decorators and texts of messages."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list") or isinstance(node, ast.Raise):
             continue
@@ -151,7 +152,10 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def passes(checkout: Path, tests: list[str], marks: str) -> bool:
-    """Whether tests pass in a checkout; one that hangs does not."""
+    """Whether `tests` pass in a checkout, with the marker expression `marks`.
+
+    Tests that hang fail.
+    """
     options = ["-x", "-q", "--timeout=300", "-p", "no:cacheprovider", "-m", marks]
     child = os.fork()  # with what takes long to import, and nothing of ours
     if child == 0:
@@ -167,7 +171,11 @@ def passes(checkout: Path, tests: list[str], marks: str) -> bool:
 
 
 def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> str:
-    """Which tests saw the change; `narrow` asks only those that mirror its file."""
+    """A text that says which tests saw the change, or SURVIVES if none did.
+
+    `narrow` runs only the tests that mirror the changed file; `marks` is a marker expression of
+    pytest.
+    """
     file = checkout / mutation.file
     source = file.read_bytes()
     broken = source[: mutation.start] + mutation.after.encode() + source[mutation.stop :]
@@ -185,7 +193,7 @@ def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> 
 
 
 def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
-    """`module:name`, file and syntax of every function outside other functions."""
+    """Yields (`module:name`, file, syntax) of every function outside other functions."""
     for file in sorted(root.rglob("dit/**/*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.parse(file.read_bytes()).body:
@@ -197,7 +205,10 @@ def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
 
 
 def fixed(root: Path, count: int | None) -> Iterator[Mutation | str]:
-    """A change of each function of the fixed list, or the reason why there is none."""
+    """Yields a change of each function of the fixed list, or the reason why there is none.
+
+    `count` takes only the first functions of the list; None takes all.
+    """
     found = {name: (file, node) for name, file, node in functions(root)}
     for line in FIXED.read_text().splitlines()[:count]:
         old, _, new = line.partition(" -> ")
@@ -215,7 +226,7 @@ def fixed(root: Path, count: int | None) -> Iterator[Mutation | str]:
 
 
 def draw(root: Path, seed: int) -> list[str]:
-    """100 functions in which there is something to break, of the parts in `DRAWN`."""
+    """Draws 100 functions from the files in `DRAWN` in which there is something to break."""
     names = [
         name
         for name, file, node in functions(root)
@@ -227,7 +238,7 @@ def draw(root: Path, seed: int) -> list[str]:
 
 
 def copy_of(root: Path, checkout: Path) -> Path:
-    """Copies the tracked files, so that mutations do not touch the checkout."""
+    """Copies the tracked files of `root` to `checkout`, so that changes do not touch `root`."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True)
     for name in filter(None, listing.stdout.decode().split("\0")):
         target = checkout / name
@@ -286,7 +297,7 @@ def main() -> None:
 
 
 def _import_what_tests_need() -> None:
-    """Imports once for all children that `verdict` forks; --help must not wait for it."""
+    """Imports packages once for all processes that `verdict` forks; --help does without."""
     import diffusers.models.transformers.transformer_cosmos  # noqa: F401
     import megatron.core.optimizer  # noqa: F401
 

@@ -1,8 +1,8 @@
-"""Lists the files of a checkout that a run opens, and those in which a function is entered.
+"""Lists the files of a checkout that a run opens, and those with a function that is called.
 
 Each run is the command of a user in a process of its own, with that checkout first on the module
-path; a trace notes the functions that are called, those at import included. Generated methods,
-comprehensions and bodies of classes are no functions.
+path. A trace notes the functions that are called, also during imports. Generated methods,
+comprehensions and bodies of classes do not count as functions.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FLUX = {
 
 
 def opened_by_runs(tree: Path) -> dict[str, dict[str, Any]]:
-    """Opened files of a mock run of four steps, a LoRA run from it, and an import of a tiny FLUX.
+    """The files that three runs open: a mock run, a LoRA run from it, an import of a tiny FLUX.
 
     Raises:
         SystemExit: a command failed; with its output.
@@ -104,7 +104,7 @@ def _opened(tree: Path, folder: Path, module: str, words: list[str]) -> dict[str
 
 
 def summary(tree: Path, opened: list[Path], idle: list[Path]) -> dict[str, Any]:
-    """Numbers of files and lines, of all and of each folder, and the idle ones."""
+    """Numbers of opened files and their lines, in all and for each folder, and the idle files."""
     lines = {file: len((tree / file).read_text().splitlines()) for file in opened}
     folders: dict[str, list[int]] = defaultdict(list)
     for file, count in lines.items():

@@ -1,8 +1,8 @@
-"""Runs five steps of a user's network on one process and on layouts, and compares them.
+"""Compares a user's network on one process and on layouts, over five steps of training.
 
 Gradients may differ by r: ROUNDING times the root mean square of the tensor's gradient, or SMALL
-times that of all gradients, since some are only rounding. Weights may differ by what r does to
-steps of Adam.
+times that of all gradients, since some gradients are only rounding errors. Weights may differ by
+the effect of r on steps of Adam.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Tensors = dict[str, Tensor]
 
 
 class RefusedModuleError(Exception):
-    """A reason why a module cannot be checked, as one sentence."""
+    """The error that a module cannot be checked; its message is the reason, as one sentence."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
-    """The results of a layout; whole tensors by name."""
+    """The results of a layout, with whole tensors by name."""
 
     start: dict[str, str]  # digests of weights before the first step
     losses: list[float] = field(default_factory=list)
@@ -136,9 +136,13 @@ def _digests_of_ranks(module: nn.Module) -> list[dict[str, str]]:
 
 
 def _refuse_others(every: list[dict[str, str]], start: dict[str, str], layout: RankLayout) -> None:
-    """Raises RefusedModuleError if a rank of `layout` starts from other weights than one process.
+    """Checks that each rank of `layout` starts from the weights of one process.
 
-    DDP would hide that, because it copies the first rank's weights.
+    `every` has hashes of each rank's weights by name, `start` those of one process. DDP would hide
+    a difference, because it copies the first rank's weights.
+
+    Raises:
+        RefusedModuleError: the weights of a rank differ.
     """
     for rank, mine in enumerate(every):
         if names := [name for name in start | mine if mine.get(name) != start.get(name)]:
@@ -159,7 +163,11 @@ def _wrapped(module: nn.Module, layout: RankLayout, *, unused: bool) -> nn.Modul
 
 
 def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
-    """The samples of this rank."""
+    """The samples of `batch` that belong to this rank of `mesh`, along the first axis.
+
+    Raises:
+        RefusedModuleError: the samples cannot be divided evenly.
+    """
     size, rank = mesh.size(), mesh.get_local_rank()
     for one in tree_leaves(batch):
         if isinstance(one, Tensor) and one.ndim and len(one) % size:
@@ -169,9 +177,13 @@ def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
 
 
 def _backward(found: Any) -> float:
-    """Runs the backward pass of the mean over all ranks, and returns the mean.
+    """Runs the backward pass of the mean loss over all ranks, and returns the mean.
 
-    DDP and FSDP2 average gradients.
+    `found` is what `forward_loss` returned, (sum, count). The loss is scaled by the number of
+    ranks, because DDP and FSDP2 average gradients.
+
+    Raises:
+        RefusedModuleError: `found` is no sum and count, or the counts add up to 0.
     """
     pair = found if isinstance(found, (tuple, list)) else [found]
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or pair[0].numel() != 1:
@@ -199,7 +211,6 @@ def _rms(*tensors: Tensor) -> float:
 
 
 def _rounding(gradients: Tensors) -> dict[str, float]:
-    """The largest rounding error that each gradient may have, by name."""
     least = SMALL * _rms(*gradients.values())
     return {name: ROUNDING * max(_rms(one), least) for name, one in gradients.items()}
 
@@ -215,7 +226,7 @@ def _allow(run: Run, module: nn.Module, optimizer: torch.optim.Adam, step: int) 
 
 
 def differences(run: Run, one: Run) -> str:
-    """Figures of a layout compared with one process, and a line for each fault."""
+    """Compares a layout with one process: a line of figures, then a line for each fault."""
     rounding = _rounding(one.gradients)
     losses = [abs(a / b - 1) for a, b in zip(run.losses, one.losses, strict=True)]
     away = {k: _rms(run.gradients[k] - g) / rounding[k] for k, g in one.gradients.items()}

@@ -5,9 +5,9 @@
     python -m tools.parity --compare DIR DIR            two recordings
     python -m tools.parity --list                       what each run covers
 
-Run by hand where code is moved or renamed and no number may change. Each run is the commands that
-users type, in the recording's folder, with the tree first on the module path; their output is read
-by code that imports nothing of either tree. Commands, configuration keys and file names are
+Run it when code is moved or renamed and no number may change. Each run consists of the commands
+that users type, in the recording's folder, with the tree first on the module path; their output is
+read by code that imports nothing of either tree. Commands, configuration keys and file names are
 therefore taken to be the same in both trees. Only the packs come from the tree's own functions,
 which parity_packs.py finds under their old and new names.
 
@@ -41,11 +41,14 @@ if TYPE_CHECKING:
     from tools.parity_results import Values
 
 MAY_GAIN = {"configuration": r" model\.family$", "loader states": r"\.identity\."}
-"""By kind, names that the second tree may have and the first may not."""
+"""Patterns of names that the new tree may have and the old one lacks, by kind of number."""
 
 
 def record(tree: Path, folder: Path, names: Sequence[str], *, jobs: int) -> None:
-    """Fills `folder` with the data, the runs, and each run's results as results/NAME.json."""
+    """Records `tree` in `folder`: data, runs, and the results of each run as results/NAME.json.
+
+    `jobs` runs are recorded at a time.
+    """
     tree, folder = tree.resolve(), folder.resolve()
     (folder / "results").mkdir(parents=True)
     found = ask(tree, folder, "import dit; print(dit.__file__)").strip()
@@ -109,7 +112,10 @@ def add_packs(tree: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def call(tree: Path, folder: Path, log: str, *words: str) -> int:
-    """Runs Python in the recording's folder, so that no stored text contains the folder's path."""
+    """Runs Python with the arguments `words` in the recording's folder, and returns its exit code.
+
+    So no stored text contains the folder's path. The output goes to `log`.log.
+    """
     with (folder / f"{log}.log").open("a") as stream:
         print("$ python", *words, file=stream, flush=True)
         done = subprocess.run(
@@ -139,7 +145,7 @@ def keep(folder: Path, name: str, kinds: dict[str, Values]) -> None:
 
 
 def results(folder: Path, run: str) -> dict[str, Values]:
-    """The results of a run; the folder's path in error messages is replaced by a fixed word."""
+    """The results of a run by kind; the folder's path in messages is replaced by a fixed word."""
     from tools.parity_results import text_of
 
     text = text_of(folder / f"results/{run}.json") or "{}"
@@ -147,7 +153,7 @@ def results(folder: Path, run: str) -> dict[str, Values]:
 
 
 def pack_data(tree: Path, folder: Path) -> Values:
-    """Packs both datasets by the tree's own command; the hash of each file that a run reads."""
+    """Packs both datasets by the tree's own command; returns a hash of each file that runs read."""
     from tools.parity_results import sha
 
     draw_media(folder / "drawn")
@@ -172,7 +178,10 @@ def pack_data(tree: Path, folder: Path) -> Values:
 
 
 def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
-    """Prints for each run and kind whether all values are equal; returns 1 if one is not."""
+    """Prints for each run and kind whether all values are equal.
+
+    Returns 1 if a value differs, else 0.
+    """
     recorded = sorted({f.stem for d in (old, new) for f in (d / "results").glob("*.json")})
     counts = {"equal": 0, "different": 0, "values": 0}
     for run in recorded if names is None else names:
@@ -193,7 +202,7 @@ def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
 
 
 def difference(kind: str, before: Values, after: Values) -> str:
-    """The first value that differs, and the number of them; an empty text if all are equal."""
+    """The first value of a kind that differs, and how many do; an empty text if all are equal."""
     gained = [name for name in after if name not in before]
     gained = [n for n in gained if not re.search(MAY_GAIN.get(kind, "$^"), n)]
     lost = [name for name in before if name not in after]

@@ -1,9 +1,9 @@
-"""Hashes of the first packs of training loaders; `parity.py` runs it with a tree's modules.
+"""Hashes the first packs of training loaders; `parity.py` runs it with a tree's modules.
 
     python -P tools/parity_packs.py RUN=DATA_RANKS ...
 
-The working directory has the run folders; RUN.packs gets the hashes, or the error. A field that
-gets another name is found missing until `FIELDS` and the recording say the same.
+The working directory has the run folders; RUN.packs gets the hashes, or the error. A renamed field
+counts as missing until `FIELDS` and the recording agree.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PLACES = {
     "read_config": ("dit.config_loading", "dit.config.loading", "dit.configuring"),
     "build_train_loader": ("dit.data", "dit.data.loader"),
 }
-"""Modules that may have a function, the newest first."""
+"""Modules in which trees have or had a function, the newest first, by the function's name."""
 FIELDS = (
     *("latent_TC", "position_TA", "segment_T", "is_real_T", "text_LE", "fps_N"),
     *("grids", "starts", "text_starts", "keys", "captions", "pack_id"),
 )
 FORMER = {"position_TA": "position_T3"}
-"""What a field was called before."""
+"""Former names of fields, by their present names."""
 PACKS = 50
 
 

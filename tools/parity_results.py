@@ -27,11 +27,11 @@ TIMED = {
     *("data_s", "forward_s", "backward_s", "communication_s", "optimizer_s"),
     *("validation_s", "sampling_s"),
 }
-"""Metrics that no two runs have in common."""
+"""Metrics that depend on time or memory, so that no two runs agree."""
 
 
 def read_run(place: Path) -> dict[str, Values]:
-    """All kinds of numbers that a run folder holds."""
+    """The numbers and hashes in a run folder by name, for each kind of them."""
     lines = [json.loads(line) for line in text_of(place / "metrics.jsonl").splitlines()]
     kinds: dict[str, Values] = {kind: {} for kind in ("steps", "validation", "other metrics")}
     for at, line in enumerate(lines):
@@ -69,7 +69,7 @@ def _under(prefix: str, values: Values) -> Values:
 
 
 def tensors_in(checkpoint: Path) -> Values:
-    """The hash of each tensor of a checkpoint of Megatron-Core; of objects the names."""
+    """A hash of each tensor of a Megatron-Core checkpoint, by name; "object" for anything else."""
     reader = FileSystemReader(checkpoint)
     about = reader.read_metadata().state_dict_metadata
     tensors = {
@@ -84,12 +84,12 @@ def tensors_in(checkpoint: Path) -> Values:
 
 
 def common_of(checkpoint: Path) -> Values:
-    """Entries of Megatron-Core's common.pt: steps, samples, settings of the optimizer."""
+    """Entries of Megatron-Core's common.pt by path: steps, samples, settings of the optimizer."""
     return dict(flat(torch.load(checkpoint / "common.pt", weights_only=False)))
 
 
 def loaders_of(checkpoint: Path) -> Values:
-    """Positions of the loaders in the data; without names of classes, which may change."""
+    """Positions of the loaders in the data by path, without names of classes, which may change."""
     found: Values = {}
     for file in sorted(checkpoint.glob("loader_*.pt")):
         state = torch.load(file, weights_only=True)
@@ -118,7 +118,7 @@ def config_of(checkpoint: Path) -> Values:
 
 
 def files_in(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Tensors, pixels and settings in the files of a folder."""
+    """Yields the name and the value or hash of each tensor, picture and setting in a folder."""
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder.parent))
         if file.suffix == ".safetensors":
@@ -136,7 +136,7 @@ def text_of(file: Path) -> str:
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nest of containers, by their paths."""
+    """Yields the (path, fingerprint) pairs of the values in nested containers."""
     if isinstance(value, _Instance):
         value = value.state
     if isinstance(value, dict):
@@ -161,7 +161,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def bits(value: Any) -> Any:
-    """A float by its hexadecimal digits; anything else as text, a long one by its hash."""
+    """A float as its hexadecimal digits; anything else as text, and a long text as its hash."""
     if isinstance(value, float):
         return value.hex()
     said = repr(value)

@@ -1,4 +1,4 @@
-"""The runs of `parity.py`: each is small, and takes seconds on two cores."""
+"""The runs of `parity.py`, each of which takes seconds on two cores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GOLDEN = ("optimizer.lr=1e-3", "validation.num_captions=2", "validation.sampling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One training, and the commands that then use its checkpoints."""
+    """A training, and the commands that then use its checkpoints."""
 
     covers: str
     changes: tuple[str, ...] = ()

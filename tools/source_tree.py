@@ -1,4 +1,4 @@
-"""The source as syntax trees, with questions that tests and measures ask of them.
+"""Reads the source as syntax trees, and answers questions of tests and measurements about it.
 
 It reads the Python files of dit/, data_prep/, recipes/, benchmarks/ and examples/, as far as they
 exist, on any checkout: nothing is imported.
@@ -57,7 +57,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file of the tree."""
+    """A Python file of the tree: its path, its text and its syntax tree."""
 
     path: str  # relative to the tree, with /
     text: str
@@ -84,19 +84,19 @@ class Source:
 
 
 def read(tree: Path, tops: Iterable[str] = TOPS) -> list[Source]:
-    """The Python files of the tree, without its tests."""
+    """Reads the Python files in the folders `tops` of `tree`; the tests are not among them."""
     files = [file for top in tops for file in sorted((tree / top).rglob("*.py"))]
     texts = [(file.relative_to(tree).as_posix(), file.read_text()) for file in files]
     return [Source(path, text, ast.parse(text)) for path, text in texts]
 
 
 def files_per_folder(sources: list[Source]) -> dict[str, int]:
-    """Folder -> number of its modules, apart from `__init__` and `__main__`."""
+    """Number of modules in each folder, without `__init__` and `__main__`."""
     return dict(sorted(Counter(s.folder for s in sources if s.stem not in SPECIAL).items()))
 
 
 def unlisted(sources: list[Source]) -> dict[str, list[str]]:
-    """Folder -> its modules and sub-folders whose name is no word of the folder's docstring."""
+    """Modules and sub-folders that the docstring of their folder does not name, by folder."""
     missing = {}
     for source in (source for source in sources if source.stem == "__init__"):
         words = set(re.findall(r"\w+", ast.get_docstring(source.syntax) or ""))
@@ -110,7 +110,7 @@ def unlisted(sources: list[Source]) -> dict[str, list[str]]:
 
 
 def twice(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The names that have two places or more, from pairs (name, place)."""
+    """Names that occur at two places or more, with these places; `names` are (name, place)."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, place in names:
         places[name].append(place)
@@ -123,7 +123,10 @@ def classes(sources: list[Source]) -> list[tuple[str, str]]:
 
 
 def private_members(sources: list[Source]) -> dict[str, dict[str, list[str]]]:
-    """Dependency -> file -> private names of the dependency; "?" has names outside PRIVATE."""
+    """Private names of dependencies that the files use, by dependency and by file.
+
+    Names that PRIVATE does not list are under "?".
+    """
     ours = {name for source in sources for name in _defined(source)}
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for source in sources:
@@ -133,7 +136,6 @@ def private_members(sources: list[Source]) -> dict[str, dict[str, list[str]]]:
 
 
 def _defined(source: Source) -> Iterator[str]:
-    """Names of the functions, classes, arguments and values that the file defines."""
     for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef):
         yield node.name
     for node in source.nodes(ast.Name, ast.Attribute):
@@ -142,7 +144,10 @@ def _defined(source: Source) -> Iterator[str]:
 
 
 def _used(source: Source, ours: set[str]) -> set[str]:
-    """Private names that a file looks up, imports, overrides, or uses as keys of saved states."""
+    """Private names that a file looks up, imports, overrides, or uses as keys of saved states.
+
+    `ours` are the names that the tree itself defines.
+    """
     looked_up = {node.attr for node in source.nodes(ast.Attribute)}
     foreign = [
         i for i in source.nodes(ast.ImportFrom) if (i.module or "").split(".")[0] not in TOPS
@@ -166,7 +171,7 @@ def families(sources: list[Source]) -> list[str]:
 
 
 def family_leaks(sources: list[Source]) -> list[str]:
-    """Places where a module outside a family's folder depends on that family."""
+    """Places where a module outside a family's folder depends on that family, as sentences."""
     folders = families(sources)
     general = [s for s in sources if not s.path.startswith(tuple(f"{f}/" for f in folders))]
     leaks = [f"{s.path}:{n}: compares a family" for s in general for n in _comparisons(s)]
@@ -177,7 +182,7 @@ def family_leaks(sources: list[Source]) -> list[str]:
 
 
 def _leaks_of(folder: str, outside: list[Source], within: list[Source]) -> list[str]:
-    """Imports of the folder, except one of the registry, and names of its classes."""
+    """Imports of a family's folder, except one by the registry, and uses of its classes."""
     module = folder.replace("/", ".")
     own = [s for s in outside if Path(folder).name in s.text]
     imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in own for n in _imports(s, module)]
@@ -208,7 +213,7 @@ def _comparisons(source: Source) -> list[int]:
 
 
 def _imports(source: Source, module: str) -> list[int]:
-    """Lines that import a module or a name inside it, by a statement or as a text."""
+    """Lines that import `module` or a name in it, by a statement or by a string."""
     lines, inside = set(), re.compile(rf"{re.escape(module)}(?:[.:]\w|$)")
     for node in source.nodes(ast.Import, ast.ImportFrom, ast.Constant):
         names = [str(getattr(node, "value", "")), str(getattr(node, "module", ""))]

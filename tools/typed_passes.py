@@ -1,4 +1,4 @@
-"""One forward pass of a network on a layout, with a type for each tensor.
+"""Runs a forward pass of a network on a layout, with a type for each tensor.
 
 1. declare_rules   the effect of Megatron-Core's and our autograd functions on types
 2. trial           one rank's part of a tiny network on a layout, and a pack
@@ -7,7 +7,7 @@
 4. disagreements   contradictions between shards, sums and the norm of the gradient
 5. check           the pass, its loss and the divisor of the loss, by these types
 
-`tools.gradient_types` says what types mean, and is the command.
+`tools.gradient_types` explains the types, and is the command.
 """
 
 # T packed tokens, N samples, M level rows
@@ -60,7 +60,8 @@ LOCAL = {
     "dit.models.layers.queries_and_keys": ("_Normalised", "_Rotate"),
     "dit.models.stacks.frozen_blocks": ("_Product",),
 }
-"""Our autograd functions that send nothing: their outputs vary where an input does."""
+"""Our autograd functions without communication, by module: their outputs vary over ranks where an
+input does."""
 
 
 def _column_linear(
@@ -72,7 +73,7 @@ def _column_linear(
     sequence_parallel: bool,
     tp_group: Any,
 ) -> Any:
-    """Megatron-Core's product of a linear with split outputs, which gathers its input itself."""
+    """Types of Megatron-Core's product of a linear with split outputs, which gathers its input."""
     if sequence_parallel:
         input = rules.all_gather(input, tp_group, src=S(0), dst=R)
     elif allreduce_dgrad:
@@ -84,7 +85,7 @@ def _column_linear(
 def _frozen_column_linear(
     *, input: Any, weight: Any, bias: Any, allreduce_dgrad: bool, tp_group: Any
 ) -> Any:
-    """Megatron-Core's product with a frozen weight; its caller has gathered the input."""
+    """Types of Megatron-Core's product with a frozen weight; its caller has gathered the input."""
     none = {"sequence_parallel": False, "allreduce_dgrad": allreduce_dgrad, "tp_group": tp_group}
     return _column_linear(input=input, weight=weight, bias=bias, **none)
 
@@ -110,7 +111,8 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     layers.LinearWithFrozenWeight: _frozen_column_linear,
     _SumOverRanks: lambda *, x, group: rules.all_reduce(x, group, src=V, dst=R),
 }
-"""What functions that send do to the type of their input, forward pass and gradient at once."""
+"""Rules of functions with communication: how they change the type of their input, in the forward
+pass and for the gradient at once."""
 
 
 @cache
@@ -126,7 +128,7 @@ def declare_rules() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """How several tensor ranks treat a weight and its gradient."""
+    """How the tensor ranks treat a weight and its gradient."""
 
     type: Any  # I, R or V, from the marks and sums that follow
     split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
@@ -136,7 +138,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """One rank's part of a network on a layout, and a pack."""
+    """The part that one rank has of a network on a layout, and a pack."""
 
     layout: NamedLayout
     config: RunConfig
@@ -154,10 +156,10 @@ class Trial:
 
 
 def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
-    """The tiny network of a named size on a named layout, with random weights.
+    """Builds the tiny network of the size `size` on the layout `name`, with random weights.
 
     Raises:
-        Problems: the layout does not divide it.
+        Problems: the layout does not divide the network.
     """
     declare_rules()
     layout, base = parse_layout(name), layout_check()
@@ -192,7 +194,7 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
 
 
 def weight_traits(given: Trial) -> dict[str, Traits]:
-    """The traits of each trained weight, by name; all are measured."""
+    """The traits of each trained weight, by name; all but the type are measured."""
     shapes: dict[int, tuple[int, ...]] = {
         id(shard.data): shard.global_shape[shard.prepend_axis_num :]
         for shard in weight_shards(given.network)
@@ -208,9 +210,11 @@ def weight_traits(given: Trial) -> dict[str, Traits]:
 
 
 def _summed(given: Trial) -> set[str]:
-    """Weights whose gradients Megatron-Core adds over tensor ranks after the backward pass.
+    """Names of weights whose gradients Megatron-Core sums over tensor ranks.
 
-    Each gradient is 1, and a sum over tensor ranks doubles it.
+    It does so after the backward pass.
+
+    To find out, each gradient is set to 1, and a sum over tensor ranks doubles it.
     """
     weights = {n: w for n, w in given.network.named_parameters() if w.requires_grad}
     for weight in weights.values():
@@ -226,7 +230,10 @@ def _summed(given: Trial) -> set[str]:
 
 
 def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
-    """Contradictions between checkpoints, sums and norm about a weight, one line each."""
+    """Contradictions about a weight between its shard, the sum of its gradient and the norm.
+
+    There is one line for each.
+    """
     if not given.tensor:
         return []
     found = []
@@ -244,7 +251,7 @@ def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
 
 
 def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
-    """Types the forward pass, the loss and its divisor; returns the error if a type is wrong."""
+    """Types the forward pass, the loss and its divisor; returns an error's text, or None."""
     batch, problem = given.item
     options, context = given.config.objective, given.groups.cp
     try:
@@ -261,7 +268,6 @@ def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
 
 
 def _place(error: BaseException) -> str:
-    """File, line number and text of the project's line in which `error` arose."""
     frames = traceback.extract_tb(error.__traceback__)
     *_, last = (
         frame for frame in frames if "/dit/" in frame.filename or frame.filename == __file__
@@ -270,16 +276,16 @@ def _place(error: BaseException) -> str:
 
 
 def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """Types by mesh axis, for the axes that have several ranks."""
+    """The types `tensor` and `context` by name of the mesh axis, if the axis has several ranks."""
     both = {"tp": tensor, "cp": context}
     return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
 
 
 def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
-    """Gives weights, buffers and the pack their types.
+    """Declares the types of weights, buffers and the pack.
 
-    Data ranks sum the gradients of all weights together with context ranks, on which a weight is R
-    and a tensor V if it has a row for each token.
+    Data ranks sum the gradients of all weights together with context ranks. Over context ranks a
+    weight is R, and a tensor is V if it has a row for each token, else R.
     """
     for name, weight in given.network.named_parameters():
         spmd.assert_type(weight, _axes(given, tensor=traits[name].type, context=R))
@@ -294,7 +300,7 @@ def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
 
 
 def _check_divisor(given: Trial, count: Tensor) -> None:
-    """Types what Megatron-Core divides gradients by: the tokens of all ranks."""
+    """Types the number by which Megatron-Core divides gradients: the tokens of all ranks."""
     divided: list[Tensor] = []
     chunk = SimpleNamespace(
         config=given.network.config,
@@ -314,11 +320,11 @@ def _check_divisor(given: Trial, count: Tensor) -> None:
 
 @contextmanager
 def _typed(given: Trial) -> Iterator[None]:
-    """A context in which spmd_types follows each operation of this process."""
+    """While the context is open, spmd_types follows each operation."""
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:
-        """`text_row`, with a type, because each context rank has another number of rows."""
+        """`text_row`, typed as varying, because each context rank has another number of rows."""
         with spmd.no_typecheck():  # numbers of this process have no type before
             made = text_row(*arguments, **options)
         for tensor in (made.source_L, made.sample_L):
@@ -346,7 +352,7 @@ def _typed(given: Trial) -> Iterator[None]:
 
 
 def table(traits: Mapping[str, Traits]) -> str:
-    """Weights with equal treatment, a line for each kind."""
+    """A table as text, with a line for each way in which weights are treated."""
     rows = ["type  split  summed  counted  weights"]
     for of in dict.fromkeys(traits.values()):
         names = [name for name, other in traits.items() if other == of]

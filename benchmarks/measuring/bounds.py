@@ -1,4 +1,4 @@
-"""Highest rates of this device: products, copies, each attention kernel, fused kernels."""
+"""Measures the highest rates of this device: products, copies, attention and fused kernels."""
 
 # T tokens, N level rows, H heads, K head width, D model width
 
@@ -42,15 +42,17 @@ _SIZES: dict[str, dict[str, Any]] = {
 _HEAD_WIDTHS = (72, 128)  # of DiT-XL, and of most others
 Call = Callable[[], object]
 Bound = tuple[str, str, float, Callable[[], Call]]
-"""Name, unit, work of a call in units times seconds, and what makes a call on new operands."""
+"""(name, unit, work of a call, function that makes a call on new operands). The work over the
+seconds of a call is a rate in that unit."""
 
 
 def bounds(
     table: str, *, size: str, report: Callable[[dict[str, float | str]], None]
 ) -> dict[str, float | str]:
-    """Work a second by name, for a table of TABLES; the error if it cannot be measured.
+    """The measured rate of each bound in `table`, one of TABLES, by name and unit.
 
-    `report` gets each line as soon as it is measured.
+    A bound that cannot be measured has an error's text instead. `report` gets each line as soon as
+    it is measured.
     """
     found: dict[str, float | str] = {}
     for name, unit, work, make in TABLES[table](**_SIZES[size]):
@@ -85,7 +87,10 @@ def _product(rows: int, inputs: int, outputs: int) -> Call:
 
 
 def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
-    """Rates of both passes, counted as MFU counts them: backward is twice forward."""
+    """Bounds of attention, forward and backward.
+
+    FLOPs are counted as for MFU: backward has twice those of forward.
+    """
     half = device().type == "cuda"
     capability = torch.cuda.get_device_capability() if half else None
     for width in _HEAD_WIDTHS:
@@ -140,7 +145,10 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
 
 
 def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Normalisation and rotation of queries and keys in x [T, H, 3 * K], ready to be timed."""
+    """Normalisation and rotation of queries and keys in x [T, H, 3 * K], with gradient.
+
+    `kind` makes the function that computes them.
+    """
     angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
     function, weight = kind(width, head, angles)
     shapes = (tokens, width // head, 3 * head), (weight,), (weight,)
@@ -148,14 +156,14 @@ def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -
 
 
 def _rotated(_width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """Function that normalises each head and rotates, and the size K of its weight."""
+    """A function that normalises each head and rotates, and the size K of its weight."""
     return lambda x, *weights: rotated_heads.queries_and_keys(
         x, weights, angles, eps=1e-6, others=(head,)
     ), head
 
 
 def _across(width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """Function that normalises all heads together and rotates, and the size D of its weight."""
+    """A function that normalises all heads together and rotates, and the size D of its weight."""
     how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
 
     def function(x: Tensor, *weights: Tensor) -> Any:
@@ -183,7 +191,7 @@ class _Passes:
         torch.autograd.grad(self.outputs, self.leaves, self.gradients, retain_graph=True)
 
     def moved(self) -> list[int]:
-        """Bytes of memory traffic of both passes, counted on tensors without values."""
+        """Bytes of memory traffic of the forward and the backward pass, counted without values."""
         self.ready()
         counters = [OperationCounter(OPERATOR_BYTES) for _ in range(2)]
         for counter, one_pass in zip(counters, (self.forward, self.backward), strict=True):

@@ -1,4 +1,4 @@
-"""Kernels of a profile: the longest, and the time of all by their kind."""
+"""Sums the kernels of a profile: the longest, and the time of all by their kind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _KINDS = {
     "optimizer": r"adam|multi_tensor",
     "copies": r"memcpy|memset|copy",
 }
-"""Kernels by their names; the first that matches. Attention comes before products, since names of
-its kernels say CUTLASS as well."""
+"""Patterns of kernel names for each kind; the first that matches counts. Attention comes before
+products, because names of its kernels contain CUTLASS as well."""
 OTHER = "everything else"
 
 
 def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
-    """Name -> seconds and calls of all kernels of a GPU; without one, of the CPU's operations."""
+    """(seconds, calls) of all kernels of a GPU by name; without a GPU, of the CPU's operations."""
     on_gpu, times = torch.cuda.is_available(), dict[str, tuple[float, int]]()
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     for event in trace.key_averages():
@@ -39,7 +39,11 @@ def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
 def kernel_times(
     times: dict[str, tuple[float, int]], *, steps: int, step_s: float
 ) -> dict[str, Any]:
-    """The longest kernels and the time by kind for one step, from seconds and calls."""
+    """The longest kernels and the time by kind for one step.
+
+    `times` has the (seconds, calls) of kernels in `steps` steps; `step_s` are the seconds of a
+    step.
+    """
     by_kind: dict[str, float] = defaultdict(float)
     for name, (seconds, _) in times.items():
         by_kind[kind_of(name)] += seconds / steps

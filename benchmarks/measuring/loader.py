@@ -1,4 +1,4 @@
-"""Measures the loader: its rate, that of plain loops, and the memory of its buffer."""
+"""Measures the rates of the loader and of plain loops, and the memory of the loader's buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dit.models.registry import named_model
 
 @dataclass(frozen=True, kw_only=True)
 class ShardKind:
-    """Sizes of the samples of one set of shards."""
+    """The sizes of samples in one set of shards."""
 
     name: str
     latent: tuple[int, int, int, int]
@@ -43,7 +43,7 @@ KINDS = (
 
 
 def write_dataset(folder: Path, kind: ShardKind, samples: int) -> None:
-    """Writes a dataset of `samples` samples, in data_prep's form."""
+    """Writes a dataset of `samples` equal samples to `folder`, in the form of data_prep."""
     rng = torch.Generator().manual_seed(0)
     tensors = {
         "latent": torch.randn(kind.latent, generator=rng).bfloat16(),
@@ -102,7 +102,7 @@ def read_plainly(folder: Path, expected: Expected) -> int:
 
 
 def read_in_order(folder: Path, expected: Expected) -> int:
-    """Reads samples with tarfile, and packs them in the order of the shards."""
+    """Reads samples with tarfile and packs them in shard order; returns their number."""
     count, waiting, tokens = 0, list[LatentSample](), 0
     for sample in _decoded(folder, expected):
         length = expected.layout.padded_tokens(sample.latent_CFHW)
@@ -129,7 +129,7 @@ def _decoded(folder: Path, expected: Expected) -> Iterator[LatentSample]:
 
 
 def read_packed(loader: Any, samples: int) -> int:
-    """Reads packs of the loader until they have `samples` samples."""
+    """Reads packs from the loader until they have `samples` samples; returns their number."""
     count = 0
     while count < samples:
         count += next(loader).num_samples
@@ -144,7 +144,7 @@ def memory(folder: Path, kind: ShardKind, buffer: int) -> dict[str, Any]:
 
 
 def resident_mb(folder: Path, kind: ShardKind, buffer: int) -> float:
-    """Resident memory of this process after the first pack, when the buffer is full."""
+    """Resident memory of this process in MB (10^6 bytes) with a full buffer of `buffer` samples."""
     loader = build_train_loader(config_of(folder, kind, buffer=buffer), rank=0, world_size=1)
     next(loader)
     size = psutil.Process().memory_info().rss / 1e6

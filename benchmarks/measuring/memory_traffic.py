@@ -1,9 +1,9 @@
-"""Bytes that the operations of a network read and write, counted on tensors without values.
+"""Counts the bytes that operations of a network read and write, on tensors without values.
 
 1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
 2. layer_traffic      forward and backward pass of one layer: a network of two less one of one
 
-Tensors on `meta` take a GPU's paths. Caches are not modelled.
+With tensors on `meta` the code takes the branches for a GPU. Caches are not modelled.
 """
 
 # T packed tokens, D model width, K head width, M level rows, C numbers of a token
@@ -35,12 +35,11 @@ from dit.pack_wire import pack_to
 from dit.sizing.cuda_kernels import META, CudaKernels
 
 OperatorBytes = Mapping[str, Callable[..., int]]
-"""For operators that move other bytes than those of their arguments and results.
+"""The bytes that operators move, where these are not those of their arguments and results.
 
 The key is the operator's name ("dit::gated_norm"); the value takes the arguments of a call and
-gives the bytes that it moves. A fused kernel belongs here: it may read an argument twice, or a few
-rows of it, and only its own loads and stores tell.
-"""
+returns the bytes. A fused kernel belongs here: it may read an argument twice, or a few rows of it,
+so only its own loads and stores tell."""
 
 ATTENTION = "attention"
 WEIGHT_PRODUCTS = "products with a weight"
@@ -98,7 +97,7 @@ def _storage(x: Tensor) -> StorageWeakRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackShape:
-    """A pack of equal samples."""
+    """The shape of a pack of equal samples."""
 
     samples: int = 32
     grid: Grid = (1, 32, 32)
@@ -107,7 +106,7 @@ class PackShape:
 
     @property
     def padded(self) -> PackShape:
-        """The shape without one row and one column of patches, so that samples have padding."""
+        """The shape with one row and one column of patches less, so that samples have padding."""
         frames, rows, columns = self.grid
         return replace(self, grid=(frames, rows - 1, columns - 1))
 
@@ -137,7 +136,7 @@ class PackShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTraffic:
-    """Bytes that one layer adds to a pass in one direction."""
+    """Bytes that one layer adds to the forward or the backward pass."""
 
     count: dict[str, int]  # operations by name
     bytes: dict[str, int]
@@ -145,7 +144,10 @@ class LayerTraffic:
 
     @classmethod
     def between(cls, less: OperationCounter, more: OperationCounter, *, unit: int) -> LayerTraffic:
-        """The traffic of a layer, from two networks: `more` has one layer more than `less`."""
+        """The traffic of a layer, as `more` and `less` counted it of two networks.
+
+        The network of `more` has one layer more than that of `less`; `unit` is in bytes.
+        """
         names = more.count.keys()
         return cls(
             count={name: more.count[name] - less.count[name] for name in names},
@@ -154,7 +156,7 @@ class LayerTraffic:
         )
 
     def units(self, *, without: Collection[str] = (ATTENTION, WEIGHT_PRODUCTS)) -> float:
-        """Units of all operations, except those named."""
+        """Units of traffic of all operations except those named in `without`."""
         return sum(n for name, n in self.bytes.items() if name not in without) / self.unit
 
 
@@ -167,11 +169,11 @@ def layer_traffic(
     lora: LoraConfig | None = None,
     counts: Sequence[Mapping[str, int]] = ({"num_layers": 1}, {"num_layers": 2}),
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """Forward and backward pass of one layer in the model's precision on one device.
+    """Traffic of the forward and the backward pass of one layer on one device.
 
-    `fused` takes the kernels of `dit/models/kernels`, else torch's operations. `lora` with a rank
-    adds adapters, whose layer is frozen. `counts` are keys of the model for two networks, the
-    second of which has one layer more.
+    It has the model's precision. `fused` uses the kernels of `dit/models/kernels`, else torch's
+    operations. `lora` with a rank adds adapters, whose layer is frozen. `counts` are keys of the
+    model for two networks, the second of which has one layer more.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()
@@ -188,7 +190,7 @@ def layer_traffic(
 def added_traffic(
     less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """What `more` moves in each pass beyond what `less` does; a pack on `meta`."""
+    """The traffic that `more` has in each pass beyond that of `less`, for a pack on `meta`."""
     passes = [_pass_traffic(network, batch) for network in (less, more)]
     unit = 2 * len(batch.segment_T) * width
     forward, backward = (

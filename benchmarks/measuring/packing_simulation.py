@@ -1,4 +1,4 @@
-"""Packing and balance on sample lengths alone: how full packs get, and how even ranks are.
+"""Simulates packing and balance on sample lengths: how full packs and how even ranks are.
 
 1. Mixture, MIXTURES             sample lengths of realistic data, in tokens of 16 x 16 pixels and
                                  four frames. Pictures have one of seven aspect ratios. Videos have
@@ -30,17 +30,17 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """A distribution of sample lengths, and the capacity of their packs."""
+    """A distribution of sample lengths in tokens, and the capacity of their packs."""
 
     name: str
     capacity: int
-    """Tokens of a pack."""
+    """Most tokens in a pack."""
     pictures: float
     """Fraction of pictures among the samples; the others are videos."""
     videos: Callable[[np.random.Generator, int], np.ndarray]
 
     def lengths(self, *, seed: int) -> Iterator[int]:
-        """Sample lengths, endlessly; samples longer than a pack are left out."""
+        """Yields sample lengths in tokens, endlessly; samples longer than a pack are left out."""
         rng = np.random.default_rng(seed)
         while True:
             still = rng.random(_AT_ONCE) < self.pictures
@@ -50,7 +50,10 @@ class Mixture:
 
 
 def _frames(rng: np.random.Generator, sides: Sequence[int], number: int) -> np.ndarray:
-    """Tokens of one frame: the area of a square with one of these sides, at a random aspect."""
+    """Tokens of `number` frames, each with the area of a square of a random one of `sides`.
+
+    The aspect ratio is random, too; sides are in pixels.
+    """
     side, aspect = rng.choice(sides, number), rng.choice(_ASPECTS, number)
     rows, columns = side / np.sqrt(aspect) / 16, side * np.sqrt(aspect) / 16
     return np.round(rows).astype(int) * np.round(columns).astype(int)
@@ -83,7 +86,7 @@ MIXTURES = (
 
 _CAPTION, _BUFFER = 200, 100  # of the simulated balance: text tokens of a sample, buffered samples
 MULTIPLE = 16
-"""Samples are padded to a multiple of this, as dataset.sample_multiple does by default."""
+"""Number of tokens to a multiple of which samples are padded, as by dataset.sample_multiple."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,17 +97,21 @@ class Fill:
     real: float
     """Real tokens over capacity."""
     padded: float
-    """Tokens with the padding of samples, over capacity."""
+    """Tokens, with the padding of samples, over capacity."""
     milliseconds: float
-    """Mean time to choose the samples of one pack."""
+    """Mean time to choose the samples of a pack, in milliseconds."""
     longest_wait: int
-    """Largest number of samples that arrived between a sample and the pack it went into."""
+    """Largest number of samples that arrived between a sample and the pack that it was put into."""
 
 
 def packs(
     mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
 ) -> Iterator[list[tuple[int, int]]]:
-    """(number, length) of the samples of each pack, endlessly; packs of equal `cost` if given."""
+    """Yields the (number, length) of the samples of each pack, endlessly.
+
+    If `cost` is given, packs get nearly equal costs. `buffer` is the number of samples to choose
+    from.
+    """
     return full_packs(
         enumerate(mixture.lengths(seed=seed)),
         length=lambda sample: padded(sample[1]),
@@ -146,7 +153,7 @@ def stream_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -
 def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -> float:
     """Real tokens over capacity, if each whole buffer is packed by best-fit decreasing.
 
-    First-fit decreasing, the usual rule, fills packs equally.
+    First-fit decreasing, the usual rule, results in the same fill.
     """
     stream = mixture.lengths(seed=seed)
     bins = tokens = 0
@@ -158,15 +165,16 @@ def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 
 
 
 def straggler_ratios(costs: np.ndarray, *, ranks: Sequence[int]) -> list[float]:
-    """Cost of the slowest rank over the mean, averaged over steps; `costs` are [rank, step].
+    """Cost of the slowest rank over the mean cost, averaged over steps; `costs` are [rank, step].
 
-    A step waits for its slowest rank, so each step takes that much longer.
+    A step waits for its slowest rank, so it takes longer by this factor. There is a result for each
+    number of `ranks`.
     """
     return [float((costs[:n].max(0) / costs[:n].mean(0)).mean()) for n in ranks]
 
 
 def alike(values: np.ndarray) -> float:
-    """Part of the variance of packs that lies between steps; `values` are [rank, step].
+    """Fraction of the variance over packs that lies between steps; `values` are [rank, step].
 
     1: the packs of a step are of one kind; 0: each step has packs of all kinds.
     """
@@ -175,16 +183,16 @@ def alike(values: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """The packs of each rank in each step, [rank, step]."""
+    """Figures of the packs of each rank in each step, as arrays [rank, step]."""
 
     costs: np.ndarray
-    """FLOPs of a forward pass."""
+    """FLOPs of a forward pass of each pack, [rank, step]."""
     mean_lengths: np.ndarray
-    """Tokens over samples of a pack."""
+    """Mean tokens of a sample in each pack, [rank, step]."""
     fill: float
-    """Real tokens over capacity, mean of all packs."""
+    """Real tokens over capacity, as the mean of all packs."""
     longest_wait: int
-    """Largest number of samples that arrived between a sample and the turn of its pack."""
+    """Largest number of samples that arrived between a sample and the step that trains on it."""
 
 
 def simulated_steps(
@@ -196,7 +204,7 @@ def simulated_steps(
     balance: Balance,
     balance_packs: int,
 ) -> Steps:
-    """The packs of all ranks in each step, after the steps that fill the buffers."""
+    """Simulates the packs of all ranks in each step, after the steps that fill the buffers."""
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []
     for rank in range(ranks):
@@ -213,7 +221,7 @@ def simulated_steps(
 
 
 _Pack = tuple[float, ...]
-"""Cost, tokens, samples, number of the oldest sample, and of the newest that has been read."""
+"""(cost, tokens, samples, number of the oldest sample, number of the newest that was read)."""
 
 
 def _measured(
@@ -228,7 +236,11 @@ def _measured(
 
 
 def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
-    """The packs of a rank in its order of training, each with the newest sample drawn by then."""
+    """Yields the packs of a rank in its order of training.
+
+    The last value of each is the number of the newest sample that has been read by then. `packs` is
+    the number of packs that wait to be chosen.
+    """
     waiting: list[_Pack] = []
     recent: list[float] = []
     for number in count():

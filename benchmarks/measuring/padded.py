@@ -35,7 +35,7 @@ class Batching(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """Input and target of a network for one sample."""
+    """What a network gets and should predict for one sample."""
 
     key: str
     input_CFHW: Tensor
@@ -56,7 +56,7 @@ class Example:
 
 
 def examples(config: RunConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
-    """The samples of a pack, one by one."""
+    """Yields the samples of a pack one by one."""
     layout = PatchLayout.of(config)
     patch = (layout.patch_temporal, layout.patch_spatial)
     starts = {name: list(pairwise(offsets)) for name, offsets in batch.text_offsets.items()}
@@ -82,7 +82,7 @@ class PaddedBatch:
     samples: StackedSamples
     target_BCFHW: Tensor
     weight_BCFHW: Tensor
-    """Weight of the squared error; zero on padding."""
+    """Weight of the squared error of each number; zero on padding."""
 
     @classmethod
     def of(cls, chosen: Sequence[Example], *, dtype: torch.dtype) -> Self:
@@ -106,7 +106,7 @@ class PaddedBatch:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """`parts` [C, F, H, W] or [L, E] stacked to [B, ...], with zeros behind the shorter ones."""
+    """`parts` [C, F, H, W] or [L, E] stacked to [B, ...], with zeros after the shorter ones."""
     sides = [max(sides) for sides in zip(*(part.shape for part in parts), strict=True)]
     stacked = parts[0].new_zeros(len(parts), *sides)
     for row, part in zip(stacked, parts, strict=True):
@@ -117,7 +117,7 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 def rectangles(
     found: Sequence[Example], batching: Batching, *, batch: int, capacity: int, dtype: torch.dtype
 ) -> list[PaddedBatch]:
-    """Batches of `batch` padded samples, or of as many of a bucket as a pack has room for."""
+    """Batches of `batch` padded samples, or of as many samples of a bucket as a pack can hold."""
     groups: dict[Any, list[Example]] = defaultdict(list)
     for one in found:
         groups[one.kind if batching is Batching.BUCKETS else None].append(one)
@@ -134,7 +134,7 @@ class PlainLoop:
     """A training step in plain PyTorch, without this project's modules.
 
     Raises:
-        ValueError: the family is not compared.
+        ValueError: the family of the network is not compared.
     """
 
     def __init__(self, network: nn.Module, config: RunConfig):
@@ -151,7 +151,10 @@ class PlainLoop:
         )
 
     def step(self, batches: Sequence[PaddedBatch], *, numbers: int) -> float:
-        """Loss: the weighted squared error over `numbers`, the real numbers of all samples."""
+        """Runs a training step; returns the loss, the weighted squared error over `numbers`.
+
+        `numbers` is the count of all latent numbers that are no padding.
+        """
         total = 0.0
         for batch in batches:
             loss = self._error(batch) / numbers
@@ -172,7 +175,7 @@ class PlainLoop:
 
 
 def diffusers_network(config: RunConfig) -> nn.Module:
-    """Diffusers' model of these sizes."""
+    """Diffusers' model with the sizes in `config`, with random weights."""
     import diffusers
 
     content = diffusers_transformer_config(config)
@@ -191,7 +194,7 @@ def _form(model: ModelConfig) -> DiffusersForm:
 
 
 def diffusers_weights(ours: nn.Module, model: ModelConfig) -> dict[str, Tensor]:
-    """The weights of `ours` under Diffusers' names, so that both networks start equal."""
+    """The weights of `ours` under Diffusers' names, so that both networks start with equal ones."""
     mine = dict(ours.named_parameters())
 
     def own(pair: Pair) -> Tensor:

@@ -1,7 +1,7 @@
-"""Bytes that this process sends to other ranks, holds in tensors, and reads of checkpoint files.
+"""Counts the bytes that this process sends to other ranks, holds in tensors, and reads.
 
 It counts torch's operations as they run: collectives by the bytes that they send to other ranks,
-tensors by their memory while they live, reads by the lengths of the stored parts.
+tensors by their memory while they live, reads of checkpoint files by the lengths of stored parts.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _OBJECTS = (
 
 @dataclass(kw_only=True, slots=True)
 class RankBytes:
-    """Bytes of one process."""
+    """Numbers of bytes of one process."""
 
     sent: int = 0
     """Bytes of tensors that were sent to other ranks."""
     metadata: int = 0
     """Bytes of Python objects that were sent to other ranks."""
     held: int = 0
-    """Most memory of tensors that were made meanwhile and still lived."""
+    """Largest memory, at one time, of tensors that were created inside the context."""
     read: int = 0
-    """Bytes that were read of the files of a checkpoint."""
+    """Bytes that were read from the files of a checkpoint."""
 
 
 @contextmanager
 def counted_bytes() -> Iterator[RankBytes]:
-    """A context whose value counts the bytes of the operations inside."""
+    """Counts the bytes of the operations inside the context; its value holds the counts."""
     counter = _Counter()
     with ExitStack() as stack:
         for name in _OBJECTS:
@@ -101,7 +101,7 @@ class _Counter(TorchDispatchMode):
             self.found.sent += sent
 
     def _track(self, tensor: Tensor, *, before: bool = False) -> None:
-        """Counts the memory of a tensor from its first use; as 0 if it was there `before`."""
+        """Counts the memory of a tensor from its first use on; as 0 if it existed `before`."""
         storage = tensor.untyped_storage()
         # The id may be another storage's as soon as this one is gone: it is forgotten with it.
         key = id(storage)
@@ -112,10 +112,10 @@ class _Counter(TorchDispatchMode):
 
 
 def _sent(name: str, args: tuple[Any, ...]) -> int:
-    """Bytes that this rank sends in a collective, one copy for each receiver.
+    """Bytes that this rank sends in the collective `name`, one copy for each receiver.
 
     Raises:
-        NotImplementedError: the collective is not in the table.
+        NotImplementedError: the collective is unknown.
     """
     group = next(dist.ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject))
     rank, others = group.rank(), group.size() - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 SIZES = ("full", "tiny")
-"""`tiny` tries the way of a run on a CPU; its figures say nothing."""
+"""Sizes of networks; `tiny` tries the code on a CPU, and its figures mean nothing."""
 
 _PACKS = {
     "full": "dataset.task_encoder_seq_length=32768 dataset.packing_buffer_size=64"
@@ -43,13 +43,14 @@ SHAPES: Mapping[str, tuple[tuple[str, str], tuple[tuple[int, ...], tuple[int, ..
     ),
     "xl-padded": (_XL, ((1, 62, 66, 128), (1, 14, 18, 8))),  # one token fewer
 }
-"""Shape -> keys of the network, and (frames, height, width, text) of a sample, by size."""
+"""Keys of the network, and (frames, height, width, text length) of a sample, by shape and size."""
 WHOLE = {"flux-512": "flux-512-whole"}
-"""Shape -> that of the whole network, too large to train on one device: rates by arithmetic."""
+"""The shape of the whole network, for a shape with few of its layers. A whole network is too large
+to train on one device: its rates are computed."""
 
 
 def shape_keys(shape: str, size: str = SIZES[0]) -> list[str]:
-    """The overrides of a network and its packs.
+    """The overrides for the network and the packs of `shape` in the size `size`.
 
     Raises:
         ValueError: no shape has this name.

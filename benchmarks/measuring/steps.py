@@ -1,4 +1,4 @@
-"""Measured steps -> medians, shares and MFU; and the measured peak of the device."""
+"""Summarizes measured steps as medians, shares and MFU; measures the peak of the device."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
 @contextmanager
 def watched_processes(config: RunConfig) -> Iterator[None]:
-    """A context with the processes and groups of a layout, and the watchdog.
+    """Starts the processes and groups of a layout, with the watchdog, for the context.
 
-    All ranks enter it.
+    All ranks must enter it.
     """
     limit_s = 60 * config.dist.distributed_timeout_minutes
     set_cuda_environment(config)
@@ -47,9 +47,9 @@ def watched_processes(config: RunConfig) -> Iterator[None]:
 
 
 def fill_on_device(model: torch.nn.Module, seed: int) -> None:
-    """Fills weights, on their device, with random numbers of moderate size.
+    """Fills the weights of `model`, on their device, with random numbers of moderate size.
 
-    Zeros could make a step faster. Matrices repeat one tile of numbers, because drawing those of
+    Zeros could make a step faster. Matrices repeat one tile of numbers, because to draw those of
     12B parameters on a host takes minutes.
     """
     place = next(model.parameters()).device
@@ -66,9 +66,10 @@ def fill_on_device(model: torch.nn.Module, seed: int) -> None:
 
 
 def step_summary(model: ModelConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, 5th and 95th percentiles under the names of metrics.jsonl; called by all ranks.
+    """Medians, 5th and 95th percentiles of metrics, by their names in metrics.jsonl.
 
-    `shares` are parts of the sum of all steps, because shares of medians do not add up to 1.
+    `shares` are parts of the sum of all steps, because shares of medians do not add up to 1. All
+    ranks must call it.
     """
     parts = [f"{part}_s" for part in TIMED_PARTS]
     other = [step["step_time_s"] - sum(step[part] for part in parts) for step in steps]
@@ -90,7 +91,7 @@ def spread_of(numbers: Sequence[float]) -> dict[str, float]:
 
 
 def _peaks(model: ModelConfig) -> dict[str, float]:
-    """TFLOP/s of one device: from its data sheet, if the table has it, and as measured."""
+    """Peak TFLOP/s of one device: from its data sheet, if the table has it, and as measured."""
     kind = dtype(model)
     measured = measured_flops(device(), kind)
     promised = peak_flops(_name())
@@ -110,7 +111,7 @@ def _of_fullest(own: float) -> float:
 
 
 def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large square matrix product."""
+    """FLOP/s of a large square matrix product of type `dtype` on `device`."""
     side = 8192 if device.type == "cuda" else 1024
     pairs = [torch.randn(2, side, side, device=device).to(dtype) for _ in range(2)]
     calls = [partial(torch.mm, *pair) for pair in pairs]
@@ -120,10 +121,10 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
 def call_seconds(
     calls: Sequence[Callable[[], object]], device: torch.device, *, least: float = 0.05
 ) -> float:
-    """Seconds of one call, from calls one after the other that take `least` seconds or more.
+    """Seconds of one call, from calls one after the other that take at least `least` seconds.
 
     The device's own clock measures them, so that the start of a call is hidden behind the one
-    before, as it is in a step. A first call of each, which may compile it, is not counted.
+    before, as in a step. The first call of each, which may compile it, is not counted.
     """
     for call in calls:
         call()

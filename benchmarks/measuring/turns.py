@@ -4,8 +4,8 @@
 2. ratios   of the second run to the first within a round, so that other load affects both alike;
             medians of all rounds
 
-Both start from the same weights and, on as many data ranks, read the same packs: their last losses
-then differ by rounding.
+Both start from the same weights and, if they have as many data ranks, read the same packs: their
+last losses then differ only by rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Figures = dict[str, float]
 def take_turns(
     runs: Mapping[str, RunConfig], *, rounds: int, **measured: Any
 ) -> dict[str, list[Figures]]:
-    """Figures of a step in each turn, by name of the run; called by all ranks.
+    """Figures of a step in each turn, by name of the run; all ranks must call it.
 
     `measured` are arguments of `measure_steps`.
     """
@@ -46,7 +46,10 @@ def take_turns(
 
 
 def _turn(config: RunConfig, **measured: Any) -> Figures:
-    """Medians of the steps, CPU seconds of all processes, and the fullest GPU's memory, or 0."""
+    """Figures of a run: medians of its steps, CPU seconds of all processes, and memory.
+
+    The memory is that of the fullest GPU, or 0 without GPUs.
+    """
     on_gpu, user_s = torch.cuda.is_available(), []
     with watched_processes(config):
         gc.collect()
@@ -68,7 +71,7 @@ def _turn(config: RunConfig, **measured: Any) -> Figures:
 
 @contextmanager
 def _user_seconds(found: list[float]) -> Iterator[None]:
-    """Appends the CPU seconds that user code of this process takes inside."""
+    """Appends to `found` the CPU seconds that user code of this process takes in the context."""
     began = os.times().user
     yield
     found.append(os.times().user - began)
@@ -83,7 +86,7 @@ def _leave_groups() -> None:
 
 
 def print_turns(turns: Mapping[str, Sequence[Figures]]) -> None:
-    """Prints a table of medians, with the ratios of the second run to the first."""
+    """Prints a table of medians of steps, and the ratios of the second run to the first."""
     first, other = turns.values()
     table = Table(title=f"A step, medians of {len(first)} rounds", title_justify="left")
     for name in ("", *turns, "ratio"):

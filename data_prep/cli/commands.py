@@ -1,4 +1,4 @@
-"""The commands of data preparation, run with parsed options."""
+"""Functions that run the commands of data preparation, each from its parsed options."""
 
 from __future__ import annotations
 
@@ -68,13 +68,20 @@ def _options(args: argparse.Namespace) -> PackOptions:
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Values of the options that determine the samples; paths are left out."""
+    """Values of the options `names`, the split and the shard limits, for the record of settings.
+
+    `names` must contain no paths, because these differ between machines.
+    """
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
 
 
 def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
-    """The command without paths and without options that do not change the samples."""
+    """The command in `args` as shell text, for the dataset card.
+
+    Paths, options at their default, and options that do not change the samples are left out.
+    `readers` are the codecs and text encoders, whose own options are included.
+    """
     words, own = ["python", "-m", "data_prep", args.command], (sorted(r.options) for r in readers)
     names = dict.fromkeys(
         ("processor", "text_encoder", "split", *SETTINGS, *LATER_SETTINGS, *chain(*own))
@@ -92,7 +99,7 @@ def _command(args: argparse.Namespace, *readers: DatasetEncoder) -> str:
 
 
 def _validation_keys(summary: Summary) -> dict[str, Any]:
-    """Key -> value of settings that training needs if the dataset has no validation samples."""
+    """Overrides (key -> value) to validate on the train split; empty if there is a val split."""
     return {} if Split.VAL in summary.shards else {"dataset.use_train_split_for_val": "true"}
 
 
@@ -101,10 +108,13 @@ def _notify(text: str) -> None:
 
 
 def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
-    """The whitening of the dataset in `--whitening_from`; None: it is measured from the data.
+    """The whitening that the dataset in `--whitening_from` uses.
+
+    None if the option is not given (the packing then measures the whitening if `codec` needs that)
+    or if `codec` has fixed constants.
 
     Raises:
-        PrepError: that dataset's latents have another form.
+        PrepError: that dataset's latents have another form than those of `codec`.
         CodecError: the folder is not a dataset.
     """
     folder = args.whitening_from
@@ -121,7 +131,10 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
 
 
 def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> float | None:
-    """The sound latents' scale from `--whitening_from`; None: measured on the data."""
+    """The scale of the sound latents of the dataset in `--whitening_from`.
+
+    None if the option is not given, if `codec` measures no scale, or if that dataset has no sound.
+    """
     if args.whitening_from is None or codec is None or not codec.scales_by_dataset:
         return None
     other = sound.sound_codec_of_card(read_card(args.whitening_from))
@@ -129,7 +142,7 @@ def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> fl
 
 
 def _form(codec: Codec) -> str:
-    """The settings of `codec`, as text, that must be equal for latents to share a whitening."""
+    """A text of the settings of `codec` that two datasets must share to use the same whitening."""
     settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
     options = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"{codec.name!r} with {codec.channels} channels ({options})"
@@ -193,7 +206,7 @@ def run_digits(args: argparse.Namespace) -> int:
 
 
 def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncoder) -> None:
-    """Raises PrepError if --model_name is given, but the (default) codec encodes pixels."""
+    """Raises PrepError if --model_name is given, but neither codec nor text encoder has weights."""
     if args.model_name and "model_name" not in codec.options | encoder.options:
         raise PrepError(
             f"--model_name {args.model_name} means nothing to --processor {codec.name}, which has"
@@ -203,7 +216,10 @@ def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncod
 
 
 def run_media(args: argparse.Namespace) -> int:
-    """Packs images and videos, on any number of launched processes."""
+    """Runs the commands `image` and `video`: packs media into a dataset and returns the exit code.
+
+    It may run on several launched processes, which share the work.
+    """
     codec = vae.codec_named(args.processor).from_arguments(args)
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
     _check_model(args, codec, encoder)
@@ -257,7 +273,11 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """Shows the result and the next command, then exports and verifies if options ask for it."""
+    """Prints the result of a packing and the next command, and runs the follow-up options.
+
+    These are the export to another format and the verification, if `args` asks for them. Returns
+    the exit code.
+    """
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
         config, keys, download = tuning
@@ -315,7 +335,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
 
 
 def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
-    """The engine that the options ask for; a launched rank uses only its own GPU.
+    """The engine that the options in `args` ask for; a launched rank uses only its own GPU.
 
     Raises:
         PrepError: the options contradict each other, or Ray is not installed.
@@ -351,7 +371,7 @@ def _devices(ranks: Ranks) -> tuple[str, ...]:
 
 
 def run_convert(args: argparse.Namespace) -> int:
-    """Converts a cache of another tool to our shards."""
+    """Runs the command `convert`: turns another tool's cache into shards; returns the exit code."""
     readers = [vae.codec_named(args.processor)] if args.processor else []
     encoders = [text.text_encoder_named(args.text_encoder)] if args.text_encoder else []
     for sentence in unused_options(args, args.parser, [*readers, *encoders]):
@@ -369,7 +389,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def run_relocate(args: argparse.Namespace) -> int:
-    """Corrects the index of a cache of AutoModel that was moved."""
+    """Runs the command `relocate`, which corrects the index of a moved AutoModel cache."""
     count = relocate(args.folder)
     Console().print(f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0

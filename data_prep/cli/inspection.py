@@ -1,4 +1,4 @@
-"""The command `inspect`: reads a dataset back, and shows what is wrong with it."""
+"""Runs the command `inspect`: reads a dataset back, and prints what is wrong with it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def run_inspect(args: argparse.Namespace) -> int:
 
 
 def _check_page(page: Path) -> None:
-    """Creates the folder of a page.
+    """Creates the folder in which the HTML file `page` will be written.
 
     Raises:
-        PrepError: no page can be written there.
+        PrepError: `page` cannot be written.
     """
     try:
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The options of pictures and videos: their types, defaults and help texts."""
+"""The options of `image` and `video`: their types, defaults and help texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dit.local_path import LocalPath
 
 
 def minutes(text: str) -> float:
-    """A number of minutes from 0 to a million, as a type of argparse."""
+    """Parses a number of minutes from 0 to a million; a `type` for argparse."""
     try:
         number = float(text)
     except ValueError:
@@ -31,12 +31,12 @@ def minutes(text: str) -> float:
 
 
 def sample_kind(text: str) -> str:
-    """The value of --mode for `text`, which may be FastVideo's word `preprocess`."""
+    """The value of --mode that `text` means; `preprocess`, FastVideo's word, means "video"."""
     return "video" if text == "preprocess" else text
 
 
 def opaque(text: str) -> str:
-    """An opaque colour by its name or numbers, as a type of argparse."""
+    """Parses an opaque colour from its name or its levels; a `type` for argparse."""
     try:
         return colour(text)
     except ValueError:
@@ -47,14 +47,14 @@ def opaque(text: str) -> str:
 
 
 def at_least_one(text: str) -> int:
-    """A whole number above zero, as a type of argparse."""
+    """Parses a whole number of at least 1; a `type` for argparse."""
     if (number := whole(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} must be at least 1")
     return number
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Comma-separated whole numbers such as 17,33,65, as a type of argparse."""
+    """Parses comma-separated whole numbers such as 17,33,65; a `type` for argparse."""
     try:
         return tuple(whole(part) for part in text.split(","))
     except ValueError:
@@ -264,11 +264,11 @@ class ModelOptions:
 LATER_SETTINGS = ("reference_size", "background", *option_names(SoundOptions))
 _OF_SAMPLES = (SizeOptions, FrameOptions, CaptionTextOptions, DecoderOptions)
 SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATER_SETTINGS)
-"""Options that determine the samples; no paths, because these differ between machines."""
+"""Names of the options that change the samples, without paths, which differ between machines."""
 
 
 def add_media(parser: ArgumentParser) -> None:
-    """Adds the options of sizes, frames and captions to a parser."""
+    """Adds the options for sizes, frames, sound and captions to `parser`."""
     add_options(parser.add_argument_group("size"), SizeOptions)
     add_options(parser.add_argument_group("frames of videos"), FrameOptions, DecoderOptions)
     add_options(parser.add_argument_group("sound of videos"), SoundOptions)
@@ -276,7 +276,7 @@ def add_media(parser: ArgumentParser) -> None:
 
 
 def add_models(parser: ArgumentParser) -> None:
-    """Adds the options of codecs and text encoders with weights to a parser."""
+    """Adds the options of codecs and text encoders that have weights to `parser`."""
     group = parser.add_argument_group("models of processors and text encoders that have weights")
     add_options(group, ModelOptions)
     group.add_argument(

@@ -1,4 +1,4 @@
-"""Options of pictures and videos -> the source that they describe; warnings about unused ones."""
+"""Turns options of pictures and videos into a `MediaSource`; warns of options without effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
 def sound_codec_of(args: Namespace) -> SoundCodec | None:
-    """The sound codec of the options; None without one.
+    """The sound codec that `args.audio_processor` names; None if it names none.
 
     Raises:
         CodecError: its options contradict each other.
@@ -47,7 +47,10 @@ def sound_codec_of(args: Namespace) -> SoundCodec | None:
 
 
 def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) -> MediaSource:
-    """The source that the options describe; `sound` encodes the sound of its videos.
+    """The source of media that `args` describes, with sizes and frames that `codec` accepts.
+
+    If `sound` is given, the source also reads the sound of its videos for that codec. Sets
+    `args.size_multiple` if it is None.
 
     Raises:
         PrepError: options contradict each other, or a file that they name cannot be used.
@@ -101,10 +104,10 @@ def _sound_rule(args: Namespace, codec: SoundCodec) -> SoundRule:
 
 
 def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
-    """The rule for sizes of control pictures.
+    """The rule by which control pictures are resized, from --reference_size and the pixel budget.
 
     Raises:
-        PrepError: the pipeline of the processor has no sizes of its own.
+        PrepError: --reference_size is `published`, and the pipeline of `codec` edits no pictures.
     """
     kind = ReferenceFit(args.reference_size or ReferenceFit.TARGET)
     if kind is ReferenceFit.PUBLISHED and not codec.edits_pictures:
@@ -124,10 +127,10 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
 
 
 def video_decoder_of(args: Namespace) -> VideoDecoder:
-    """The library that decodes videos.
+    """The library that decodes videos, as `args.video_loader_type` names it.
 
     Raises:
-        PrepError: it is not installed.
+        PrepError: the library is not installed.
     """
     if args.video_loader_type == "torchvision":  # its current releases decode no videos
         args.video_loader_type = str(VideoDecoder.PYAV)
@@ -182,7 +185,7 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """`inputs`; each knows the files of its folder that other, overlapping inputs pack."""
+    """Copies of `inputs` in which no file that two overlapping folders list is packed twice."""
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)
@@ -197,7 +200,7 @@ def _overlapping(inputs: list[Input]) -> list[Input]:
 
 
 def _prefixed(inputs: list[Input]) -> Iterator[Input]:
-    """`inputs`, each with its own prefix for source paths if there are several."""
+    """Copies of `inputs`, each with its own prefix for source paths if there are several."""
     seen = Counter[str]()
     for given in inputs:
         name = given.collection.name
@@ -207,10 +210,10 @@ def _prefixed(inputs: list[Input]) -> Iterator[Input]:
 
 
 def sizing_of(args: Namespace) -> Sizing:
-    """The rule for sizes that the options describe.
+    """The rule for the size of samples that `args` describes: one size, buckets, or a pixel budget.
 
     Raises:
-        PrepError: its parts contradict each other.
+        PrepError: the options contradict each other.
     """
     multiple, budget = args.size_multiple, args.max_pixels
     if args.resolution_preset and budget:
@@ -235,9 +238,10 @@ def sizing_of(args: Namespace) -> Sizing:
 
 
 def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
-    """Option -> rule for sizes that may crop less than the options given.
+    """Other rules for the size of samples that may crop less than the given options.
 
-    For a published network its own patch size is used.
+    The keys are the options to change, as a user would type them, such as `--max_pixels 131072`. If
+    `codec` and `text` are those of a published network, its patch size is kept.
     """
     if args.dataset_config:  # which has sizes of its own
         return {}
@@ -261,10 +265,12 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
 
 
 def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
-    """The rule for frames that the options describe; `stride` is the codec's temporal stride.
+    """The rule that chooses the frames of a video, from `args`.
+
+    `stride` is the number of frames per latent frame, the codec's temporal stride.
 
     Raises:
-        PrepError: the codec does not take that number of frames.
+        PrepError: the codec cannot encode that number of frames.
     """
     stills = args.num_frames or 10 if args.mode == "frames" else 0
     count = args.target_frames
@@ -291,7 +297,10 @@ def unused_options(
     parser: ArgumentParser,
     readers: Iterable[DatasetEncoder | type[DatasetEncoder]],
 ) -> list[str]:
-    """A sentence, with the reason, for each given option that has no effect."""
+    """Returns a sentence, with the reason, for each option in `args` that has no effect.
+
+    `readers` are the codecs and text encoders in use; options of all others have no effect.
+    """
     readers = list(readers)
     known = (*CODECS.values(), *TEXT_ENCODERS.values(), *SOUND_CODECS.values())
     read = {name for reader in readers for name in reader.options}
@@ -318,7 +327,7 @@ def unused_options(
 
 
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
-    """Options of frames and sizes that have no effect beside other options, and why."""
+    """Options for frames, sizes and sound that other options switch off, with the reason."""
     counts = {"target_frames", "drop_short"}
     if args.audio_processor is None:
         yield _SOUND, "there is no --audio_processor, and shards hold no sound"
@@ -338,6 +347,5 @@ def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
 
 
 def _option(parser: ArgumentParser, name: str) -> str:
-    """The first spelling of option `name`, such as `--caption_from`."""
     actions = (action for action in parser._actions if action.dest == name)
     return next((action.option_strings[0] for action in actions), f"--{name}")

@@ -1,4 +1,4 @@
-"""The command that trains on a dataset, as the next step after packing it."""
+"""Finds the command that trains on a dataset, to be printed after packing."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 
 def training_command(folder: Path, config: str, overrides: Mapping[str, Any]) -> str:
-    """The command that trains on `folder`, ready for a shell."""
+    """The shell command that trains on the dataset in `folder`.
+
+    `config` is a configuration file, and `overrides` are keys with values that replace its
+    settings.
+    """
     words = ["--config-file", config, f"dataset.path={_quoted(str(folder))}"]
     words += [f"{key}={value}" for key, value in overrides.items()]
     return recipe_command("pretrain_dit", *words)
 
 
 def fit_run(folder: Path, minutes: float | None, *, notify: Callable[[str], None]) -> list[str]:
-    """Writes train.yaml into `folder` and returns lines to print, the last with the next command.
+    """Tries some training steps, writes train.yaml into `folder`, and returns lines to print.
 
-    It runs in a new process with the number of threads of training, without this command's launched
-    processes. If no run fits, it returns nothing and gives `notify` the reason.
+    The last line is the command that trains. `minutes` is the time that training may take; None
+    uses the default. The trial runs in a new process, without the variables of a launcher. If no
+    configuration fits, the result is empty and `notify` gets the reason.
     """
     words = [sys.executable, "-m", "dit.fitting", str(folder)]
     words += [] if minutes is None else ["--minutes", f"{minutes:g}"]
@@ -60,9 +65,10 @@ def _quoted(text: str) -> str:
 
 
 def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[str, Any]]:
-    """Configuration file and keys to train a new network on samples of this codec and text encoder.
+    """The configuration file and its overrides (key -> value) that train a new network.
 
-    `kind` is image or video.
+    The network fits the latents of `codec` and the hidden states of `text`. `kind` is image or
+    video.
     """
     config = f"conf/dit_xl_{kind}.yaml"
     keys: dict[str, Any] = {"model.in_channels": codec.channels}
@@ -76,17 +82,17 @@ def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[
 
 
 def is_published(codec: Codec, text: TextEncoder) -> bool:
-    """Whether a published network takes latents and text of this codec and text encoder."""
+    """Whether a published network reads the latents of `codec` and the hidden states of `text`."""
     return bool(codec.tuning) and text.name == codec.text_encoder
 
 
 def keys_of(words: Sequence[str]) -> dict[str, str]:
-    """Key -> value of words such as `model.num_layers=2`."""
+    """Splits `words` such as `model.num_layers=2` into a dict from key to value."""
     return dict(word.split("=") for word in words)
 
 
 def edit_keys(codec: Codec, references: int) -> dict[str, str]:
-    """Keys to tune a network for edits, with at least `references` references for each sample."""
+    """Overrides (key -> value) to tune a network for edits with `references` reference pictures."""
     keys = keys_of(codec.tuning_of_edits)
     if most := keys.get("model.reference_latents"):
         keys["model.reference_latents"] = str(max(int(most), references))
@@ -94,9 +100,11 @@ def edit_keys(codec: Codec, references: int) -> dict[str, str]:
 
 
 def tuning_of(codec: Codec, text: TextEncoder) -> tuple[str, dict[str, str], str | None] | None:
-    """Configuration file, keys and download of the published network for such samples.
+    """How to fine-tune the published network for samples of `codec` and `text`.
 
-    None if there is no such network. The download is None if its repository has no network.
+    Returns the configuration file, its overrides (key -> value), and the shell command that
+    downloads the weights (None if `codec.model_name` is a local folder). Returns None instead if
+    there is no such network, or if the local folder holds no weights of it.
     """
     if not (isinstance(codec, Autoencoder) and is_published(codec, text)):
         return None

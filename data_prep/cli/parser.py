@@ -1,4 +1,4 @@
-"""The command line: commands with their options, exit codes and error messages."""
+"""The command line of data preparation: its commands, options, exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ENDINGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Runs the command that `arguments` (`sys.argv` if None) name, and returns its exit code."""
     parser = build_parser()
     given = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args([re.sub(r"^--preprocess\.", "--", word) for word in given])
@@ -64,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _ending(args: argparse.Namespace) -> str:
-    """A sentence about the state of the dataset; empty for commands that write none."""
     from data_prep.writing.dataset_folder import META  # late: --help answers without torch
 
     ending = _ENDINGS.get(args.command, "")
@@ -73,7 +72,10 @@ def _ending(args: argparse.Namespace) -> str:
 
 
 def _leave(message: str) -> None:
-    """Ends this process and its workers at once; one process of each machine prints `message`."""
+    """Ends this process and its workers at once, with exit code 1.
+
+    The first process of each machine prints `message`.
+    """
     try:
         if local_rank() == 0:
             Console(stderr=True).print(f"error: {message}")
@@ -82,7 +84,7 @@ def _leave(message: str) -> None:
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
-    """A remedy for `error` if the output folder cannot be written; else empty."""
+    """How to avoid `error` if it concerns a file in `args.output_dir`; else an empty text."""
     folder = getattr(args, "output_dir", None)
     if folder is None:
         return ""
@@ -91,7 +93,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
 
 
 class _CommandParser(OptionParser):
-    """A parser whose errors are one line with option, value and remedy."""
+    """A parser that ends with a one-line error message, which points to --help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; {self.prog} --help=all lists the options\n")
@@ -99,7 +101,11 @@ class _CommandParser(OptionParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - it is overloaded
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """The parsed options; each command checks for itself which words are unknown."""
+        """Parses options; an unknown one ends the program with exit code 2.
+
+        argparse calls this for the parser of each command, so the message can suggest that
+        command's options.
+        """
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(not_an_option(unknown, self._option_string_actions))
@@ -164,12 +170,12 @@ class _DigitKinds:
 
 @dataclass(frozen=True, kw_only=True)
 class _DigitOptions:
-    """Options for samples of digits."""
+    """Options that choose which digits are packed, and their colours."""
 
     num_samples: Whole | None = option(None, metavar="N")
     """Pack only the first N digits. (default: all)"""
     invert: bool = False
-    """Dark ink on white, for fine-tuning; see --whitening_from."""
+    """Draw dark ink on white, for fine-tuning; see --whitening_from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +189,7 @@ class _WhiteningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _RunningOptions:
-    """Options for how the work is done."""
+    """Options for the work: planning only, worker processes, threads, and the time to train."""
 
     plan: str | None = option(None, nargs="?", const="decode", choices=("decode", "quick"))
     """Write plan.jsonl, plan.html and plan_summary.json, which say what will become of each file,
@@ -249,7 +255,7 @@ def _add_digits(commands: Any) -> None:
 
 
 _FIRST = ("dataset_config", "output_dir", "split", "plan", "max_pixels", "processor", "model_name")
-"""Options that are used first, for all kinds of media."""
+"""Options of `image` and `video` that `--help` shows first."""
 
 
 def _add_media(commands: Any, name: str, about: str) -> None:
@@ -284,7 +290,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_readers(commands: Any) -> None:
-    """Adds the commands that read a folder."""
+    """Adds the commands `convert`, `relocate` and `inspect`, which read a folder, to `commands`."""
     about = "Turns a cache of AutoModel, FastVideo, DFM or MLPerf into shards."
     parser = _add(commands, "convert", about)
     parser.first = ("output_dir", "split", "overwrite", "license", "processor", "latents", "link")
@@ -308,7 +314,10 @@ def _add_folder(parser: argparse.ArgumentParser, about: str) -> None:
 
 
 class _ListCodecs(argparse.Action):
-    """Shows the table of codecs and exits, like `--help`, even if required options are missing."""
+    """The action of --list_processors: shows the table of codecs and exits.
+
+    Like `--help` it works even if required options are missing.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **options: Any):
         super().__init__(option_strings, dest, nargs=0, **options)

@@ -1,4 +1,4 @@
-"""Output for the user: the summary of a packing, and tables."""
+"""Prints summaries and tables about a packing, a plan or a dataset for the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Shows how many samples were packed and refused, with reasons."""
+    """Prints how many samples of each split were packed and how many were refused, with reasons."""
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -48,7 +48,7 @@ def show_summary(
 
 
 def show_next(console: Console, command: str, *, before: str | None = None) -> None:
-    """Shows the next command, after the command `before` that must be run first."""
+    """Prints `command` as the next one to run; `before`, if given, must be run first."""
     if before:
         console.print(f"first: {before}")
     console.print(f"next: {command}")
@@ -57,7 +57,10 @@ def show_next(console: Console, command: str, *, before: str | None = None) -> N
 def show_plan(
     console: Console, facts: PlanStatistics, folder: Path, ignored: Mapping[str, int]
 ) -> None:
-    """Shows which samples would be packed; the page of the plan has the details."""
+    """Prints how many samples the plan `facts` would pack and refuse.
+
+    `folder` is where the page of the plan is, and `ignored` counts files that are not media.
+    """
     samples, tokens = counted(facts.samples, "sample"), counted(facts.tokens, "token")
     console.print(f"planned: {samples}, {tokens}, {facts.token}")
     console.print(f"files were judged by {facts.judged_by}")
@@ -90,7 +93,7 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Shows one row for each shard; ranges go from the smallest to the largest value."""
+    """Prints one row for each shard of `reports`; ranges go from the least to the largest value."""
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):
@@ -118,7 +121,10 @@ def show_inspection(console: Console, folder: Path, reports: Sequence[ShardRepor
 
 
 def show_words(console: Console, words: Mapping[str, Any]) -> None:
-    """Shows how many words the captions have, and the most frequent ones, if there are any."""
+    """Prints the number of distinct words in the captions, and the most frequent ones.
+
+    `words` is the entry of the dataset card; nothing is printed if it is empty.
+    """
     if not words:
         return
     most = [f"{word} {count:,}" for word, count in words["counts"].items()][:_WORDS]
@@ -133,7 +139,10 @@ def _range(values: Sequence[int]) -> str:
 
 
 def _statistics(report: ShardReport) -> tuple[str, str]:
-    """Mean and deviation over all channels; for whitened latents they are about 0 and 1."""
+    """Mean and standard deviation of the latents of a shard, over all channels, as texts.
+
+    For whitened latents they are about 0 and 1; "-" if the shard has no latents.
+    """
     if not report.moments.count:
         return "-", "-"
     whitening = report.moments.whitening()

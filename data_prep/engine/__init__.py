@@ -1,4 +1,4 @@
-"""Blocks of the plan -> encoded samples, on many processes.
+"""Encodes blocks of the plan on many processes.
 
 ranks         launched processes that share one output folder
 processes     hands blocks to worker processes, or to workers of a Ray cluster

@@ -1,4 +1,4 @@
-"""A block of planned samples -> their files, in worker processes.
+"""Turns a block of planned samples into the files of these samples; runs in worker processes.
 
 Threads decode the next block while this one is encoded (Pillow and FFmpeg release Python's lock).
 Samples of the same shape are encoded as a batch.
@@ -44,7 +44,7 @@ Block = tuple[bytes | None, ...]  # lines of the plan; None for a sample that ne
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedSample:
-    """The files of one sample for a shard, and its facts for the ledger."""
+    """The files of one sample for a shard, and the facts about it that the ledger keeps."""
 
     parts: dict[str, bytes]
     size: tuple[int, int, int]  # frames, height, width in pixels
@@ -71,7 +71,7 @@ class MeasuredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """Perceptual hashes and thumbnail of a decoded sample, with notes."""
+    """Perceptual hashes and thumbnail of a decoded sample, and the texts to count about it."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -79,7 +79,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """Work on a block of samples; the value is shown beside the progress."""
+    """What a worker does with a block of samples; the value is shown beside the progress."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -88,7 +88,7 @@ class Task(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWorker:
-    """A worker that turns blocks of the plan into results; pickled for worker processes."""
+    """Decodes, measures or encodes blocks of the plan; it is pickled for worker processes."""
 
     source: Source
     codec: Codec
@@ -98,25 +98,25 @@ class BlockWorker:
     batch_size: int = 1
     """Samples of one shape that are encoded together."""
     verify: bool = False
-    """Whether each latent is decoded again and compared with its source."""
+    """Whether each latent is decoded again and compared with its source by PSNR."""
     decode_threads: int = 0
     """Threads that decode the next block; 0 decodes each sample when it is encoded."""
     side: int = 128
-    """Pixels of the thumbnails of decoded samples."""
+    """Longer side, in pixels, of the thumbnails of decoded samples."""
 
     def on(self, device: str) -> Self:
-        """A copy of this worker with its models on `device`, or itself if it only decodes."""
+        """A copy of this worker with its models on `device`; itself if its task is to decode."""
         if self.task is Task.DECODE:
             return self
         sound = self.sound and self.sound.on(device)
         return replace(self, codec=self.codec.on(device), text=self.text.on(device), sound=sound)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """A list of results for each of `blocks`, with one result for each line of the block.
+        """Yields a list of results for each of `blocks`: one result for each line of the block.
 
-        A result is a `RefusedResult`, or by task an `EncodedSample`, a `MeasuredSample`, or a
-        `DecodedSample`. The next block is requested before the current one is finished, so that it
-        is decoded ahead; None instead of a block finishes all that have begun.
+        A result is a `RefusedResult`, or by `task` an `EncodedSample`, a `MeasuredSample`, or a
+        `DecodedSample`. If threads decode ahead, the next block is requested before the current one
+        is finished; None instead of a block finishes all that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -197,7 +197,10 @@ class BlockWorker:
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
     ) -> None:
-        """Writes the results of a batch into `results`, and frees its clips."""
+        """Encodes the samples with the indices `batch` into `results`, and frees their clips.
+
+        `started`, `clips` and `results` have one entry for each sample of the block.
+        """
         videos = [clips[index].video_CFHW for index in batch]
         tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
         for index, of_video in zip(batch, tensors, strict=True):
@@ -208,9 +211,13 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """The files of an encoded sample, for its shard.
+        """The files of a sample for its shard, and what the ledger records about it.
 
-        `tensors` are the codec's, with `latent` [C, F, H, W].
+        `tensors` are what the codec encoded of the clip, with `latent` [C, F, H, W].
+
+        Raises:
+            RefusedError: a tensor is not finite, or the text encoder cannot read the sample's
+                pictures.
         """
         latent_CFHW, origins = tensors["latent"], dict[str, str]()
         for number, reference_CFHW in enumerate(clip.references):
@@ -245,7 +252,14 @@ class BlockWorker:
         )
 
     def _texts(self, entry: Entry, clip: Clip) -> dict[str, torch.Tensor]:
-        """Text embeddings of the caption, and of pictures that the text encoder reads with it."""
+        """Text embeddings of the sample's caption by name, as the text encoder returns them.
+
+        Some text encoders read pictures together with the caption: the first frame, or the
+        references.
+
+        Raises:
+            RefusedError: the sample has no reference, or more than the text encoder can read.
+        """
         if self.text.sees_first_frame:
             return self.text.encode_beside(clip.caption, [picture_of(clip.video_CFHW[:, 0])])
         most, found = self.text.most_pictures, len(entry.references)
@@ -262,7 +276,10 @@ class BlockWorker:
         return self.text.encode_beside(clip.caption, shown)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
-        """Peak signal-to-noise ratio in dB of the decoded latent, over 255 levels; at most 99."""
+        """Peak signal-to-noise ratio, in dB, of the decoded latent against its 8-bit source.
+
+        At most 99.
+        """
         found_FHWC = self.codec.decode(latent_CFHW).float()
         source_FHWC = torch.from_numpy(to_levels(clip.video_CFHW)).float()
         error = (found_FHWC - source_FHWC).square().mean().item()

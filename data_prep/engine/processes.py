@@ -1,4 +1,4 @@
-"""Hands blocks to workers as they become free; results come in the order of the blocks.
+"""Engines that hand blocks to workers as they become free, and yield results in block order.
 
 1. InProcess   all work in this process
 2. Processes   worker processes of this machine
@@ -68,13 +68,19 @@ class Processes:
     """Engine that runs blocks in worker processes on this machine."""
 
     def __init__(self, *, workers: int, devices: tuple[str, ...] = ("cpu",), few: int = 0):
-        """Works in this process for fewer than `few` blocks, because workers start slowly."""
+        """Creates an engine of `workers` processes; they take `devices` in turn.
+
+        For fewer than `few` blocks all work is done in this process, because workers start slowly.
+        """
         self._workers, self._devices, self._few = workers, devices, few
         # Not fork: threads of torch and FFmpeg do not survive it.
         self._context = multiprocessing.get_context("spawn")
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """The results of each block, in order; the workers end with the iterator."""
+        """Yields the results of each block, in the order of `blocks`.
+
+        The worker processes are killed when the iterator ends or is closed.
+        """
         blocks = iter(blocks)
         first = list(islice(blocks, self._few))
         if len(first) < self._few:
@@ -127,7 +133,10 @@ class Processes:
 
 
 def _hand_out(workers: list[_Worker], waiting: deque[_Job]) -> None:
-    """Gives jobs to the workers with the fewest; a job that killed a worker runs alone."""
+    """Gives waiting jobs to the workers that hold the fewest, up to `_IN_FLIGHT` for each worker.
+
+    A job that has killed a worker is given to a worker that holds no other job.
+    """
     while waiting:
         worker = min(workers, key=lambda worker: len(worker.held))
         alone = waiting[0].deaths > 0 or any(job.deaths for job in worker.held)
@@ -158,7 +167,11 @@ def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
 
 
 def _take_back(worker: _Worker) -> list[_Job]:
-    """The unfinished jobs of a dead worker."""
+    """The unfinished jobs of a dead worker, each with the sample that killed it if that is known.
+
+    Raises:
+        PrepError: a job has killed too many workers before they began its first sample.
+    """
     worker.process.join()
     worker.pipe.close()
     jobs = list(worker.held)
@@ -175,7 +188,7 @@ def _take_back(worker: _Worker) -> list[_Job]:
 
 
 def _serve(work: BlockWorker, device: str, pipe: Connection) -> None:
-    """Main function of a worker."""
+    """Main function of a worker process: receives blocks and sends results through `pipe`."""
     import torch
     from tqdm import tqdm
 
@@ -214,7 +227,7 @@ def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[A
 
 
 class RayWorkers:
-    """Engine that runs blocks in actors of the cluster at RAY_ADDRESS, or of a local one."""
+    """Engine that runs blocks in actors of the Ray cluster at RAY_ADDRESS, or of a local one."""
 
     def __init__(self, *, workers: int | None):
         """Starts `workers` workers, or one for each GPU of the cluster, or each core without GPUs.
@@ -237,7 +250,10 @@ class RayWorkers:
         self._workers = workers or self._gpus or int(resources.get("CPU", 1))
 
     def run(self, work: BlockWorker, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """The results of each block, in order; the actors end with the iterator."""
+        """Yields the results of each block, in the order of `blocks`.
+
+        The actors are killed when the iterator ends or is closed.
+        """
         ray = self._ray
         device = {"num_gpus": 1} if self._gpus else {"num_cpus": 1}
         # -1 is unlimited: a lost machine is not the fault of the block that was on it.
@@ -251,7 +267,7 @@ class RayWorkers:
                 ray.kill(one)
 
     def _ordered(self, actors: list[Any], blocks: Iterator[Block]) -> Iterator[list[Any]]:
-        """Gives each actor the next block when it has finished one; results come in order."""
+        """Keeps two blocks at work on each of `actors`; yields results in the order of `blocks`."""
         busy: dict[Any, tuple[int, Any]] = {}
         free, done = list(actors) * 2, dict[int, list[Any]]()
         taken = given_out = 0

@@ -16,7 +16,7 @@ _PATIENCE = timedelta(days=30)  # a slow rank may take long; a dead one ends all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Rank of this process, number of all ranks, and rank on this machine."""
+    """Rank of this process, number of all ranks, and rank among the processes of this machine."""
 
     rank: int = 0
     world: int = 1
@@ -41,10 +41,10 @@ ALONE = Ranks()
 
 
 def join() -> Ranks:
-    """The ranks from the launcher's environment variables; `ALONE` without a launcher.
+    """Joins the processes of a launcher and returns this one's rank; `ALONE` without a launcher.
 
     Raises:
-        ValueError: these variables are incomplete or wrong.
+        ValueError: the launcher's environment variables are incomplete or wrong.
         OSError: the other processes do not answer.
     """
     check_launch()

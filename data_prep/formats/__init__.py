@@ -1,4 +1,4 @@
-"""Conversion of other tools' caches to our shards, and back.
+"""Converts caches of other tools to shards, and shards to these caches.
 
 cached_samples  a sample of any format, with checks of its content; reads our shards
 automodel       NeMo AutoModel: `WxH/<hash>.meta` and `metadata.json`

@@ -46,7 +46,7 @@ from dit.system_errors import explained
 # one frame are written for the reader of pictures.
 _OF_PICTURES = ("flux", "pixel")
 _OF_IMAGES = ("first_frame_latent", "condition_latent", "image_embed")
-"""Tensors that image-to-video models read; AutoModel reads the last of these."""
+"""Tensors of a video sample that image-to-video models read; AutoModel reads only `image_embed`."""
 _GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
 
 
@@ -59,11 +59,12 @@ def write_automodel(
     model: dict[str, Any],
     text_length: int,
 ) -> int:
-    """Writes the layout of AutoModel into `folder`; returns the number of samples.
+    """Writes samples as a cache of AutoModel into `folder`, and returns their number.
 
-    Paths in the index are absolute, because AutoModel's reader expects that; `relocate` corrects
-    them after the folder was moved. Texts are padded with zeros to `text_length`, so that its
-    loader can stack them.
+    `ending` is meta or pt; `model` has the entries of the index that name the model, and an index
+    file lists `shard_size` samples. Paths in the index are absolute, because AutoModel's reader
+    expects that; `relocate` corrects them after the folder was moved. Texts are padded with zeros
+    to `text_length`, so that AutoModel's loader can stack them.
     """
     shards, rows, buckets = list[str](), list[dict[str, Any]](), dict[str, int]()
     folder, total = folder.resolve(), 0
@@ -91,7 +92,10 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], number: int) -> str:
 def _row(
     record: CachedSample, folder: Path, ending: str, model: str, buckets: dict[str, int]
 ) -> dict[str, Any]:
-    """The index entry of a sample; buckets are numbered in the order of their samples."""
+    """The entry of a sample in AutoModel's index.
+
+    Adds the sample's size to `buckets` (`WxH` -> number) if it is new.
+    """
     about, width, height = record.about, record.about["width"], record.about["height"]
     bucket = f"{width}x{height}"
     file = folder / bucket / f"{hashlib.md5(record.key.encode()).hexdigest()}.{ending}"
@@ -114,7 +118,7 @@ def _is_picture(record: CachedSample, model: str) -> bool:
 
 
 def held_by(record: CachedSample, *, model: str) -> set[str]:
-    """Names of the sample's tensors that a file of AutoModel's cache can hold."""
+    """Names of the tensors of `record` that a file of AutoModel's cache for `model` can hold."""
     if _is_picture(record, model):
         return {"latent", "text", "pooled_text"}
     return {"latent", "text", "text_2", *_OF_IMAGES}
@@ -133,7 +137,7 @@ def _write_sample(record: CachedSample, row: dict[str, Any], text_length: int) -
 def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
     """Tensors of an image under AutoModel's names: a latent [C, H, W], texts with a batch axis.
 
-    `given` has our names: `latent` [C, 1, H, W], `text` [L, E], `pooled_text` [E].
+    `given` has the names of our shards: `latent` [C, 1, H, W], `text` [L, E], `pooled_text` [E].
     """
     # The offset of the crop is not stored in our shards; 0 is that of an uncropped picture.
     found = {"latent": given["latent"][:, 0].clone(), "crop_offset": [0, 0]}
@@ -144,7 +148,11 @@ def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 
 
 def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
-    """AutoModel's tensors of a video with a batch axis; `given` has latents and text rows."""
+    """Tensors of a video under AutoModel's names, each with a batch axis.
+
+    `given` has the names of our shards; a `text_2` is that of the glyph encoder of HunyuanVideo
+    1.5.
+    """
     found = {"video_latents": given["latent"][None]}
     found["text_embeddings"] = _filled(given["text"], text_length)
     if "text_2" in given:
@@ -160,12 +168,12 @@ def _filled(text_LE: Tensor, length: int) -> Tensor:
 
 
 def _mask(text_LE: Tensor, length: int) -> Tensor:
-    """A mask [1, length]: 1 for tokens of the text and 0 for padding."""
+    """A mask [1, length] that is 1 for the rows of `text_LE` and 0 for padding."""
     return pad(torch.ones(len(text_LE), dtype=torch.long), (0, max(0, length - len(text_LE))))[None]
 
 
 def relocate(folder: Path) -> int:
-    """Writes the present paths of the files into the index; returns the number of samples.
+    """Corrects the paths in the index of a moved AutoModel cache; returns the number of samples.
 
     Raises:
         PrepError: the index is damaged, or a file that it names is missing. Nothing is written
@@ -184,7 +192,7 @@ def relocate(folder: Path) -> int:
 
 
 def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample that the index of a cache lists.
+    """Yields each sample that the index of the AutoModel cache in `folder` lists, or its refusal.
 
     Raises:
         PrepError: there is no index that can be read.
@@ -193,10 +201,10 @@ def read_automodel(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def index_of(folder: Path) -> Any:
-    """The JSON value of a cache's index: an object, unless somebody has changed it.
+    """The parsed JSON of the index of the AutoModel cache in `folder`; its type is not checked.
 
     Raises:
-        PrepError: it cannot be read.
+        PrepError: the index cannot be read.
     """
     try:
         return read_json(folder / INDEX)
@@ -207,7 +215,11 @@ def index_of(folder: Path) -> Any:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Names of the files that AutoModel's index in `folder` lists."""
+    """Names of the files that AutoModel's index in `folder` lists.
+
+    Raises:
+        PrepError: the index cannot be read, or is not one of AutoModel.
+    """
     try:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
@@ -229,13 +241,13 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """Name of a sample in a refusal: its file, if the index has one, or its number."""
+    """Name of a sample in a refusal: the end of its file's path, or else its place in the index."""
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
 
 def _local(folder: Path, row: Any) -> Path:
-    """The path of a sample's file on this machine.
+    """The path of the sample's file in `folder`, which may have been moved.
 
     Raises:
         UnusableError: the file does not exist, or the path leaves the cache.
@@ -280,7 +292,11 @@ def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _text(value: Any, content: dict[str, Any]) -> Tensor:
-    """Text [L, E] without the rows that its mask excludes, or without zeros at its end."""
+    """The text [L, E] in `value` without what `text_mask` excludes, or without zeros at its end.
+
+    Raises:
+        RefusedError: no row is left.
+    """
     if content.get("text_mask") is None:
         return to_text(value)
     rows_LE = numbers(value, "LE", what="text")

@@ -1,4 +1,4 @@
-"""A sample of any cache format, and checks of its content."""
+"""A sample of a cache in any format, and checks of its content."""
 
 # C latent channels, F frames, H rows, W columns, L text tokens, E text width
 
@@ -32,7 +32,7 @@ _SIZES = ("width", "height", "original_width", "original_height", "num_frames")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedSample:
-    """A sample from another tool's cache: tensors under our names, and its `.json`."""
+    """A sample of a cache: tensors under our shards' names, and the content of its `.json`."""
 
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
@@ -42,7 +42,7 @@ class CachedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefusedRecord:
-    """Refusal in place of a sample, or of a file of samples, that cannot be read."""
+    """The refusal of a sample, or of a file of samples, that cannot be read from a cache."""
 
     source: str
     reason: Reason
@@ -50,7 +50,7 @@ class RefusedRecord:
 
 
 def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
-    """The sample that `read` returns; an error becomes the refusal of this sample."""
+    """The sample that `read` returns; if it raises an error, the refusal of the sample `source`."""
     try:
         return replace(read(), file=source)
     except RefusedError as refused:
@@ -66,7 +66,7 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
 
 
 def tars_below(folder: Path) -> list[Path]:
-    """All tars below `folder`, except those in subfolders that are datasets of data_prep."""
+    """All tars below `folder`, except those in subfolders that data_prep has packed."""
     ours = [p.parent for name in (META, LEDGER) for p in folder.rglob(name) if p.parent != folder]
     tars = sorted(folder.rglob("*.tar"))
     return [path for path in tars if not any(path.is_relative_to(one) for one in ours)]
@@ -75,7 +75,10 @@ def tars_below(folder: Path) -> list[Path]:
 def read_tars(
     folder: Path, record: Callable[[str, str, dict[str, bytes]], CachedSample]
 ) -> Iterator[CachedSample | RefusedRecord]:
-    """Samples of all tars below `folder`; `record` makes one from its name, key and parts."""
+    """Yields the samples, or their refusals, of all tars below `folder`.
+
+    `record` makes a sample from its name in messages, its key, and its files by ending.
+    """
     for path in tars_below(folder):
         try:
             check_regular(path)
@@ -88,7 +91,7 @@ def read_tars(
 
 
 def read_shards(folder: Path) -> Iterator[CachedSample]:
-    """Every sample of a dataset, shard by shard.
+    """Yields every sample of the packed dataset in `folder`, shard by shard.
 
     Raises:
         PrepError: the folder is no dataset, or a shard is damaged.
@@ -113,11 +116,11 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
 
 
 def load_untrusted(content: Path | bytes) -> Any:
-    """The object that `torch.save` or pickle wrote; code in the file is never run.
+    """The object in a file, or in bytes, that `torch.save` or pickle wrote; no code in it is run.
 
     Raises:
-        OSError: it is no regular file, or cannot be read.
-        RefusedError: it holds more than tensors and plain values.
+        OSError: `content` is no regular file, or cannot be read.
+        RefusedError: `content` holds more than tensors and plain values.
     """
     if isinstance(content, Path):
         check_regular(content)
@@ -129,7 +132,7 @@ def load_untrusted(content: Path | bytes) -> Any:
 
 
 def checked_description(about: Any) -> dict[str, Any]:
-    """The content `about` of a sample's `.json`, after its types are checked.
+    """The description `about` of a sample (its `.json`), after its types are checked.
 
     Raises:
         RefusedError: a value is missing or of a wrong type.
@@ -161,7 +164,10 @@ def padded(text_LE: Tensor, rows: int) -> Tensor:
 
 
 def to_text(value: Any) -> Tensor:
-    """The text [L, E] in the `value` of a cache, without padding; raises as `numbers`."""
+    """The text [L, E] in the `value` of a cache, without zeros at its end.
+
+    Raises like `numbers`.
+    """
     return trim_padding(numbers(value, "LE", what="text"))
 
 
@@ -173,7 +179,7 @@ def numbers(value: Any, axes: str, *, what: str) -> Tensor:
 
     Raises:
         UnusableError: `value` is no tensor with these axes.
-        RefusedError: it has no numbers, or NaN or Inf.
+        RefusedError: the tensor has no numbers, or NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)
     if tensor.numel() == 0:

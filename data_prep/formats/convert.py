@@ -1,4 +1,4 @@
-"""Caches of other tools -> our shards, and back."""
+"""Converts the cache of another tool to our shards."""
 
 # C latent channels, F H W frames, rows, columns
 
@@ -45,11 +45,11 @@ _DTYPES: dict[str, torch.dtype] = {
     **dict.fromkeys(_IN_HALF, LATENT_DTYPE),
     **dict.fromkeys(_TEXTS, torch.bfloat16),
 }
-"""Our name of a tensor -> its dtype in shards, unless latents are distributions."""
+"""Name of a tensor in our shards -> its dtype there, unless latents are distributions."""
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """The samples of a cache of another tool, which is recognised by its files.
+    """Yields the samples of the cache in `folder`, whose format is recognised by its files.
 
     Raises:
         PrepError: the folder holds no known cache.
@@ -76,8 +76,8 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     """`raw` if the cache's latents still have to be normalised, else `normalised`.
 
     Raises:
-        PrepError: they are raw and no --processor says how to normalise them, or the cache and
-            --latents do not say whether they are.
+        PrepError: the latents are raw and no --processor says how to normalise them, or neither the
+            cache nor --latents says whether they are raw.
     """
     if holds_mlperf(args.folder):
         if args.latents == "raw":
@@ -110,10 +110,13 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
 
 
 def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
-    """Converts a cache of another tool to our shards; returns counts, refusals and notices.
+    """Runs the conversion that `args` describes, from a cache of another tool to our shards.
+
+    Returns the number of samples of each split, the refusals, and sentences that the user should
+    read.
 
     Raises:
-        PrepError: it cannot be read, or too much of it was refused.
+        PrepError: the cache cannot be read, or too much of it was refused.
     """
     if not args.folder.is_dir():
         what = "no folder" if args.folder.exists() else "not there"
@@ -167,7 +170,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
 
 
 def _begun(args: Namespace) -> Path:
-    """Empties the output folder, and marks it by a file as unfinished.
+    """Empties the output folder, creates the file that marks it as unfinished, and returns it.
 
     Raises:
         PrepError: the folder holds something other than a conversion.
@@ -190,7 +193,13 @@ def _linked(
     args: Namespace,
     *_: Any,
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
-    """Links MLPerf's tar files into the dataset; reads only the first sample, as a check."""
+    """Links MLPerf's tar files into the dataset; reads only the first sample, as a check.
+
+    Returns the number of samples of each shard, by split, and no refusals.
+
+    Raises:
+        PrepError: the first sample cannot be used, or a tar cannot be read.
+    """
     first = checked(next(records))
     if isinstance(first, RefusedRecord):
         raise PrepError(f"{first.source}: {first.detail}; restore it")
@@ -205,7 +214,10 @@ def _written(
     codec: Codec | None,
     split: SplitFractions,
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
-    """Writes records to the shards of their split; returns samples by shard, and refusals."""
+    """Writes checked records to the shards of their splits.
+
+    Returns the number of samples of each shard, by split, and the refusals.
+    """
     refusals = Refusals()
     with ExitStack() as stack:
         series = {
@@ -231,7 +243,10 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """`encoder` with padding kept or trimmed, whichever gives the cache's `rows`."""
+    """`encoder` set to keep padding if every text of the cache has full length, else to trim it.
+
+    `rows` are the numbers of rows that the cache's texts have.
+    """
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
     kept = rows == {encoder.most_rows}
@@ -239,7 +254,7 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """A line that an AutoModel cache of Wan only trains text-to-video; else empty."""
+    """A list with a warning if the cache lacks what image-to-video of Wan needs; else empty."""
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):
@@ -252,7 +267,7 @@ def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
 
 
 def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[str, int]:
-    """Renames the only split that has samples to `train`; returns its shards and their samples."""
+    """Renames the only split that has samples to `train`; returns the samples of each shard."""
     ((part, counts),) = shards.items()
     if part is not Split.TRAIN:
         (folder / part).rename(folder / Split.TRAIN)
@@ -260,7 +275,10 @@ def _moved_to_train(folder: Path, shards: dict[Split, dict[str, int]]) -> dict[s
 
 
 class _CheckedRows:
-    """Checks samples of one dataset: unique keys, and tensors as wide as in the first sample."""
+    """Checks the samples of one dataset one by one, and makes their keys unique.
+
+    Their latents must have as many channels as the first sample's, their texts as many features.
+    """
 
     def __init__(self) -> None:
         self.total, self.widths, self.names = 0, dict[str, int](), set[str]()
@@ -287,14 +305,17 @@ class _CheckedRows:
 
     @property
     def null_text(self) -> dict[str, torch.Tensor]:
-        """Replacement of a dropped caption if no encoder is known: zeros, and no second text."""
+        """The null text if no text encoder is known: one row of zeros, and an empty second text."""
         sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
         for name, width in self._widths_of_null.items():
             sizes[name] = (0, width) if name == "text_2" else (width,)
         return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
 
     def _unique(self, key: str) -> str:
-        """A key that no earlier sample has, as ranks of other tools may each count keys from 0."""
+        """`key`, or with a number appended if an earlier sample has it.
+
+        Ranks of other tools may each count their keys from 0.
+        """
         unique = key
         while unique in self._keys:
             self._seen[key] += 1
@@ -304,7 +325,12 @@ class _CheckedRows:
 
 
 def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample | RefusedRecord:
-    """The sample with the dtypes of our shards; refused if a number exceeds their range."""
+    """The sample with its tensors in the dtypes of our shards, or its refusal.
+
+    The latent is normalised for the codec `whitened_by`, unless that is None. A sample is refused
+    if its latent has another number of channels than the codec, or a number exceeds the range of a
+    dtype.
+    """
     latent_CFHW = record.tensors["latent"]
     if whitened_by is not None:
         channels = whitened_by.channels
@@ -334,7 +360,10 @@ def _card(
     shards: dict[Split, dict[str, int]],
     refusals: Refusals,
 ) -> dict[str, Any]:
-    """The dataset card; without --processor it has no codec, so latents cannot be decoded."""
+    """The dataset card of a converted cache.
+
+    Without --processor the card names no codec, so that latents cannot be decoded.
+    """
     about_codec = {"name": codec.name, **codec.settings} if codec else {"name": "unknown"}
     whitening, widths, dtype = codec.whitening if codec else None, checked.widths, LATENT_DTYPE
     text_encoder: dict[str, Any] = {"name": "unknown", "width": widths["text"]}

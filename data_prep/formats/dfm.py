@@ -1,6 +1,6 @@
-"""Shards of NVIDIA DFM: `.pth` (latent), `.pickle` (text) and `.json` under one key.
+"""Reads and writes shards of NVIDIA DFM: `.pth` (latent), `.pickle` (text) and `.json` of a key.
 
-Each of its networks has a form of its own:
+The format depends on the network that they are for:
 
 | network | `.pth`, latent | `.pickle`, text |
 |---|---|---|
@@ -8,7 +8,7 @@ Each of its networks has a form of its own:
 | FLUX | [C, H, W], raw | a dict: `prompt_embeds` [512, E], `pooled_prompt_embeds` [P] |
 | Wan | [C, F, H, W], normalised | [226, E] |
 
-Raw latents are as they come out of the autoencoder.
+Raw latents are the autoencoder's output without normalisation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FOLDER = "dfm_shards"
 
 
 class Form(StrEnum):
-    """DFM's networks, each of which has a format of its own."""
+    """Networks of DFM, each of which has a format of its own."""
 
     DIT = "dit"
     FLUX = "flux"
@@ -59,16 +59,16 @@ HELD = {
     Form.FLUX: {"latent", "text", "pooled_text"},
     Form.WAN: {"latent", "text"},
 }
-"""Network -> tensors of a sample that its files can hold."""
+"""Names of the tensors of a sample that DFM's files can hold, by network."""
 _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
-"""Rows of a text in DFM's files: the caption's, then zeros."""
+"""Rows that a text has in DFM's files, where zeros pad it, by network."""
 _RAW_CODECS = ("cosmos",)
 
 
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
-    """The network of DFM that reads samples of `codec` with tensors `names`.
+    """The network of DFM whose format fits samples of `codec` that have the tensors `names`.
 
-    If DFM lacks the network, the one that reads the same tensors.
+    If DFM does not have the codec's own network, it is one that reads the same tensors.
     """
     if codec.name == "wan":
         return Form.WAN
@@ -77,14 +77,14 @@ def form_of(codec: type[Codec], names: Container[str]) -> Form:
 
 
 def holds_raw_latents(folder: Path, codec: Codec | type[Codec] | None) -> bool:
-    """Whether the latents below `folder` are not normalised for the autoencoder `codec`."""
+    """Whether the latents in the DFM shards below `folder` lack the normalisation of `codec`."""
     first = next((one for one in read_dfm(folder) if isinstance(one, CachedSample)), None)
     is_flux = first is not None and "pooled_text" in first.tensors
     return is_raw(Form.FLUX if is_flux else Form.DIT, codec)
 
 
 def is_raw(form: Form, codec: Codec | type[Codec] | None) -> bool:
-    """Whether DFM trains this network on latents that are not normalised."""
+    """Whether DFM trains the network `form` on latents of `codec` that are not normalised."""
     return form is Form.FLUX or (codec is not None and codec.name in _RAW_CODECS)
 
 
@@ -96,9 +96,9 @@ def write_dfm(
     form: Form,
     whitening: Whitening | None = None,
 ) -> int:
-    """Writes `rank0-000000.tar`, ...; returns the number of samples.
+    """Writes samples as DFM's `rank0-000000.tar`, ... below `folder`; returns their number.
 
-    Latents are un-normalised by `whitening`.
+    A tar has at most `shard_size` samples. If `whitening` is given, it is undone on each latent.
     """
     # DFM decodes by webdataset: `.pth` by torch.load, `.pickle` by pickle.loads, which cannot read
     # what torch.save writes.
@@ -122,7 +122,10 @@ def write_dfm(
 def _as_theirs(
     tensors: dict[str, Tensor], form: Form, whitening: Whitening | None
 ) -> tuple[Tensor, Any]:
-    """Latent and text with the axes and dtypes that DFM writes for this network."""
+    """Latent and text of a sample with the axes and dtypes that DFM's network `form` reads.
+
+    If `whitening` is given, it is undone on the latent.
+    """
     latent = tensors["latent"] if whitening is None else whitening.undo(tensors["latent"])
     # In float32, as DFM's writers make it on a CPU: bfloat16 does not fit into float16.
     text = padded(tensors["text"].float(), _ROWS[form])
@@ -143,7 +146,7 @@ def _saved(tensor: Tensor) -> bytes:
 
 
 def read_dfm(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every sample of every tar below `folder`."""
+    """Yields every sample of every DFM tar below `folder`, or its refusal."""
     return read_tars(folder, _record)
 
 

@@ -1,4 +1,4 @@
-"""Samples of a packed dataset -> the caches of other tools."""
+"""Writes the samples of a packed dataset in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ _OF_LOSS = ("loss_weight",)  # beside the tensors
 
 
 class ExportedSamples(NamedTuple):
-    """Samples in the format of another tool."""
+    """The number of samples written in another tool's format, and what the format cannot hold."""
 
     samples: int
     left_out: Counter[str]
-    """What of them the format has no place for -> samples that have it."""
+    """Name of a tensor or value that the format cannot hold -> number of samples that have it."""
 
 
 def export(folder: Path, *, form: str, shard_size: int) -> ExportedSamples:
-    """Writes the samples of a dataset beside its shards, in the format of another tool.
+    """Writes the samples of the dataset in `folder` again, beside its shards, in the format `form`.
+
+    `form` is a value of --output_format: dfm, parquet, meta or pt.
 
     Raises:
         PrepError: the folder is no dataset.
-        CodecError: it has no card that can be read.
+        CodecError: the dataset has no card that can be read.
     """
     card, left_out = read_card(folder), Counter[str]()
     if form == "dfm":
@@ -89,7 +91,7 @@ def _counted(
     held: Container[str] | Callable[[CachedSample], Container[str]],
     left_out: Counter[str],
 ) -> Iterator[CachedSample]:
-    """`records` unchanged, while `left_out` counts their tensors that are not `held`.
+    """Yields `records` unchanged, and counts in `left_out` the tensors that are not in `held`.
 
     Raises:
         PrepError: a text cannot be used without a tensor that would be left out.
@@ -107,7 +109,9 @@ def _counted(
 
 
 def _whitening_of(card: dict[str, Any]) -> Whitening | None:
-    """The whitening of the latents; None for codecs whose statistics each dataset measures.
+    """The latents' whitening that the dataset's `card` records.
+
+    None for codecs whose whitening is measured on each dataset: other tools have no place for it.
 
     Raises:
         CodecError: the card names no known codec.

@@ -1,9 +1,10 @@
-"""Shards of MLPerf Training's FLUX.1: `.t5.bytes`, `.clip.bytes`, `.mean.bytes`, `.logvar.bytes`.
+"""Reads the shards of MLPerf Training's FLUX.1.
 
-Each part is an array of uint16 with the bits of bfloat16. Samples of validation have a fixed noise
-level k / 8 by the whole number `timestep` of their `.json`. NVIDIA's converter writes them to tars
-with an `index.txt`, without what Energon reads; a dataset can link to those tars instead of copying
-them.
+A sample has the files `.t5.bytes`, `.clip.bytes`, `.mean.bytes` and `.logvar.bytes`, each an array
+of uint16 with the bits of bfloat16, and a `.json`. A validation sample has the fixed noise level k
+/ 8, where k is the whole number `timestep` of its `.json`. NVIDIA's converter writes the samples to
+tars with an `index.txt`, without the metadata that Energon reads; a dataset can link to those tars
+instead of copying them.
 """
 
 from __future__ import annotations
@@ -46,17 +47,20 @@ from dit.system_errors import reason
 
 
 def holds_mlperf(folder: Path) -> bool:
-    """Whether the tars below `folder` have this layout."""
+    """Whether the tars below `folder` are shards of MLPerf's FLUX.1."""
     return tars_of_mlperf(tars_below(folder))
 
 
 def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """All samples of all tars below `folder`, with latents normalised as in the benchmark."""
+    """Yields every sample of every MLPerf tar below `folder`, or its refusal.
+
+    Latents are normalised as in the benchmark.
+    """
     return read_tars(folder, _record)
 
 
 def whitening(channels: int) -> Whitening:
-    """The benchmark's normalisation of latents."""
+    """The benchmark's normalisation of latents with `channels` channels."""
     return Whitening(mean=(MLPERF_SHIFT,) * channels, std=(1 / MLPERF_SCALE,) * channels)
 
 
@@ -78,7 +82,7 @@ def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
 
 
 def null_texts(folder: Path) -> dict[str, Tensor]:
-    """Embeddings of the empty caption, float32, from their files anywhere below `folder`.
+    """Embeddings of the empty caption by tensor name, float32, from files anywhere below `folder`.
 
     Raises:
         PrepError: a file is missing or damaged.
@@ -90,9 +94,11 @@ def null_texts(folder: Path) -> dict[str, Tensor]:
 
 
 def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split, dict[str, int]]:
-    """Links every tar below `folder` into `target`, with its index; returns samples by shard.
+    """Links every tar below `folder` into `target`, with an index of its samples.
 
-    Tars whose samples have noise levels go to the split val. `levels` counts the levels.
+    Tars whose samples have a fixed noise level go to the split val, all others to train. Adds the
+    number of samples of each level k / 8 to `levels`, by k. Returns the samples of each shard, by
+    split.
 
     Raises:
         PrepError: a tar or the level of a sample cannot be read.
@@ -118,17 +124,20 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
 
 
 def _lacking(parts: Iterable[str]) -> str | None:
-    """Message about the first missing part of a sample in this layout; None if all are there."""
+    """A message about the first missing file of a sample; None if `parts` has them all."""
     missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
     found = ", ".join(f".{part}" for part in parts) or "nothing"
     return f"no .{min(missing)}, found {found}" if missing else None
 
 
 def _outline(path: Path) -> tuple[list[int], list[int]]:
-    """Offsets in bytes of the samples of a tar and of the end of the last one; their noise levels.
+    """Where the samples of a tar begin, and their fixed noise levels.
+
+    The first list has the offset of each sample in bytes, and at last the end of the last one; the
+    second list has a k for each level k / 8, and is empty for training samples.
 
     Raises:
-        UnusableError: a sample lacks a part, or some samples alone have a level.
+        UnusableError: a sample lacks a part, or only some of the samples have a level.
     """
     starts, levels, last, end = list[int](), list[int](), None, 0
     parts: dict[str, list[str]] = {}
@@ -150,7 +159,11 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
 
 
 def _level_of(key: str, content: bytes) -> list[int]:
-    """The fixed noise level in a sample's `.json`, as a list; empty without one."""
+    """The k of the fixed noise level k / 8 in a sample's `.json`, as a list; empty without one.
+
+    Raises:
+        UnusableError: `content` is no JSON, or its level is not valid.
+    """
     try:
         index = level_index(parse_json(content))
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Parquet files of FastVideo: three columns for each tensor, its bytes, shape and type.
+"""Reads and writes Parquet files of FastVideo: columns for bytes, shape and type of each tensor.
 
 `vae_latent` is the autoencoder's output without normalisation, because FastVideo's training
-normalises it; `first_frame_latent` is normalised. For Wan it is the condition of all frames
-(`condition_latent`).
+normalises it; `first_frame_latent` is normalised. For Wan, FastVideo's `first_frame_latent` has all
+frames: it is our `condition_latent`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def write_parquet(
     rows_in_file: int,
     whitening: Whitening | None = None,
 ) -> int:
-    """Writes `data_chunk_0.parquet`, ... below `folder`; returns the number of samples.
+    """Writes samples as `data_chunk_0.parquet`, ... below `folder`; returns their number.
 
-    Latents are un-normalised by `whitening`.
+    A file has `rows_in_file` samples. If `whitening` is given, it is undone on each latent.
     """
     arrow, rows, total = _arrow(), iter(records), 0
     target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
@@ -115,7 +115,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
 
 
 def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Every row of every Parquet file below `folder`."""
+    """Yields every row of every Parquet file below `folder` as a sample, or its refusal."""
     arrow = _arrow()
     for path in sorted(folder.absolute().rglob("*.parquet")):
         try:
@@ -154,9 +154,10 @@ def _record(row: dict[str, Any]) -> CachedSample:
 
 
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
-    """`first_frame_latent` [C, 1, H, W], cut from the latent `value`.
+    """The tensors of our shards in a row's `first_frame_latent`, which is `value` [C, F, H, W].
 
-    If `value` has as many `frames` as the sample's latent, it is also the `condition_latent`.
+    Its first frame is `first_frame_latent`. If it has as many frames as the sample's latent
+    (`frames`), it is also the `condition_latent`.
     """
     latent = numbers(value, "CFHW", what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}

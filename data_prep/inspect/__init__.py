@@ -1,4 +1,4 @@
-"""Reads a finished dataset, and writes its page.
+"""Reads a finished dataset, and writes an HTML page about it.
 
 read_shards   counts, shapes, statistics and checksums of every shard
 duplicates    pictures that look alike, and captions that repeat

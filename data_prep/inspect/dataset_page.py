@@ -1,4 +1,4 @@
-"""The page of a dataset: its card, decoded pictures and clips, refused samples and duplicates."""
+"""Writes the page of a dataset: its card, decoded samples, refused samples and duplicates."""
 
 # C latent channels; F H W frames, rows, columns of the latent, or of pixels with C colours
 
@@ -46,7 +46,7 @@ _LIST = 6  # longer lists of numbers are shown by their range
 
 
 class ShownCodecs(NamedTuple):
-    """Codecs that decode pictures and sound for a dataset's page."""
+    """The codecs that decode the pictures and the sound of a dataset for its page."""
 
     video: Codec
     sound: SoundCodec | None
@@ -70,7 +70,10 @@ def write_inspection(
     *,
     track: Track = no_progress,
 ) -> None:
-    """Writes the page, with as many decoded samples as it has room and time for.
+    """Writes the page of the dataset in `folder` to `path`.
+
+    It shows as many decoded samples as fit into its size and into the time for decoding; `track`
+    shows the progress.
 
     Raises:
         CodecError: the card cannot be read, or its codec cannot be rebuilt.
@@ -100,7 +103,7 @@ def _rows(
     codecs: ShownCodecs,
     track: Track,
 ) -> tuple[list[Row], str]:
-    """A row for each sample, and a sentence about missing pictures."""
+    """A row of the page for each sample, and a sentence about samples without a picture."""
     rows, room = list[Row](), PageRoom()
     samples, end = sum(len(report.seen) for report in reports), time.monotonic() + _DECODING_S
     with track("decoding pictures", samples, 0) as advance:
@@ -133,7 +136,11 @@ def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Dup
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """(name, value) pairs of a card; for a long list of numbers only the range."""
+    """Yields the (name, value) pairs of a card, of nested objects too.
+
+    Empty values are left out; of a long list only its length and the range of its numbers are
+    given.
+    """
     for name, value in card.items():
         if isinstance(value, dict):
             yield from _facts(value, f"{above}{name}, ")
@@ -171,7 +178,10 @@ def _pictures(
     side: int,
     until: float | None,
 ) -> Iterator[tuple[str, Thumbnail]]:
-    """Keys and pictures of a shard's samples, while the page has room and time."""
+    """Yields (key, thumbnail) of the samples of a shard, while the page has room.
+
+    Decoding stops at the time `until` of the monotonic clock; None: it does not stop.
+    """
     if report.problems:
         return
     codec = codecs.video

@@ -24,7 +24,7 @@ from data_prep.inspect.html_pages import html_table
 from dit.progress import counted
 
 NEAR = 3
-"""Most of 64 bits in which the hashes of similar pictures may differ."""
+"""Most bits, of 64, in which the hashes of similar pictures may differ."""
 _SIDE, _LOWEST = 32, 8
 _FLAT = 1e-3  # part of the largest possible value that a coefficient needs to be more than noise
 _BANDS = NEAR + 1  # of 16 bits: in one of them, hashes that differ in NEAR bits must be equal
@@ -34,7 +34,7 @@ _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
 
 
 class ComparedBy(StrEnum):
-    """Basis for recognising duplicates: pixels or latents."""
+    """What is compared to find near duplicates; the value is shown to the user."""
 
     PIXELS = "pixels"
     LATENTS = "latents; --plan compares pixels, and may find others"
@@ -42,14 +42,14 @@ class ComparedBy(StrEnum):
 
 
 Looks = tuple[int, int]
-"""(first frame, last frame): perceptual hashes of 64 bits."""
+"""Perceptual hashes, 64 bits each, of the first and the last frame of a clip."""
 
 
 def looks_of(grey_FHW: Tensor) -> Looks | None:
-    """Hashes of a clip's first and last frame, which are close for clips that look alike.
+    """Perceptual hashes of the first and last frame, which are close for clips that look alike.
 
-    None if a frame shows no structure, such as a single colour. A frame is a grey picture, or a
-    latent averaged over its channels.
+    A frame is a grey picture, or a latent averaged over its channels. Returns None if one of the
+    two shows no structure, such as a single colour.
     """
     first, last = (_hash(grey_FHW[index]) for index in (0, -1))
     return None if first is None or last is None else (first, last)
@@ -63,11 +63,11 @@ def _cosines() -> Tensor:
 
 
 def _hash(grey_HW: Tensor) -> int | None:
-    """Perceptual hash of a picture; None if it has no structure.
+    """Perceptual hash (64 bits) of a picture; None if the picture has no structure.
 
-    The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions": the
-    64 lowest frequencies but the constant of the discrete cosine transform at 32 x 32. A bit says
-    whether a coefficient is above their median.
+    The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions": of
+    the discrete cosine transform of the picture at 32 x 32, the coefficients at the 8 x 8 lowest
+    frequencies above 0. A bit says whether a coefficient is above their median.
     """
     grey_HW = grey_HW.float()
     small_HW = interpolate(grey_HW[None, None], (_SIDE, _SIDE), mode="area")[0, 0]
@@ -79,7 +79,10 @@ def _hash(grey_HW: Tensor) -> int | None:
 
 
 def near_groups(looks: Sequence[Looks | None]) -> list[list[int]]:
-    """Indices of samples that look alike, in groups; chains of similar samples form one group."""
+    """Groups of samples that look alike, each as a list of indices into `looks`.
+
+    Samples that are connected by a chain of similar ones are in one group.
+    """
     judged = [number for number, one in enumerate(looks) if one is not None]
     if not judged:
         return []
@@ -102,9 +105,9 @@ def _find(root: np.ndarray, one: int) -> int:
 
 
 def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs whose first frames and whose last frames differ in NEAR bits at most.
+    """Pairs of rows whose first frames, and whose last frames, differ in at most NEAR bits.
 
-    Only hashes that are equal in one of the bands of their first frame are compared.
+    Only rows are compared that agree in one of four parts, 16 bits each, of the first frame's hash.
     """
     found = list[tuple[int, int]]()
     for band in range(_BANDS):
@@ -127,7 +130,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass
 class Duplicates:
-    """Collects samples one by one; `finish` then returns those that occur repeatedly."""
+    """Samples that occur repeatedly, by picture or caption: `add` each one, then call `finish`."""
 
     names: list[str] = field(default_factory=list)
     captions: Counter[str] = field(default_factory=Counter)
@@ -147,7 +150,7 @@ class Duplicates:
         self.looks.append(looks)
 
     def finish(self) -> None:
-        """Compares the looks of all samples."""
+        """Sets `groups` and `group_of` from the hashes of all samples that were added."""
         found = near_groups(self.looks)
         several = [group for group in found if len({self.names[one] for one in group}) > 1]
         self.groups = sorted(several, key=len, reverse=True)
@@ -155,16 +158,16 @@ class Duplicates:
 
     @property
     def repeated(self) -> list[tuple[str, int]]:
-        """Captions of several files, with the number of samples of each."""
+        """Captions that samples of several files share, with the number of these samples."""
         return [found for found in self.captions.most_common() if found[0] in self._shared]
 
     def repeats_of(self, caption: str) -> int:
-        """Number of samples with this caption if several files have it; else 1."""
+        """Number of samples with `caption` if several files have it; else 1."""
         return self.captions[caption] if caption in self._shared else 1
 
     @property
     def summary(self) -> dict[str, int]:
-        """The counts of duplicates as JSON values."""
+        """The counts of duplicates by name, for JSON files."""
         counts = {
             "repeated_captions": len(self.repeated),
             "samples_with_repeated_captions": sum(count for _, count in self.repeated),
@@ -178,7 +181,7 @@ class Duplicates:
 
     @property
     def lines(self) -> list[str]:
-        """The counts of duplicates as sentences."""
+        """The counts of duplicates as sentences for the terminal."""
         found, said = self.summary, list[str]()
         if self.repeated:
             said.append(
@@ -193,7 +196,7 @@ class Duplicates:
         return said
 
     def html(self) -> str:
-        """Lists of the largest groups and of the most frequent captions."""
+        """HTML that lists the largest groups of near duplicates and the most frequent captions."""
         parts = ["<h2>Near duplicates</h2>"]
         if not self.by:
             parts.append("<p>Not looked for: files were not decoded.</p>")

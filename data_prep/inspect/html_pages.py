@@ -1,4 +1,4 @@
-"""HTML pages that need no server or network: search, filters and pages over many samples.
+"""HTML pages that need no server or network, with search and filters over many samples.
 
 Pictures and clips are scaled down so that a browser can open the page.
 """
@@ -25,14 +25,14 @@ from dit.codecs.sound.files import page_sound, waveform_picture
 from dit.safe_writing import write_atomically
 
 MOST_ROWS = 100_000
-"""Most samples on a page, for which a browser takes a second."""
+"""Most samples that a page lists; a browser takes a second for as many."""
 Row = dict[str, Any]
-"""Facts of a listed sample: name, caption; and if known bucket (its size), facts, refused, detail,
-group (of near duplicates), repeats (of its caption), picture, clip, waveform and sound (data
-URIs), file (a path relative to the page)."""
+"""Facts of a listed sample by name: name, caption; if known bucket (its size), facts, refused,
+detail, group (number of its near duplicates), repeats (number of its caption), picture, clip,
+waveform and sound (data URIs), file (a path relative to the page)."""
 PAGE_BYTES = 36_000_000
-"""Most bytes of all pictures of a page; as many again for clips, and for sounds. Encoded as text
-they take a third more."""
+"""Most bytes of all pictures of a page, and also of all clips, and of all sounds. Base64 makes them
+a third longer."""
 # Pixels -> bytes of a photograph of foliage; drawings take a third.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
 _LOOKS = ("picture", "clip", "waveform")
@@ -42,7 +42,7 @@ _FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that d
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
-    """Writes a page with `parts` (HTML) and the list of samples."""
+    """Writes a page to `path`, with `title`, the HTML `parts`, and the list of samples `rows`."""
     shown, cut = listed(rows), ""
     if len(shown) < len(rows):
         cut = f"<p>{len(shown):,} of {len(rows):,} samples are listed: all refused ones and near"
@@ -55,9 +55,9 @@ def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]
 
 
 def listed(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows that a page shows, in order.
+    """The rows that a page lists, at most MOST_ROWS, in their order.
 
-    If there are too many, refused samples and duplicates stay.
+    If there are more, refused samples and near duplicates are kept first.
     """
     if len(rows) <= MOST_ROWS:
         return rows
@@ -80,19 +80,19 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thumbnail:
-    """The picture and the clip of a sample on a page, as WebP files."""
+    """The picture of a sample on a page; for a video also a clip, and its sound."""
 
     picture: bytes
     clip: bytes = b""
-    """Clip of some frames, as WebP, for a sample with several frames."""
+    """Clip of some frames, as animated WebP; empty for a picture."""
     waveform: bytes = b""
-    """Picture of the sound's waveform, for a sample with sound."""
+    """Picture of the sound's waveform, as WebP; empty without sound."""
     sound: bytes = b""
-    """Sound as MP4."""
+    """Sound as MP4; empty without sound."""
 
     @property
     def row(self) -> Row:
-        """Picture, clip and sound as `data:` addresses, for the page's row of the sample."""
+        """Picture, clip, waveform and sound as `data:` URIs by name, for the sample's `Row`."""
         found = {name: ("image/webp", getattr(self, name)) for name in _LOOKS}
         found["sound"] = "audio/mp4", self.sound
         return {
@@ -102,7 +102,10 @@ class Thumbnail:
         }
 
     def with_sound(self, samples_CS: np.ndarray | None, rate: int) -> Thumbnail:
-        """A copy with a waveform of the sound; the thumbnail itself without sound."""
+        """A copy with the sound and its waveform; the thumbnail itself if `samples_CS` is None.
+
+        `rate` is the sampling rate in Hz.
+        """
         if samples_CS is None:
             return self
         sound = page_sound(samples_CS, rate)
@@ -119,14 +122,14 @@ def side_for(samples: int) -> int:
 
 
 def frames_shown(count: int) -> np.ndarray:
-    """Indices of the frames out of `count` that a thumbnail shows, evenly spread."""
+    """Indices of the frames, out of `count`, that a thumbnail shows, evenly spread."""
     return np.linspace(0, count - 1, min(count, _FRAMES)).round().astype(int)
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames [F, H, W, 3] of a sample to the right of its control pictures and videos.
+    """Frames of a sample with its control pictures and videos to the left of them.
 
-    Controls of another height are left out.
+    Controls of another height, or with another number of frames (except pictures), are left out.
     """
     frames, height = shown_FHW3.shape[:2]
     of_same = (one[frames_shown(len(one))] for one in controls if one.shape[1] == height)
@@ -135,7 +138,7 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames of `with_controls`, to the left of the rejected sample.
+    """Frames of a sample with those of its rejected sample to the right of them.
 
     A rejected sample of another size is left out.
     """
@@ -146,9 +149,9 @@ def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.nda
 
 
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
-    """Thumbnail of `frames_FHW3`, uint8, at most `side` pixels wide; a clip takes `seconds`.
+    """Thumbnail of uint8 frames: the first as a picture, and all as a clip of `seconds` seconds.
 
-    Small pictures keep every pixel.
+    Each is scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
     """
     frames, height, width, _ = frames_FHW3.shape
     small = max(height, width) <= side and height * width <= _LOSSLESS
@@ -160,12 +163,15 @@ def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnai
 
 
 def seconds_of(frames: int, fps: float | None) -> float:
-    """Seconds for which `frames` frames are shown, at `fps` or the usual rate."""
+    """Duration in seconds of `frames` frames at `fps` a second; None: at the usual rate."""
     return frames / (fps or _FPS)
 
 
 def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
-    """WebP file of frames, scaled down to `side`; several frames are an animation."""
+    """WebP file of frames, scaled down to at most `side` pixels a side.
+
+    Several frames are an animation.
+    """
     images = [Image.fromarray(frame_HW3) for frame_HW3 in frames_FHW3]
     for image in images:
         image.thumbnail((side, side))
@@ -178,7 +184,7 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """Bytes of pictures, clips and sounds that still fit into a page."""
+    """Bytes that are left on a page for pictures, clips and sounds."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
@@ -186,7 +192,11 @@ class PageRoom:
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """The thumbnail `one` as far as it fits: whole, without clip or sound, or None."""
+        """The thumbnail as far as it fits, with its bytes taken off the room that is left.
+
+        A clip or a sound that does not fit is removed; the result is None if the picture does not
+        fit.
+        """
         if one is None or len(one.picture) > self.pictures:
             return None
         if len(one.clip) > self.clips:

@@ -37,7 +37,7 @@ _DAMAGE = (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InspectedSample:
-    """Facts that `inspect` shows of a sample: source, caption, size, perceptual hashes."""
+    """Facts that `inspect` reports about one sample."""
 
     key: str
     source: str
@@ -49,7 +49,7 @@ class InspectedSample:
 
 @dataclass
 class ShardReport:
-    """Content of a shard: its samples, sizes and defects."""
+    """What `inspect` has found in a shard: its samples, their sizes, and defects."""
 
     name: str  # relative to the dataset folder
     samples: int = 0
@@ -63,12 +63,12 @@ class ShardReport:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The shape [C, F, H, W] of each latent."""
+        """The latent's shape [C, F, H, W] of each sample."""
         return [one.shape for one in self.seen]
 
 
 def shard_counts(folder: Path) -> dict[str, int]:
-    """Number of samples of each shard, as `.nv-meta` lists them.
+    """Number of samples of each shard of the dataset in `folder`, by its path, from `.nv-meta`.
 
     Raises:
         PrepError: there is no readable `.nv-meta`.
@@ -100,12 +100,14 @@ def _damaged(path: Path, why: str) -> PrepError:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether `name` is a relative path that stays in its folder."""
     return "\0" not in name and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def check_encoders(folder: Path) -> list[str]:
-    """Errors in a dataset's card because of which generation cannot build codec or encoder."""
+    """Problems that keep generation from building the dataset's codec or text encoder.
+
+    The stored null text is also compared with what the text encoder makes of the empty caption.
+    """
     path = folder / NULL_TEXT_NAME
     try:
         card = read_card(folder)
@@ -130,7 +132,7 @@ def check_encoders(folder: Path) -> list[str]:
 
 
 def exact_codec(folder: Path) -> Codec | None:
-    """The dataset's codec if it restores pixels exactly; else None."""
+    """The codec of the dataset in `folder` if it restores pixels exactly; else None."""
     try:
         codec = vae.codec_of_card(read_card(folder))
     except CodecError:  # `check_encoders` says why
@@ -139,7 +141,7 @@ def exact_codec(folder: Path) -> Codec | None:
 
 
 def words_of(folder: Path) -> dict[str, Any]:
-    """Word frequencies of the captions, from the dataset's card; empty if it has none."""
+    """Word frequencies of the captions, from the card of the dataset in `folder`; may be empty."""
     try:
         return read_card(folder).get(WORDS) or {}
     except CodecError:  # which `check_encoders` reports
@@ -149,9 +151,10 @@ def words_of(folder: Path) -> dict[str, Any]:
 def inspect_shard(
     folder: Path, name: str, *, expected: int, exact: Codec | None = None
 ) -> ShardReport:
-    """Reads every byte of a shard; its defects are reported, not raised.
+    """Reads every byte of the shard `name`, and reports what it holds; defects are not raised.
 
-    If the codec `exact` restores pixels exactly, duplicates are found by pixels.
+    `expected` is its number of samples by `.nv-meta`. With `exact`, a codec that restores pixels
+    exactly, duplicates are found by pixels, else by latents.
     """
     report, path = ShardReport(name=name), folder / name
     try:
@@ -174,11 +177,11 @@ def inspect_shard(
 
 
 def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """(offset, key, files by name) of each sample of a tar.
+    """Yields (offset in bytes, key, files by part) of each sample of a tar.
 
     Raises:
         tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     start, current, parts = 0, None, dict[str, bytes]()
     try:
@@ -199,7 +202,7 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
 
 
 def key_and_part(name: str) -> tuple[str, str]:
-    """(key, part) of a file name as webdataset splits it: `a.b/c.d.e` -> `a.b/c`, `d.e`."""
+    """Splits a file name like webdataset into key and part: `a.b/c.d.e` into `a.b/c` and `d.e`."""
     folder, slash, file = name.rpartition("/")
     stem, _, part = file.partition(".")
     return f"{folder}{slash}{stem}", part
@@ -207,7 +210,7 @@ def key_and_part(name: str) -> tuple[str, str]:
 
 @contextmanager
 def _headers() -> Iterator[None]:
-    """A context in which `tarfile` errors about header fields become `tarfile.ReadError`."""
+    """Turns the errors of `tarfile` about damaged header fields into `tarfile.ReadError`."""
     try:
         yield
     except (ValueError, ArithmeticError, LookupError, RuntimeError, MemoryError) as error:
@@ -217,11 +220,13 @@ def _headers() -> Iterator[None]:
 def tar_files(
     path: Path, *, wanted: Callable[[str], bool] = lambda _: True
 ) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Members and their contents; None for links, devices, sparse files and names not `wanted`.
+    """Yields each member of a tar with its content.
+
+    The content is None for links, devices, sparse files and names that are not `wanted`.
 
     Raises:
         tarfile.TarError: the archive is damaged, or cut short.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with _headers():
         tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
@@ -281,7 +286,6 @@ def _check_sample(
 
 
 def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str:
-    """Fault of the checksum of `part`, a file of tensors; empty if it is right."""
     found, wanted = f"{zlib.crc32(parts[part]):08x}", about["crc32"][part]
     return "" if found == wanted else f"checksum of .{part} is {found}, .json says {wanted}"
 
@@ -289,7 +293,10 @@ def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str
 def _add_sound(
     report: ShardReport, where: str, parts: dict[str, bytes], about: dict[str, Any]
 ) -> None:
-    """Adds the length of a sample's sound, or a problem with it."""
+    """Adds the duration of a sample's sound to `report`, or a problem with it.
+
+    `where` names the sample in messages.
+    """
     if wrong := sound_part.PART in parts and _wrong_sum(parts, about, sound_part.PART):
         report.problems.append(f"{where}: {wrong}")
     elif (sound := sound_part.read_sound(parts, about)) is not None:
@@ -313,7 +320,11 @@ def _seen(
 
 
 def _grey(latent_CFHW: Tensor, exact: Codec | None) -> Tensor:
-    """Grey values [F, H, W] of the first and last frame, from pixels or else the latent."""
+    """Grey values [2, H, W] of the first and the last frame.
+
+    They are those of the decoded pixels if `exact` is a codec, else the latent's mean over
+    channels.
+    """
     ends_CFHW = latent_CFHW[:, [0, -1]]
     if exact is None:
         return ends_CFHW.float().mean(0)
@@ -331,7 +342,7 @@ def _add_pair(report: ShardReport, where: str, latent: Tensor, rejected: Tensor)
 
 
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:
-    """Adds the sample to the sums of `report`; returns False if it has a defect."""
+    """Adds the sample to the statistics of `report`; returns False if it has a defect."""
     if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
         shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
         report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")

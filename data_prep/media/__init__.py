@@ -1,4 +1,4 @@
-"""Readers of picture and video files, and of their captions.
+"""Reads picture and video files, and their captions.
 
 clips            a planned sample, the clip that is read for it, and the interface of sources
 captions         captions from files beside a medium, from tables, or from its file name

@@ -1,4 +1,4 @@
-"""The captions of a medium: from files beside it, from tables, or from its file name."""
+"""Finds the captions of a medium: in files beside it, in tables, or in its file name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ UTF-8. Caption files and rows that belong to no medium are counted, and the firs
 
 
 class MissingCaption(StrEnum):
-    """Treatment of a medium without a caption."""
+    """The caption that a medium gets if none is found for it."""
 
     FILENAME = "filename"
     EMPTY = "empty"
@@ -58,9 +58,10 @@ class CaptionFormat(StrEnum):
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object, or a row of a CSV file, that counts the values it has lost.
+    """A JSON object, or a row of a CSV file, that counts the values that were replaced.
 
-    A value is lost if a later one has the same name. Spreadsheets leave columns without a name.
+    A value is replaced if a later one has the same name, which hand-written files and spreadsheets
+    allow.
     """
 
     def __init__(self, pairs: list[tuple[str, Any]]):
@@ -70,7 +71,7 @@ class JsonObject(dict[str, Any]):
 
 
 class SeveralCaptions(StrEnum):
-    """Choice of the captions that become samples, for a medium with several."""
+    """Which captions of a medium with several become samples."""
 
     ALL = "all"
     FIRST = "first"
@@ -78,7 +79,7 @@ class SeveralCaptions(StrEnum):
 
 
 class ControlPicture(NamedTuple):
-    """Path of a control or rejected picture or video that has not been opened yet."""
+    """A control or rejected picture or video that a caption's file or row names, not yet opened."""
 
     name: str  # relative path, for people
     where: str  # in its folder, or argument of `Collection.open`
@@ -87,15 +88,15 @@ class ControlPicture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caption:
-    """A caption, where it comes from (file, column or rule), and further fields found there."""
+    """The caption of a medium, where it was found, and what else that file or row says."""
 
     text: str
     origin: str
     loss_weight: float | None = None
-    """Loss weight of the sample, if the caption's file or row has one."""
+    """Loss weight of the sample; None if the caption's file or row has none."""
     controls: tuple[ControlPicture, ...] = ()
     rejected: ControlPicture | None = None
-    """The rejected picture that the table's row names, in the folder of the media."""
+    """The rejected picture or video, in the folder of the media, that the table's row names."""
     notes: tuple[str, ...] = ()
     """Notes about the caption file, which the summary counts."""
 
@@ -108,7 +109,10 @@ class TagShuffle:
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """`captions` with their tags in other orders, determined by `key` alone."""
+        """Copies of each of `captions`, `count` each, with their tags in other orders.
+
+        `key` determines the orders, so that they do not change between runs.
+        """
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
             for number, caption in enumerate(captions)
@@ -125,21 +129,25 @@ class TagShuffle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captions:
-    """Finds captions by path, not by file name: two folders may each hold a `0001.png`."""
+    """Finds the captions of media in a folder by their relative paths.
+
+    File names are not enough: two folders may each hold a `0001.png`.
+    """
 
     root: Path
     sidecars: Mapping[str, str]
     """Relative path with its ending in lower case -> actual relative path."""
     field: str
-    """Field of the caption in `.json` files; empty: `.json` files are ignored."""
+    """Field of the caption in `.json` files; if empty, `.json` files are ignored."""
     missing: MissingCaption
     tables: Any = None
-    """The folder's `CaptionTables`, or None."""
+    """The `CaptionTables` of the folder; None if there are none."""
     read: Callable[[str], bytes] | None = None
-    """Reader of a caption file, for archives; None: files below `root`."""
+    """Reads a caption file by its relative path, for archives; None: files below `root` are read.
+    """
 
     def all_of(self, source: str) -> list[Caption]:
-        """All captions of the medium at the relative path `source`, at least one.
+        """The captions of the medium at the relative path `source`, at least one.
 
         Raises:
             RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
@@ -190,7 +198,7 @@ class Captions:
 
 
 def substitute(source: str, missing: MissingCaption) -> Caption:
-    """Caption of a medium without one: its file name, or the empty caption.
+    """The caption of the medium `source` if none was found: its file name, or the empty caption.
 
     Raises:
         RefusedError: `missing` is refuse.
@@ -204,7 +212,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
 
 
 def texts_of(value: Any) -> tuple[str, ...] | None:
-    """The captions in a value: one text or a list of texts; None for other values."""
+    """The captions in `value`, which may be a text or a list of texts; None if it is neither."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
@@ -213,10 +221,10 @@ def texts_of(value: Any) -> tuple[str, ...] | None:
 
 
 def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
-    """Value of `loss_weight` in a file or row; None without one, or for an empty cell.
+    """The `loss_weight` in `fields`, a row or the JSON file `path`; None if missing or empty.
 
     Raises:
-        RefusedError: it is no number from 0 to 1,000,000.
+        RefusedError: the value is no number from 0 to 1,000,000.
     """
     value = fields.get("loss_weight")
     if value is None or value == "":
@@ -234,10 +242,13 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
 def texts_in(
     place: str, names: Sequence[str], fields: Mapping[str, Any], missing: MissingCaption
 ) -> tuple[str, ...]:
-    """Captions of a file or row, from the first of the fields `names` that has any.
+    """The captions in `fields`, from the first of the fields `names` that has any.
+
+    A field that is null counts as the empty caption if `missing` is empty. `place` names the file
+    or row in messages.
 
     Raises:
-        RefusedError: no field has one.
+        RefusedError: no field has a caption.
     """
     held = [name for name in names if name in fields]
     found = (texts_of(fields[name]) for name in held)
@@ -259,11 +270,11 @@ def texts_in(
 
 
 def read_regular_file(path: Path) -> bytes:
-    """The content of a regular file; reading a pipe or device might never end.
+    """The content of the file `path`, which must be regular: reading a pipe might never end.
 
     Raises:
-        OSError: it cannot be read.
-        RefusedError: it is no regular file.
+        OSError: the file cannot be read.
+        RefusedError: the path is no regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise RefusedError(Reason.BAD_CAPTION, f"{path.name} is no regular file")
@@ -271,7 +282,7 @@ def read_regular_file(path: Path) -> bytes:
 
 
 def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
-    """UTF-8 text, with or without a byte order mark.
+    """Decodes UTF-8, with or without a byte order mark; `errors` is that of `bytes.decode`.
 
     Raises:
         ValueError: the bytes are no UTF-8.
@@ -286,7 +297,7 @@ def decode_utf8(content: bytes, *, errors: str = "strict") -> str:
 
 
 def caption(text: str, *, origin: str, loss_weight: float | None = None) -> Caption:
-    """A caption from `text`, without surrounding white space.
+    """A caption of `text` without surrounding white space, found in `origin`.
 
     Raises:
         RefusedError: `text` is not valid Unicode, or contains a NUL.

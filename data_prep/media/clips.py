@@ -45,17 +45,17 @@ class PlannedReference:
 
     @property
     def frames(self) -> int:
-        """Number of frames that are encoded."""
+        """Number of frames that are encoded, 1 for a picture."""
         return max(1, len(self.keep))
 
     def written(self) -> dict[str, Any]:
-        """The fields for a plan, without those that have their default value."""
+        """The fields that differ from their defaults, for a line of the plan."""
         defaults = {f.name: f.default for f in fields(self)}
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Self:
-        """The inverse of `written`: a reference from the fields in a plan."""
+        """Creates a reference from the fields that `written` returned, as read from JSON."""
         values: dict[str, Any] = {}
         values |= {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
         return cls(**values)
@@ -63,7 +63,7 @@ class PlannedReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSound:
-    """The part of a sound track that a sample gets."""
+    """The part of a sound track, in seconds, that a sample gets."""
 
     begin: float  # seconds on the clock of the file
     seconds: float
@@ -110,11 +110,11 @@ class Entry:
 
     @property
     def group(self) -> str:
-        """Key that determines order and split, so that samples of one file stay together."""
+        """Key that decides order and split; samples of one file share it and stay together."""
         return self.file_key or self.key
 
     def to_line(self) -> str:
-        """The entry as a line of JSON, without fields that have their default value."""
+        """The entry as a line of JSON, without fields that have their default values."""
         given = {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -167,34 +167,34 @@ class Clip:
 
 
 class Source(Protocol):
-    """The interface of sources of clips: folders, a table, a Hugging Face dataset.
+    """A source of clips: a folder, a table or a Hugging Face dataset.
 
     It is pickled for worker processes, which only call `read`.
     """
 
     @property
     def name(self) -> str:
-        """Name of the source for the dataset's card."""
+        """Name of the source in the dataset's card."""
         ...
 
     @property
     def entries(self) -> Iterable[Entry]:
-        """All planned samples, refused ones included; each iteration reads the folder again."""
+        """All planned samples, refused ones included; each iteration reads the source again."""
         ...
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """Counts of files that are not media, by kind."""
+        """Number of files that are not media, by kind."""
         ...
 
     def file_of(self, entry: Entry) -> Path | None:
-        """The file of a sample that a browser can open; None for archives and datasets."""
+        """The file of `entry` that a browser can open; None for archives and datasets."""
         ...
 
     def read(self, entry: Entry) -> Clip:
-        """The decoded clip of `entry`.
+        """Reads and decodes the clip of `entry`.
 
         Raises:
-            RefusedError: it cannot be packed.
+            RefusedError: the sample cannot be packed.
         """
         ...

@@ -1,4 +1,4 @@
-"""Presentation times of a video's frames -> the frames of its samples."""
+"""Selects the frames of samples by the presentation times of a video's frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_FRAMES = 1 << 20  # of a clip; 12 hours at 24 frames a second
 
 
 class Window(StrEnum):
-    """Part of a clip that becomes the sample, if the clip is longer."""
+    """Which part of a clip becomes the sample if the clip is longer."""
 
     FIRST = "first"
     MIDDLE = "middle"
@@ -38,21 +38,22 @@ class KeptFrames(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameRule:
-    """Rule for the number of frames of a sample, their rate, and the part of the clip."""
+    """Selects the frames of samples: how many, at which rate, and from which part of a clip."""
 
     stride: int = 1
-    """A codec's temporal stride: a sample has 1 + n * stride frames."""
+    """Temporal stride of the codec: a sample has 1 + n * stride frames."""
     count: int | None = None
-    """Most frames in a sample; None: the whole clip."""
+    """Most frames in a sample; None: as many as the clip has."""
     fps: float | None = None
     """Frame rate of samples in frames per second; None: the file's frame rate."""
     buckets: tuple[int, ...] = ()
     """Numbers of frames that are allowed; a clip gets the largest that it can fill."""
     window: Window = Window.FIRST
     drop_short: bool = False
-    """Whether clips with fewer than `count` frames are refused; else they stay shorter."""
+    """Whether clips with fewer than `count` frames are refused, instead of being kept shorter."""
     stills: int = 0
-    """Number of single frames, evenly spaced, each a sample of its own; 0: clips."""
+    """Number of evenly spaced frames of a clip that become samples of one frame each; 0: none, a
+    clip becomes a sample."""
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
@@ -75,7 +76,7 @@ class FrameRule:
             )
 
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
-        """The frames of each sample of a clip; `seed` decides a random window.
+        """The frames of each sample of the video `line`; `seed` decides a random window.
 
         Raises:
             RefusedError: the clip has too few frames.
@@ -93,7 +94,10 @@ class FrameRule:
         ]
 
     def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> KeptFrames:
-        """Frames number `start` to `stop` - 1, with one mean rate, as training needs it."""
+        """The frames `start` to `stop` - 1 of `shown` as a sample, with their mean frame rate.
+
+        `shown` are presentation times in units of `line.tick`.
+        """
         kept, tick = shown[start:stop], float(line.tick)
         if self.fps is not None:
             # The frame that is shown then may have begun earlier.
@@ -103,9 +107,12 @@ class FrameRule:
         return KeptFrames(kept, fps, begin=kept[0] * tick)
 
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
-        """The frame shown at each tick of a constant rate.
+        """Presentation times of the frames that are visible at each tick of a constant rate.
 
         A clip with a lower rate repeats frames, so that its speed is unchanged.
+
+        Raises:
+            RefusedError: the clip would have too many frames.
         """
         count = max(1, math.floor(min(line.duration * fps, _MOST_FRAMES + 1) + 1e-6))
         if count > _MOST_FRAMES:

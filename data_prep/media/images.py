@@ -1,4 +1,4 @@
-"""An image file -> upright pixels and their RGB; the first bytes of a file -> its kind."""
+"""Reads image files as upright pixels and RGB, and recognises kinds of files by first bytes."""
 
 # C colour channels, F frames, H rows, W columns
 
@@ -34,10 +34,10 @@ _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
 _WIDTH, _HEIGHT = 0x0100, 0x0101  # TIFF 6.0
 _TAIL = 1 << 17  # bytes
 _BEHIND = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
-"""Key of a PNG whose EXIF or XMP, which may rotate it, comes after its pixels."""
+"""What the end of a PNG contains if its EXIF or XMP, which may rotate it, follows the pixels."""
 
 HEAD = 512
-"""Bytes at the start of a file that determine its kind."""
+"""Number of bytes at the start of a file that show its kind."""
 _HTML = "it is an HTML page, as where a download failed: fetch it again"
 VIDEO = "it is a video: pack it with `data_prep video`"
 _CONVERT = "convert it to JPEG or PNG"
@@ -68,14 +68,14 @@ def readable_formats() -> tuple[str, ...]:
 
 @cache
 def image_endings() -> frozenset[str]:
-    """Lower-case file endings of the readable formats, with the dot."""
+    """Lower-case file endings of the readable image formats, with the dot."""
     known = (*readable_formats(), "MPO")  # several JPEGs in one, which the JPEG reader opens
     registered = Image.registered_extensions().items()
     return frozenset(ending for ending, name in registered if name in known)
 
 
 class ProbedImage(NamedTuple):
-    """Size and kind of a picture, from the header of its file."""
+    """Size of an upright picture and its properties, from the header of its file."""
 
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
@@ -95,7 +95,7 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
 
 
 def probe_image(file: Path | BinaryIO) -> ProbedImage:
-    """Size and kind of an image file, from its header alone.
+    """Size and properties of an image file, from its header alone where that is possible.
 
     Raises:
         RefusedError: the file is empty, no image of `FORMATS`, or suspiciously large.
@@ -134,7 +134,7 @@ def _may_be_turned(stream: BinaryIO) -> bool:
 
 @contextmanager
 def open_media(file: Path | BinaryIO) -> Iterator[BinaryIO]:
-    """The open file at a path; a stream is returned as it is.
+    """Opens `file` for reading in binary; a stream is yielded as it is.
 
     Raises:
         RefusedError: the file is empty, is no regular file, or cannot be read.
@@ -186,7 +186,10 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
-    """`convert` of `dit.codecs.rgb`; its ValueError (unknown range or mode) refuses the file."""
+    """`convert`, a function of `dit.codecs.rgb`, with its ValueError raised as RefusedError.
+
+    The error says that the range or mode of the pixels is unknown.
+    """
 
     def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:
         try:
@@ -202,7 +205,7 @@ to_8_bits = _refusing(rgb.to_8_bits)
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:
-    """An RGB or RGBA picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
+    """A grey, RGB or RGBA picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[colours]
     image = image if image.mode == mode else image.convert(mode)
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)
@@ -210,7 +213,7 @@ def to_video(image: Image.Image, *, colours: int) -> Tensor:
 
 
 def to_levels(video_CFHW: Tensor) -> np.ndarray:
-    """A video in [-1, 1] as uint8 [F, H, W, 3]: the inverse of `to_video`.
+    """A video in [-1, 1] as uint8 [F, H, W, 3].
 
     Grey is repeated for the three colours, and transparent pixels are put on white.
     """
@@ -221,7 +224,7 @@ def to_levels(video_CFHW: Tensor) -> np.ndarray:
 
 
 def what_it_is(head: bytes) -> str | None:
-    """Kind of a file that begins with `head`, and advice, in words; None if unknown."""
+    """A clause that says what kind of file begins with `head`, with advice; None if unknown."""
     for pattern, words in _KINDS:
         if re.match(pattern, head, re.DOTALL):
             return words
@@ -231,5 +234,5 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def begins_as_image(head: bytes) -> bool:
-    """Whether a file begins like one of a known image format."""
+    """Whether `head`, the first bytes of a file, is the beginning of a known image format."""
     return re.match(_IMAGES, head, re.DOTALL) is not None

@@ -1,4 +1,4 @@
-"""Files that belong to media by their names: caption files, masks, control pictures, table rows.
+"""Matches files to media by name: caption files, masks, control pictures, rows of tables.
 
 é may be one character, or an e followed by an accent, as macOS writes it. Names are compared by
 their bytes. Names without a partner are then compared in composed form (NFC, Unicode Standard Annex
@@ -15,20 +15,22 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 UNCLEAR = "whose name stands for several, if é is one character or two"
-"""Last words of counts of ambiguous names."""
+"""End of the message that counts ambiguous names."""
 
 
 def composed(name: str) -> str:
-    """`name` in Unicode's composed form, in which all spellings of a name are equal."""
+    """`name` in Unicode's composed form (NFC), in which all spellings of a name are equal."""
     return unicodedata.normalize("NFC", name)
 
 
 def respelled(
     spare: Iterable[str], left: Mapping[str, Collection[str]]
 ) -> tuple[dict[str, str], set[str]]:
-    """Spare names -> names of `left` that differ only in Unicode spelling; and ambiguous names.
+    """Matches names that differ only in Unicode spelling.
 
-    `left` has the names without a partner, by their composed form.
+    `spare` are the names to match, and `left` has the possible partners, by their composed form.
+    Returns spare name -> partner, and the spare names that have several possible partners or
+    rivals.
     """
     forms: dict[str, list[str]] = {}
     for name in spare:
@@ -45,18 +47,18 @@ def respelled(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matched(Generic[T]):
-    """Files matched to media by name, and the unmatched files and names."""
+    """Files matched to media by name, and the files without a medium."""
 
     by_name: Mapping[str, T]
     spare: Collection[T]
-    """Files whose name belongs to no medium."""
+    """Files whose names match no medium."""
     unclear: Collection[T]
 
 
 def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:
-    """Matches the files `offered` to media by name.
+    """Matches the files `offered` (by name) to media.
 
-    `wanted` yields the acceptable names of each medium, the best first.
+    `wanted` yields the acceptable names of each medium, the best first; it may be called twice.
     """
     spare = set(offered)
     for names in wanted():

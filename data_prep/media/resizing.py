@@ -1,7 +1,7 @@
-"""Rules for sizes: size of a picture -> encoded size, in integer arithmetic.
+"""Rules that decide the encoded size of a picture from its own size, in integer arithmetic.
 
-Pictures are scaled, both sides alike, then cropped around the centre. The scaled picture always
-covers the crop, never one pixel less.
+A picture is scaled, both sides alike, then cropped around its centre. The scaled picture is never
+smaller than the crop.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ResizeMode(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """Rule that keeps each picture's size, cropped to whole patches, within a pixel budget.
+    """A rule that keeps the size of a picture, cropped to whole patches, within a pixel budget.
 
-    Larger pictures are scaled to the size near the budget whose whole patches lose the least area.
+    A larger picture is scaled to the size near the budget whose whole patches lose the least area.
     """
 
     size_multiple: int
@@ -59,7 +59,7 @@ class Fit:
             )
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The largest size with the aspect of `width` and `height` within `max_pixels` pixels."""
+        """`width` and `height`, scaled down to `max_pixels` pixels if they have more."""
         if self.max_pixels is None or width * height <= self.max_pixels:
             return width, height
         # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
@@ -67,7 +67,7 @@ class Fit:
         return math.isqrt(budget * width // height), math.isqrt(budget * height // width)
 
     def place(self, width: int, height: int) -> Placement:
-        """Placement of a picture of `width` x `height`: scaled, then cropped to whole patches.
+        """How a picture of `width` x `height` pixels is scaled and then cropped to whole patches.
 
         Raises:
             RefusedError: a side is shorter than `size_multiple`.
@@ -87,7 +87,10 @@ class Fit:
         return at_budget if size == (width, height) else self._better(width, height, at_budget)
 
     def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
-        """The placement near the budget whose crop loses least, within 1% of the budget."""
+        """The placement of a scaled picture that loses little by its crop, near the pixel budget.
+
+        Of the sizes whose loss is within `_ALIKE` of the least, the one with the most pixels.
+        """
         places = [at_budget]
         for size in self._near(width, height, at_budget.size):
             if 0 < math.prod(size) <= (self.max_pixels or 0):
@@ -100,7 +103,7 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """`below`, and sizes of nearly the same aspect with one side equal or a patch longer."""
+        """Sizes of whole patches and nearly the same aspect, near the scaled size `below`."""
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):
             other = side * height // width // step * step
@@ -113,11 +116,11 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """Rule that scales a picture to the allowed size of the nearest aspect (log ratio)."""
+    """A rule that scales a picture to the one of `sizes` with the nearest aspect (log ratio)."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True
-    """True: scale to cover the bucket, and crop. False: stretch to the bucket."""
+    """Whether a picture covers the bucket and is cropped; else it is stretched to the bucket."""
 
     def place(self, width: int, height: int) -> Placement:
         def distance(size: tuple[int, int]) -> float:
@@ -128,7 +131,7 @@ class Buckets:
 
 
 Sizing = Fit | Buckets
-"""A rule that assigns every picture a size, by its method `place`."""
+"""A rule that decides the encoded size of a picture, by its method `place`."""
 
 
 def _unlike(size: tuple[int, int], width: int, height: int) -> float:
@@ -140,9 +143,10 @@ def _unlike(size: tuple[int, int], width: int, height: int) -> float:
 def aspect_buckets(
     *, budget: int, multiple: int, ratios: tuple[float, ...] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """The best size within `budget` pixels for each ratio; sides are multiples of `multiple`.
+    """The sizes of buckets: for each aspect ratio the best one within `budget` pixels.
 
-    Without `ratios` the set is symmetric: with w x h it has h x w.
+    Sides are multiples of `multiple` pixels. Default ratios give a symmetric set: with w x h also h
+    x w.
 
     Raises:
         PrepError: not even one patch fits.
@@ -161,7 +165,7 @@ def aspect_buckets(
 
 
 def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
-    """The size nearest to `ratio` and to `budget`, both measured by logarithm."""
+    """The size that is nearest to the aspect `ratio` and to `budget` pixels, in logarithms."""
 
     def loss(size: tuple[int, int]) -> float:
         wide, high = size
@@ -180,7 +184,7 @@ def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
 
 
 def spaced_ratios(*, least: float, most: float, count: int) -> tuple[float, ...]:
-    """`count` ratios from `least` to `most`, evenly spaced by logarithm.
+    """`count` aspect ratios from `least` to `most`, evenly spaced by logarithm.
 
     Raises:
         PrepError: the range is empty.

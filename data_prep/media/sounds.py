@@ -1,7 +1,7 @@
-"""Sound of videos: planned for each sample, then decoded to a waveform.
+"""Plans the sound of each sample of a video, then decodes it to a waveform.
 
-A sample whose sound cannot be used is packed without sound, and counted: by a note in the plan, or
-on its clip if only decoding shows it.
+A sample whose sound cannot be used is packed without sound, and a note on it is counted: in the
+plan, or on the decoded clip if only decoding shows the fault.
 """
 
 # C channels of sound, S samples
@@ -30,7 +30,7 @@ _NOTICED = 0.1  # seconds of missing sound that are said
 
 
 class MissingAudio(StrEnum):
-    """Treatment of a clip whose sound is missing or cannot be used."""
+    """What happens to a clip whose sound is missing or cannot be used."""
 
     NONE = "none"  # it is packed without sound
     SILENCE = "silence"  # its sound is silence, which is learnt
@@ -38,7 +38,7 @@ class MissingAudio(StrEnum):
 
 
 class SilentAudio(StrEnum):
-    """Treatment of sound that is silent from beginning to end."""
+    """What happens to sound that is silent from beginning to end."""
 
     KEEP = "keep"
     DROP = "drop"  # the clip is packed without sound
@@ -46,13 +46,13 @@ class SilentAudio(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSound:
-    """Sound track in a file's header, or the reason why there is none."""
+    """The sound track that a file's header has (None: none), and notes to count."""
 
     track: int | None
     notes: tuple[str, ...]
 
     def planned(self, kept: KeptFrames) -> PlannedSound | None:
-        """The planned sound of a sample with these frames; None without sound."""
+        """The span of sound for a sample with the frames `kept`; None if it gets no sound."""
         if kept.fps is None or (self.track is None and SILENCE not in self.notes):
             return None
         from data_prep.media.clips import PlannedSound
@@ -63,20 +63,20 @@ class FoundSound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundRule:
-    """Whether and how the sound of videos is read."""
+    """Which sound track of a video is read, for which codec, and what happens if it is missing."""
 
     rate: int  # samples a second
     channels: int
     missing: MissingAudio = MissingAudio.NONE
     silent: SilentAudio = SilentAudio.KEEP
     track: int | None = None
-    """Number of the sound track to read; None: each file's default track."""
+    """Number of the sound track to read, from 0; None: each file's default track."""
 
     def find(self, file: Path | BinaryIO) -> FoundSound:
-        """The sound track of a video, from its header.
+        """Finds the sound track of the video `file` by its header.
 
         Raises:
-            RefusedError: there is none that can be used, and such videos are refused.
+            RefusedError: no track can be used, and `missing` refuses such videos.
         """
         from dit.codecs.sound.tracks import SoundError
 
@@ -93,10 +93,10 @@ class SoundRule:
     def read(
         self, file: Path | BinaryIO, planned: PlannedSound
     ) -> tuple[Tensor | None, tuple[str, ...]]:
-        """The waveform [C, S] of a sample, and notes; None if it is packed without sound.
+        """The waveform [C, S] of the span `planned`, and notes; None if the sample gets no sound.
 
         Raises:
-            RefusedError: it cannot be used, and such videos are refused.
+            RefusedError: the sound cannot be used, and `missing` refuses such videos.
         """
         import torch
 
@@ -124,10 +124,10 @@ class SoundRule:
         return SoundTrack.of(file, rate=self.rate, channels=self.channels, number=number)
 
     def _missing(self, error: Any) -> str:
-        """The note on a sample whose sound is missing.
+        """The note on a sample whose sound has the fault `error`.
 
         Raises:
-            RefusedError: it is refused.
+            RefusedError: `missing` refuses such videos.
         """
         if self.missing is MissingAudio.REFUSE:
             raise RefusedError(Reason.NO_SOUND, str(error)) from error
@@ -135,12 +135,12 @@ class SoundRule:
 
 
 def is_about_sound(note: str) -> bool:
-    """Whether a note says that a sample has sound, or why it has none."""
+    """Whether a sample's `note` says that it has sound, or why it has none."""
     return note in (WITH, SILENCE) or note.startswith(_WITHOUT)
 
 
 def _notes_of(span: SoundSpan) -> Iterator[str]:
-    """Notes on parts of a clip without sound."""
+    """Notes on the parts of a clip in which its sound has no data."""
     if span.late > _NOTICED:
         yield "sound that begins after the clip does: silent before"
     if span.short > _NOTICED:

@@ -1,6 +1,6 @@
-"""Check whether a video file is as long as its container says.
+"""Finds out whether a video file is as long as its container says.
 
-FFmpeg plays the rest of a truncated file without an error.
+FFmpeg plays what is left of a truncated file without an error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """Least number of bytes missing at the end of a video file; None if unknown.
+    """A lower bound of the bytes that a video file lacks at its end; None if its format is unknown.
 
-    The stream is rewound.
+    Some formats do not say how long the file is either. The stream is rewound.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
@@ -43,7 +43,10 @@ def missing_bytes(stream: BinaryIO) -> int | None:
 
 
 def _boxes_end(stream: BinaryIO, size: int) -> int | None:
-    """End of the file by its boxes, for MP4 or QuickTime (ISO/IEC 14496-12, 4.2)."""
+    """End in bytes of an MP4 or QuickTime file by its boxes (ISO/IEC 14496-12, 4.2).
+
+    None if the last box extends to the end of the file, whatever that is.
+    """
     end = 0
     while end < size:
         stream.seek(end)
@@ -60,7 +63,7 @@ def _boxes_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _riff_end(stream: BinaryIO, size: int) -> int | None:
-    """End of an AVI file by its chunks, which are at most 4 GB each."""
+    """End in bytes of an AVI file by its RIFF chunks; None if their lengths are unknown."""
     end = 0
     while end + 8 <= size:
         stream.seek(end)
@@ -74,7 +77,10 @@ def _riff_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _matroska_end(stream: BinaryIO, size: int) -> int | None:
-    """End of a Matroska or WebM file (RFC 8794), which is a header and one segment."""
+    """End in bytes of a Matroska or WebM file (RFC 8794), which is a header and one segment.
+
+    None if the segment is missing, or of unknown size and apparently complete.
+    """
     stream.seek(4)
     header = _number(stream)
     stream.seek(stream.tell() + (header or 0))
@@ -85,7 +91,10 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
-    """End of a segment of unknown size, as written to a pipe, by its elements."""
+    """End in bytes of the last element of a segment of unknown size, as written to a pipe.
+
+    None if no element extends beyond the file.
+    """
     end = stream.tell()
     while end < size:
         stream.seek(end)
@@ -101,7 +110,7 @@ def _elements_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _number(stream: BinaryIO) -> int | None:
-    """An integer of variable length (RFC 8794, 4); None for the value "unknown"."""
+    """Reads an integer of variable length (RFC 8794, 4); None for the value "unknown"."""
     first = stream.read(1)
     if not first or not first[0]:
         return None
@@ -112,9 +121,9 @@ def _number(stream: BinaryIO) -> int | None:
 
 
 def _ogg_end(stream: BinaryIO, size: int) -> int | None:
-    """End of an Ogg file (RFC 3533) by its pages, of which each stream's last is marked.
+    """End in bytes of an Ogg file by its pages (RFC 3533); None if a page has no header.
 
-    Or None.
+    A stream of the file is complete if its last page is marked as such.
     """
     end, still_open = 0, set[bytes]()
     while end < size:
@@ -133,9 +142,9 @@ def _ogg_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _flv_end(stream: BinaryIO, size: int) -> int | None:
-    """End of a Flash video by its tags, each between two copies of its size.
+    """End in bytes of a Flash video by its tags; None if the last one is complete.
 
-    Their number is not stored.
+    Each tag stands between two copies of its size; their number is not stored.
     """
     stream.seek(5)
     end = int.from_bytes(stream.read(4), "big") + 4
@@ -146,7 +155,7 @@ def _flv_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _asf_end(stream: BinaryIO) -> int | None:
-    """Size of the file in bytes according to the header of an ASF (WMV) file; None without."""
+    """Size in bytes that the header of an ASF (WMV) file states; None if it states none."""
     stream.seek(0)
     head = stream.read(1 << 16)
     at = head.find(_ASF_FILE)
@@ -154,9 +163,9 @@ def _asf_end(stream: BinaryIO) -> int | None:
 
 
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
-    """End of an MPEG transport stream, whose packets have 188, 192 or 204 bytes.
+    """End in bytes of an MPEG transport stream whose last packet is cut; else None.
 
-    Their number is not stored.
+    Packets have 188, 192 or 204 bytes; their number is not stored.
     """
     for length in (_TS, 192, 204):
         for start in range(length):

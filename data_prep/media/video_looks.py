@@ -1,12 +1,13 @@
-"""Shape and flaws of a video's first frame, and where the shape changes.
+"""Inspects the first frame of a video, and finds where size or orientation of pictures changes.
 
 1. `first_frame`     the first frame that can be decoded
 2. `frames_decoded`  the first frame and the times of others, from decoding them
 3. `KeyFrames`       where the shape changes, from key frames alone
 
-Telephones that are turned, joined recordings and calls over a bad line change size, pixel aspect or
-turn of the pictures inside of a file, at a key frame. So key frames are decoded, each alone, when
-packets are read. If every frame is a key frame, those with an unchanged header are skipped.
+A phone that is turned, joined recordings or a call over a bad line change the shape of the pictures
+inside a file: their size, pixel aspect or rotation, at a key frame. So key frames are decoded, each
+alone, when packets are read. If every frame is a key frame, those with an unchanged header are
+skipped.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def without_leading(container: Any, video: Any) -> Iterator[Any]:
 
 
 class VideoStart(NamedTuple):
-    """Size, colours, alpha and flaws of a video, from its first frame."""
+    """Upright size, shape and colours, alpha, and flaws of a video, from its first frame."""
 
     size: tuple[int, int]  # upright
     look: Look  # without its pixel aspect
@@ -67,14 +68,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame of a video with another shape than before, and how it differs."""
+    """The first frame of a video whose shape differs from those before, and how it differs."""
 
     at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
     words: str  # from what to what
 
 
 class Decoded(NamedTuple):
-    """First frame, times and change of shape of a decoded video."""
+    """The first frame of a video, the times of all decoded ones, and where the shape changes."""
 
     first: VideoStart
     times: list[int | None]
@@ -82,7 +83,7 @@ class Decoded(NamedTuple):
 
 
 def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = None) -> Decoded:
-    """Decodes at most `most` frames: the first, the times of all, and where the shape changes.
+    """Decodes at most `most` frames (None: all) with `decode`, and inspects them.
 
     Raises:
         RefusedError: a frame cannot be decoded, or there is none.
@@ -107,7 +108,7 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
 
 
 def first_frame(file: Path | BinaryIO) -> VideoStart:
-    """The first frame that can be decoded.
+    """Decodes the first frame that can be decoded, and inspects it.
 
     Raises:
         RefusedError: no frame can be decoded.
@@ -142,14 +143,14 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether players assume BT.709 but FFmpeg does not: HD frames without a colour space."""
+    """Whether `frame` is HD without a colour space: players assume BT.709, FFmpeg does not."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD
 
 
 class KeyFrames:
-    """Inspects the key frames of an open video, in the order of their packets."""
+    """Finds the first change of shape among the key frames of an open video, packet by packet."""
 
     def __init__(self, video: Any):
         self._video, self._first, self._headers = video, None, list[bytes]()
@@ -159,7 +160,7 @@ class KeyFrames:
         self.change: Change | None = None
 
     def see(self, packet: Any) -> None:
-        """Inspects the next packet of the video, if it holds a key frame."""
+        """Inspects `packet`, the next one of the video, if it holds a key frame; sets `change`."""
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:
             look, told = look
@@ -174,7 +175,10 @@ class KeyFrames:
         self._is_shown |= not packet.is_discard
 
     def _has_known_header(self, packet: Any) -> bool:
-        """Whether the header of `packet` equals that of the last key frame."""
+        """Whether `packet` states the same size and pixel aspect as the last key frame.
+
+        Only for codecs whose frames are all key frames; False for others.
+        """
         if self._pattern is None:
             return False
         before = self._headers
@@ -182,7 +186,7 @@ class KeyFrames:
         return bool(before) and self._headers == before
 
     def _decoded(self, packet: Any) -> tuple[Look, set[str]] | None:
-        """Shape of the packet's frame and flaws of its colours; None if it cannot be decoded."""
+        """Shape of the packet's frame, and the colour properties it states; None if damaged."""
         import av.error
 
         codec, is_fresh = self._video.codec_context, self._video.codec_context.name == "h264"

@@ -1,4 +1,4 @@
-"""Packets of a video file: times and key frames without decoding, and where to start decoding.
+"""Reads the packets of a video file, for times and key frames, without decoding.
 
 1. `open_video`  file -> container and its video stream; errors become refusals
 2. `scan`        reads every packet once: times, key frames, ends
@@ -36,7 +36,7 @@ class PacketInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketScan:
-    """All packets of a video, in the order of decoding."""
+    """What `scan` found: all packets of a video, in the order of decoding, and its end."""
 
     packets: tuple[PacketInfo, ...]
     end_of_others: float  # seconds; end of the longest other stream
@@ -45,7 +45,7 @@ class PacketScan:
 
     @property
     def times(self) -> list[int]:
-        """Presentation times of all visible frames, rising."""
+        """Presentation times of all visible frames, rising, in units of the stream."""
         shown = [info for info in self.packets if not info.is_hidden]
         found = {info.decode_time if info.at is None else info.at for info in shown}
         return sorted(at for at in found if at is not None)
@@ -69,7 +69,11 @@ class PacketScan:
 
 @contextmanager
 def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream; errors of FFmpeg become refusals."""
+    """Yields the container of `file` and its first video stream.
+
+    Raises:
+        RefusedError: there is no video stream, or FFmpeg raises an error inside the context.
+    """
     import av.error
 
     with open_media(file) as stream:
@@ -106,7 +110,7 @@ def _film_of(container: Any) -> Any:
 
 
 def check_whole(file: Path | BinaryIO) -> bool:
-    """Whether a file's container says that it is complete; False if it does not say.
+    """Whether the container of `file` states its length, which the file then has; else False.
 
     Raises:
         RefusedError: bytes are missing.
@@ -121,7 +125,9 @@ def check_whole(file: Path | BinaryIO) -> bool:
 def scan(
     container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
 ) -> PacketScan:
-    """Reads every packet of the container, and passes those of the video to `see`.
+    """Reads every packet of the container, and passes those of the stream `video` to `see`.
+
+    `is_whole` says that the file is known to be complete.
 
     Raises:
         RefusedError: a packet of the video is truncated, or there is none.
@@ -184,7 +190,7 @@ def _promised_end(container: Any, video: Any, *, is_whole: bool) -> float | None
 
 
 def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[Any]:
-    """Packets of a video from its first key frame on.
+    """Yields the packets of a video from its first key frame on.
 
     Leading frames, which are decoded after the key frame and shown before it, may need frames that
     the file lacks; `drop_leading` leaves them out.
@@ -206,9 +212,10 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
 
 
 def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
-    """Packets from the last key frame that is shown at `wanted` or before.
+    """Yields packets from the last key frame that is shown at the time `wanted` or before.
 
-    Yields nothing if there is no such key frame, or a packet has no time.
+    `wanted` is in units of the stream. Yields nothing if there is no such key frame, or if a packet
+    has no time.
     """
     if any(name in container.format.name for name in _INDEXED):
         _seek(container, video, wanted)
@@ -233,7 +240,7 @@ def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
 
 
 def _seek(container: Any, video: Any, wanted: int) -> None:
-    """Seeks to a key frame that is shown at `wanted` or before.
+    """Seeks to a key frame that is shown at the time `wanted` or before.
 
     Seek tables hold decoding times, and a key frame that is decoded before `wanted` may be shown
     after it.

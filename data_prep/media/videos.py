@@ -1,11 +1,11 @@
-"""A video file -> presentation times of its frames; frames -> upright pictures.
+"""Reads video files: presentation times of all frames, and chosen frames as upright pictures.
 
 1. timeline      times of the frames, always by PyAV, which contains its own FFmpeg
 2. frames        kept frames by PyAV
 3. VideoDecoder  kept frames by PyAV or torchcodec
 
-Reading starts at the key frame before the first frame that is kept
-and stops after the last; only kept frames are converted.
+Reading starts at the key frame before the first frame that is kept, and stops after the last one;
+only kept frames are converted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """Size of a video, and presentation times of its frames."""
+    """Size of a video, presentation times of its frames, and properties of all its pictures."""
 
     width: int  # in square pixels, upright
     height: int
@@ -64,7 +64,7 @@ class Timeline:
     left: int = 0  # frames of the file from that change on
 
     def steady(self) -> Self:
-        """This timeline, if all pictures have one shape.
+        """This timeline itself, if all pictures have one shape.
 
         Raises:
             RefusedError: the size, the pixel aspect or the rotation of the pictures changes.
@@ -74,13 +74,16 @@ class Timeline:
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether this video has as many frames as `other`; a picture (None) has one."""
+        """Whether this video has as many frames as `other`, with or without its changed part.
+
+        `other` is None for a picture, which has one frame.
+        """
         count, left = (1, 0) if other is None else (len(other.shown), other.left)
         return len(self.shown) in (count, count + left)
 
     @property
     def fps(self) -> float:
-        """Mean number of frames a second."""
+        """Mean number of frames per second."""
         return len(self.shown) / self.duration
 
     @property
@@ -92,16 +95,16 @@ class Timeline:
 
     @property
     def rounding(self) -> float:
-        """Ticks by which times may be rounded up; 0 if a tick is a frame, as in AVI."""
+        """Ticks by which times may be rounded up: 0.5, or 0 if a tick is about a frame (AVI)."""
         gap = (self.shown[-1] - self.shown[0]) / max(1, len(self.shown) - 1)
         return 0.5 if gap > 2 else 0.0
 
     def numbers_of(self, shown: tuple[int, ...]) -> tuple[int, ...]:
-        """The indices of the frames that are shown at the given times."""
+        """The indices of the frames that are shown at the times `shown`, in ticks."""
         return tuple(bisect.bisect_left(self.shown, at) for at in shown)
 
     def fps_of(self, start: int, stop: int) -> float:
-        """Mean frames a second of the frames number `start` to `stop` - 1."""
+        """Mean frame rate, in frames per second, of the frames `start` to `stop` - 1."""
         if stop < len(self.shown):
             seconds = float((self.shown[stop] - self.shown[start]) * self.tick)
         else:
@@ -110,10 +113,10 @@ class Timeline:
 
 
 def timeline(file: Path | BinaryIO) -> Timeline:
-    """Size and frame times of a video, from its packets or, if they lack times, by decoding.
+    """Size of the video `file` and times of its frames, from packets if these tell, or by decoding.
 
     Raises:
-        RefusedError: it is no video, holds no frame, or ends before it should.
+        RefusedError: the file is no video, holds no frame, or ends before it should.
     """
     is_whole = check_whole(file)
     with open_video(file) as (container, video):
@@ -150,13 +153,19 @@ def timeline(file: Path | BinaryIO) -> Timeline:
 
 
 def packet_times(file: Path | BinaryIO) -> list[int]:
-    """Presentation times of all packets, rising, also of those that cannot be decoded."""
+    """Presentation times of all packets, rising, in units of the stream.
+
+    It includes packets that cannot be decoded.
+    """
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
 
 
 def _has_hole(shown: list[int]) -> bool:
-    """Whether frames of constant rate have a gap, and only near their end."""
+    """Whether frames of a constant rate have a gap, and only near their end.
+
+    `shown` are presentation times in ticks.
+    """
     # Reordered frames are stored before frames that are shown earlier: a truncated stream lacks
     # some of the latter.
     gaps = [later - earlier for earlier, later in pairwise(shown)]
@@ -167,14 +176,17 @@ def _has_hole(shown: list[int]) -> bool:
 
 
 def _end(found: PacketScan, shown: list[int], tick: Fraction) -> int:
-    """End of the last frame in ticks, from its packet's duration, else from the mean duration."""
+    """The time in ticks at which the last frame ends.
+
+    It is known from the duration of its packet, or else from the mean duration of the frames.
+    """
     gap = (shown[-1] - shown[0]) // max(1, len(shown) - 1)
     last = max((info.duration for info in found.packets if info.at == shown[-1]), default=0)
     return shown[-1] + (last or gap or max(1, round(1 / (25 * tick))))
 
 
 class _Shown(NamedTuple):
-    """The first frame, and the presentation times of all frames."""
+    """The first frame of a video, and the presentation times of all frames in ticks."""
 
     first: VideoStart
     times: list[int]
@@ -204,7 +216,11 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """The earlier of two changes of shape, one from decoded frames, one from key frames."""
+    """The earlier of two changes of shape, with the number of its frame.
+
+    `decoded` was found in decoded frames, `of_keys` (by time) in key frames; None: no change.
+    `shown` are the times of all frames.
+    """
     number = len(shown) if of_keys is None else bisect.bisect_left(shown, of_keys.at)
     if of_keys is None or not 0 < number < len(shown):
         return decoded
@@ -214,9 +230,10 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """Decoder function that starts at the key frame `earlier` seconds before `wanted`.
+    """A `Decode` function that starts at the last key frame `earlier` seconds before `wanted`.
 
-    Yields nothing if the first frame is not a key frame, although its packet says so.
+    `wanted` is in ticks. The function yields nothing if its first frame is not a key frame,
+    although the packet says so.
     """
 
     def decode(container: Any, video: Any) -> Iterator[Any]:
@@ -236,12 +253,12 @@ def frames(
     numbers: tuple[int, ...] = (),
     background: str | None = WHITE,
 ) -> Iterator[Image.Image]:
-    """Frames shown at the times `keep`, which rise and may repeat, as upright RGB pictures.
+    """Yields the frames shown at the times `keep`, which rise and may repeat, as upright pictures.
 
-    Transparent frames are put on `background`, or are RGBA if it is None. `numbers` has the index
-    of each frame, from 0, if decoded frames have no times. If decoding from the nearest key frame
-    fails or misses a frame (it may need earlier frames), it is tried again from an earlier key
-    frame, and at last from the start of the file.
+    They are RGB: transparent frames are put on `background`, or stay RGBA if it is None. Times are
+    in ticks. `numbers` has the index of each frame, from 0, if decoded frames have no times. If
+    decoding from the nearest key frame fails or misses a frame (it may need earlier frames), it is
+    tried again from an earlier key frame, and at last from the start of the file.
 
     Raises:
         RefusedError: a frame cannot be decoded, or has another size or rotation.
@@ -267,7 +284,13 @@ def frames(
 def _pictures(
     file: Path | BinaryIO, decode: Decode, wanted: list[int], first: Look, *, by_number: bool
 ) -> Iterator[Image.Image]:
-    """Pictures of the frames `wanted` as stored; each is removed from that list."""
+    """Yields the frames `wanted` (times in ticks, or numbers) as stored, not yet turned upright.
+
+    Each is removed from that list when it is yielded.
+
+    Raises:
+        RefusedError: the shape of a frame differs from that of the `first`.
+    """
     with open_video(file) as (container, video):
         for number, frame in enumerate(decode(container, video)):
             at = number if by_number else frame.pts
@@ -317,7 +340,7 @@ class VideoDecoder(StrEnum):
         They are RGB, or RGBA if they have transparency.
 
         Raises:
-            RefusedError: one of them cannot be decoded.
+            RefusedError: a frame cannot be decoded.
         """
         # torchcodec finds frames by their times only.
         if self is VideoDecoder.PYAV or entry.numbers:
@@ -332,7 +355,7 @@ def _torchcodec() -> Any:
 
 
 def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; if it misses one, that and all later ones by PyAV."""
+    """Yields the frames of `entry` by torchcodec, or by PyAV from the first one it misses."""
     given = 0
     with open_media(file) as stream:
         try:
@@ -344,10 +367,13 @@ def _frames_of_torchcodec(file: Path | BinaryIO, entry: Entry) -> Iterator[Image
 
 
 def _found_by_torchcodec(stream: BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-    """Frames by torchcodec; raises LookupError at the first one that it misses.
+    """Yields the frames of `entry` by torchcodec.
 
     torchcodec seeks by tables, which MPEG transport and program streams lack. It ignores
     transparency and mirroring, and rotates frames only as their container says.
+
+    Raises:
+        LookupError: torchcodec misses a frame, or would show the video differently.
     """
     first = first_frame(stream)
     if first.look.turn is not None or first.has_alpha:

@@ -1,4 +1,4 @@
-"""Plans of a packing: whether and how each file is packed, determined before encoding.
+"""Plans a packing: decides before encoding whether and how each file is packed.
 
 splits      key of a sample -> its split
 plan        `plan.jsonl`: the planned samples of a source, in packing order

@@ -1,7 +1,7 @@
-"""`plan.jsonl`: one line for each sample, in packing order.
+"""Reads and writes `plan.jsonl`, which has one line for each sample, in packing order.
 
-A plan in a file needs little memory: 16 bytes for each sample, while they are sorted. Samples are
-sorted by a hash of their file, so that each shard has samples from many folders.
+Samples are sorted by a hash of their file, so that each shard has samples from many folders; the
+sort keeps 16 bytes a sample in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dit.safe_writing import TEMPORARY, AtomicFile
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackingPlan:
-    """A complete `plan.jsonl`: its path, digest and number of samples."""
+    """A complete `plan.jsonl`: its path, a digest of its content, and its number of samples."""
 
     path: Path
     digest: str
@@ -33,11 +33,11 @@ class PackingPlan:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """All samples of the plan, in packing order."""
+        """Yields all samples of the plan, in packing order."""
         return (Entry.from_line(line) for (line,) in self.blocks(1))
 
     def blocks(self, size: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[bytes, ...]]:
-        """Blocks of `size` lines of the plan for one rank: every `world`-th, from `rank` on.
+        """Yields blocks of `size` lines of the plan: every `world`-th block, from number `rank` on.
 
         The last block may be shorter.
         """
@@ -50,7 +50,7 @@ class PackingPlan:
 
 
 def read_plan(path: Path) -> PackingPlan:
-    """The plan that an earlier run has written to `path`."""
+    """Reads the plan at `path`, which an earlier run has written."""
     digest, total = hashlib.blake2b(digest_size=16), 0
     with path.open("rb") as lines:
         for line in lines:
@@ -60,7 +60,7 @@ def read_plan(path: Path) -> PackingPlan:
 
 
 def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> PackingPlan:
-    """Writes `entries` in packing order.
+    """Writes `entries` in packing order to `path`.
 
     Raises:
         PrepError: two samples have the same key, or a part of the given `split` gets no sample.
@@ -82,9 +82,9 @@ def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | Non
 
 
 def refuse(plan: PackingPlan, outcomes: Iterable[tuple[str, str] | None]) -> PackingPlan:
-    """A new plan with further refusals.
+    """Rewrites the file of `plan` with further refusals, and returns the new plan.
 
-    `outcomes` has (reason, detail) for each sample, or None for accepted ones.
+    `outcomes` has (reason, detail) for each sample in order, or None for accepted ones.
     """
     with AtomicFile(plan.path) as file:
         for (line,), refusal in zip(plan.blocks(1), outcomes, strict=True):
@@ -111,7 +111,9 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
 def _checked(
     lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
 ) -> Iterator[bytes]:
-    """The lines in order; only neighbours are compared, as equal keys have equal positions.
+    """Yields the lines in the given order, after a check that keys are unique.
+
+    Equal keys have equal `positions`, so only samples at one position are compared.
 
     Raises:
         PrepError: two files have the same key.

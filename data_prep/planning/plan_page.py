@@ -1,4 +1,4 @@
-"""The plan as an HTML page, with pictures and histograms."""
+"""Writes the plan as an HTML page, with pictures and histograms."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def write_plan_page(
     cropped: Mapping[str, Any],
     decoded: Sequence[DecodedSample | None] | None = None,
 ) -> PlanStatistics:
-    """Writes the page and returns its statistics.
+    """Writes the page of `plan` to `path`, and returns its statistics.
 
-    `work` has the source and the codecs. `decoded` has an entry for each line of the plan, None for
-    refused ones; it is None after a quick plan.
+    `work` has the source and the codecs, and `cropped` is the summary of `CropStatistics`.
+    `decoded` has an entry for each line of the plan, None for refused ones; it is None after a
+    quick plan.
     """
     codec, text, source = work.codec, work.text, work.source
     facts = PlanStatistics(
@@ -79,7 +80,7 @@ def write_plan_page(
 
 
 def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicates) -> list[Row]:
-    """A row for each sample, without its picture."""
+    """A row of the page for each sample of the plan, without its picture."""
     rows, packed = list[Row](), 0
     for entry in plan.entries:
         row = _row(entry)
@@ -96,7 +97,10 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 def _thumbnails(
     plan: PackingPlan, work: BlockWorker, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
-    """(index, thumbnail) of samples; after a quick plan, some samples are decoded for it."""
+    """Yields (index in the plan, thumbnail) of samples.
+
+    After a quick plan (`decoded` is None) the first frames of some samples are decoded for it.
+    """
     if decoded is not None:
         for number, one in enumerate(decoded):
             if one is not None and one.thumbnail is not None:

@@ -1,4 +1,4 @@
-"""The key of a sample, and its split, which depends only on the key."""
+"""Makes the key of a sample, and chooses its split by the key alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_SPLIT = "0.9,0.1,0"
 
 
 class Split(StrEnum):
-    """Parts of a dataset; each has its own folder of shards."""
+    """Splits of a dataset; each has its own folder of shards."""
 
     TRAIN = "train"
     VAL = "val"
@@ -41,7 +41,7 @@ def position_of(key: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFractions:
-    """Fractions of the samples that go to each split."""
+    """Fractions of the samples that go to the splits train, val and test; their sum is 1."""
 
     train: float
     val: float
@@ -60,10 +60,10 @@ class SplitFractions:
 
     @classmethod
     def parse(cls, text: str) -> SplitFractions:
-        """Fractions from `text`, `train,val,test` such as `0.9,0.1,0`.
+        """Parses `train,val,test` such as `0.9,0.1,0`.
 
         Raises:
-            PrepError: not three numbers in [0, 1] that sum to 1.
+            PrepError: `text` is not three numbers in [0, 1] that sum to 1.
         """
         try:
             train, val, test = (float(part) for part in text.split(","))
@@ -79,7 +79,7 @@ class SplitFractions:
         return tuple(split for split in Split if getattr(self, split) > 0)
 
     def split_of(self, key: str) -> Split:
-        """The split of the sample `key`, which does not depend on other samples."""
+        """The split of the sample with `key`; it does not depend on other samples."""
         position, end = position_of(key), 0.0
         for split in self.wanted:
             end += getattr(self, split)
@@ -88,14 +88,14 @@ class SplitFractions:
         return self.wanted[-1]  # the fractions may sum to a little less than 1
 
     def empty(self, found: Counter[Split]) -> tuple[Split, ...]:
-        """Splits with a wanted fraction but no sample; `found` counts the samples of each split."""
+        """The splits with a fraction above 0 and no sample; `found` counts their samples."""
         return tuple(split for split in self.wanted if not found[split])
 
     def check_found(self, found: Counter[Split]) -> None:
-        """Checks that each wanted split has a sample.
+        """Checks that each split with a fraction above 0 has a sample, by the numbers `found`.
 
         Raises:
-            PrepError: one of them has none.
+            PrepError: a split has none.
         """
         for split in self.empty(found):
             raise PrepError(
@@ -110,7 +110,10 @@ ALL_IN_TRAIN = SplitFractions(train=1, val=0, test=0)
 
 
 def all_in_train_notice(found: Counter[Split]) -> str:
-    """Notice that a small dataset's default split would leave a part empty; else ""."""
+    """A notice that all samples are in train, because the default split would leave one empty.
+
+    `found` has the number of samples in each split.
+    """
     return (
         f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
         " of its parts empty. Training validates on them with"

@@ -1,7 +1,4 @@
-"""Statistics of a plan: counts, histograms, expected bytes, fill of packs, loss by cropping.
-
-CropStatistics: the area that pictures and videos lose, and the options that lose less.
-"""
+"""Statistics of a plan: counts, histograms, expected bytes, fill of packs, loss by cropping."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _BUFFER = 100  # samples that wait for a pack, as `dataset.packing_buffer_size`
 
 
 class Judged(StrEnum):
-    """How the files of a plan were checked: by headers, or by decoding."""
+    """How the files of a plan were checked; the value is shown to the user."""
 
     DECODING = "decoding"
     HEADERS = "headers alone; damage further inside shows when they are packed"
@@ -36,7 +33,7 @@ class Judged(StrEnum):
 
 @dataclass
 class PlanStatistics:
-    """Sums over a plan, in constant memory."""
+    """Counts and histograms of a plan, collected sample by sample."""
 
     text_tokens: Callable[[str], int]
     latent_bytes: float  # of one token
@@ -95,7 +92,7 @@ class PlanStatistics:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The counts of the plan as JSON values."""
+        """The counts by name, for JSON files."""
         return {
             "judged_by": str(self.judged_by),
             "samples": self.samples,
@@ -111,12 +108,12 @@ class PlanStatistics:
 
     @property
     def token(self) -> str:
-        """Size of a token in pixels, in words."""
+        """A text about the size of a token in pixels."""
         side = self.patch * self.stride
         return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
     def fill(self, capacity: int) -> float:
-        """Mean fraction of a pack that samples fill, as the loader packs them."""
+        """Mean fraction of a pack of `capacity` tokens that the loader fills with samples."""
         fitting = {n: count for n, count in self.lengths.items() if 0 < n <= capacity}
         return mean_fill(fitting, capacity=capacity, buffer=_BUFFER) if fitting else 0.0
 
@@ -127,10 +124,10 @@ class PlanStatistics:
 
 @dataclass
 class CropStatistics:
-    """The area that cropping cuts from samples and their control pictures."""
+    """The area that cropping takes from samples and their control pictures."""
 
     others: Mapping[str, Sizing] = field(default_factory=dict)
-    """Option -> rule for sizes that may lose less."""
+    """Other rules for sizes that may crop less, by the option that selects them."""
     total: int = 0
     cropped: int = 0
     lost: float = 0.0  # sum of the parts of the areas
@@ -141,7 +138,7 @@ class CropStatistics:
     _known: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """Counts a sample and its control pictures."""
+        """Adds a sample and its control pictures; refused samples are ignored."""
         if entry.size is None or entry.resized is None:
             return
         file = (entry.width, entry.height)
@@ -164,7 +161,10 @@ class CropStatistics:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Facts on cropping for the dataset's card; empty if nothing is cropped."""
+        """The statistics by name for the dataset card; empty if nothing is cropped.
+
+        Areas are fractions of a picture.
+        """
         if not self.cropped:
             return {}
         mean = self.lost / self.total
@@ -181,7 +181,7 @@ class CropStatistics:
 
 
 def crop_line(summary: Mapping[str, Any]) -> str:
-    """A sentence on the `summary` of `CropStatistics`; empty if nothing is cropped."""
+    """A sentence about `CropStatistics.summary`, with the options that crop less; may be empty."""
     if not summary:
         return ""
     less = (f"{name} would take {lost:.1%}" for name, lost in summary["less_with"].items())
@@ -194,7 +194,7 @@ def crop_line(summary: Mapping[str, Any]) -> str:
 
 
 def crop_line_of(folder: Path) -> str:
-    """`crop_line` for the packed dataset in `folder`; empty if its card lacks it."""
+    """A sentence about cropping in the dataset in `folder`; empty if its card has no data."""
     with suppress(CodecError, LookupError, TypeError, ValueError):  # others name a damaged card
         return crop_line(read_card(folder)["cropped"])
     return ""

@@ -1,4 +1,4 @@
-"""Folders, archives and datasets -> media with their captions -> planned samples.
+"""Finds the media of folders, archives and datasets with their captions, and plans samples.
 
 dataset_file    several folders with settings of their own, from a YAML or TOML file
 listing         files below a folder: media, caption files, tables, archives, others
@@ -10,6 +10,6 @@ loss_masks      loss masks -> weights of latent cells
 folders         media of a folder, with their captions
 huggingface     media of a Hugging Face dataset, with their captions
 media_source    probes each medium and plans its samples; reads their pixels when they are packed
-media_notes     what packing says of media that it takes, such as a variable frame rate
+media_notes     notes on media that are packed, such as a variable frame rate
 digits          the handwritten digits of scikit-learn, still, moving or edited
 """

@@ -1,4 +1,4 @@
-"""Members of a tar archive and their positions, found by reading only its headers."""
+"""Finds the members of a tar archive and their positions, by reading only its headers."""
 
 from __future__ import annotations
 
@@ -28,28 +28,31 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """Archive, first byte and size of a member in one text, which is no valid file name."""
+    """A text with archive, first byte and size of a member; it cannot be the path of a file."""
     return f"{archive}\n{start}+{size}"
 
 
 def parse_location(where: str) -> tuple[str, int, int] | None:
-    """(archive, first byte, size) of a member; None if `where` is the path of a plain file."""
+    """Splits a text of `member_location` into (archive, first byte, size).
+
+    None if `where` is the path of a plain file.
+    """
     found = _PLACE.fullmatch(where)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """Files of a tar archive, by paths in which the archive counts as a folder."""
+    """Files of a tar archive by path; in a path the archive counts as a folder."""
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
-    """Path of a file that cannot be read -> the reason."""
+    """Path of a file that cannot be read -> why not."""
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Adds a member; it replaces an earlier one of its name, as in unpacking by `tar`."""
+        """Adds a member; it replaces an earlier one with its name, as when `tar` unpacks."""
         if member.isdir():
             return
         name = _normal(member.name)
@@ -85,12 +88,12 @@ class Contents:
 
 
 def _normal(name: str) -> str:
-    """The path to which `tar` unpacks a member: relative, without `.` and `..` inside."""
+    """The path to which `tar` unpacks the member `name`: relative, without `.` and inner `..`."""
     return posixpath.normpath(name.lstrip("/") or ".").removeprefix("./")
 
 
 def read_archive(root: Path, archive: str) -> Contents:
-    """The members of the tar at the path `archive` below `root`.
+    """Lists the members of the tar at the path `archive` below `root`.
 
     Raises:
         RefusedError: the archive is compressed, damaged, cut short or no regular file.
@@ -116,7 +119,7 @@ def read_archive(root: Path, archive: str) -> Contents:
 
 
 class _Headers:
-    """File object for tarfile that refuses positions outside the file."""
+    """File object for `tarfile` that refuses to seek or read outside the file."""
 
     def __init__(self, stream: BinaryIO):
         self._stream = stream
@@ -137,7 +140,13 @@ class _Headers:
         return self._stream.read(size)
 
     def check_end(self, offset: int) -> None:
-        """Checks that zeros or nothing follow the last member."""
+        """Checks that only zeros, or nothing, follow the last member, which ends at byte `offset`.
+
+        Bytes after the zeros are no error; they set `anything_after`.
+
+        Raises:
+            tarfile.ReadError: a damaged header follows.
+        """
         self._stream.seek(offset)
         block = self._stream.read(_BLOCK)
         if block.strip(b"\0"):

@@ -1,9 +1,9 @@
-"""Files that belong to media by name, in separate folders: controls, rejected partners, masks.
+"""Files in separate folders that belong to media by name: controls, rejected samples, masks.
 
 1. Controls of edit pairs: the picture or video before the edit that the caption describes. A table
    may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
    becomes a reference latent of its sample; a video has the frames that its sample has
-2. Rejected partners for learning from preferences, of the same size and kind as the preferred
+2. Rejected samples for learning from preferences, of the same size and kind as the preferred
    sample, scaled and cropped alike. A table may name them, too, in a column `rejected_path`
 3. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
    They are scaled and cropped like their medium, then averaged over each latent cell
@@ -33,24 +33,27 @@ from data_prep.sources.listing import BOTH, media_kind_of, name_of, stamp_of
 from dit.codecs.rgb import ReferenceFit, is_transparent
 
 FOLDER = -1
-"""Value of `PlannedReference.folder` for a picture named by a table, in the folder of the media."""
+"""Value of `PlannedReference.folder` for a picture in the folder of the media, named by a table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceRule:
-    """Rule for the size at which control pictures are encoded."""
+    """The rule that decides the size at which control pictures are encoded."""
 
     kind: ReferenceFit = ReferenceFit.TARGET
     own: Fit = Fit(size_multiple=1, max_pixels=None)  # noqa: RUF009  # it is frozen
-    """Rule of size `own`: whole patches, within the pixel budget of the media."""
+    """Rule for `kind` own: whole patches, within the pixel budget of the media."""
     published: Callable[[int, int], tuple[int, int]] | None = None
-    """(width, height) -> size in the processor's pipeline, to which it stretches pictures."""
+    """Maps (width, height) to the size to which the processor's pipeline stretches a control
+    picture; None if it has no rule."""
     crops: bool = False
-    """Whether the pipeline then crops to whole patches."""
+    """Whether the processor's pipeline then crops to whole patches."""
     center_crop: bool = True
 
     def place(self, size: tuple[int, int], target: tuple[int, int]) -> Placement:
-        """Scaling and crop of a control picture of `size` (width, height) beside a `target`.
+        """How a control picture of `size` is scaled and cropped, for a sample of size `target`.
+
+        Sizes are (width, height) in pixels.
 
         Raises:
             RefusedError: the picture is smaller than a patch.
@@ -70,9 +73,9 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """Folder of control pictures or videos, at the relative paths of their media.
+    """Folder of control pictures or videos, with the relative paths of their media.
 
-    Endings may differ. The control of a picture is a picture; that of a video may be either.
+    File endings may differ. The control of a picture is a picture; that of a video may be either.
     """
 
     root: Path
@@ -82,10 +85,10 @@ class ControlFolder:
     missing: ClassVar[Reason] = Reason.NO_REFERENCE
 
     def picture(self, path: str | None, source: str) -> ControlPicture:
-        """The control at `path`, for the medium `source`.
+        """The control at `path` for the medium `source`.
 
         Raises:
-            RefusedError: there is none.
+            RefusedError: `path` is None, as there is no such file.
         """
         if path is None:
             kind = "picture or video" if media_kind_of(source) == "video" else "picture"
@@ -96,7 +99,7 @@ class ControlFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedFolder(ControlFolder):
-    """Folder of rejected samples, at the relative paths of the preferred ones."""
+    """Folder of rejected samples, with the relative paths of the preferred ones."""
 
     option: str = "--rejected_dir"
     what: ClassVar[str] = "rejected picture or video"
@@ -105,7 +108,7 @@ class RejectedFolder(ControlFolder):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundReference:
-    """An opened control picture or video, with its size."""
+    """A control or rejected picture or video that was opened, and what its header says."""
 
     folder: int
     picture: ControlPicture
@@ -117,7 +120,9 @@ class FoundReference:
     def planned(
         self, rule: ReferenceRule, target: tuple[int, int], clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """Plan for encoding the reference beside its target, with the frames `kept` of `clip`.
+        """How the reference is encoded with a target of size `target` (width, height).
+
+        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not fit the target.
@@ -128,10 +133,12 @@ class FoundReference:
             raise refused_beside(Reason.BAD_REFERENCE, self.picture.name, error) from error
 
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
-        """Plan for encoding the reference at `place` (scaling and crop), with the frames `kept`.
+        """How the reference is encoded if it is scaled and cropped as `place` says.
+
+        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
 
         Raises:
-            RefusedError: it is a video that does not fit the clip.
+            RefusedError: the reference is a video that does not fit the clip.
         """
         keep = () if self.line is None else self._same_frames(self.line, clip, kept)
         planned = PlannedReference(
@@ -155,12 +162,13 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """This reference's frames at the clip's times, or with the same indices.
+        """Presentation times of the frames of this video `own` that go with the frames `kept`.
 
-        Indices count if both files have equally many frames.
+        They have the same indices as in `clip` if both files have equally many frames; else they
+        are shown at the same time.
 
         Raises:
-            RefusedError: it ends before the clip does, or belongs to a picture.
+            RefusedError: this video ends before the clip does, or its target is a picture.
         """
         if clip is None:
             raise RefusedError(Reason.BAD_REFERENCE, "it is a video, and its sample a picture")
@@ -179,7 +187,7 @@ class FoundReference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPartner:
-    """The rejected sample of a medium, which must have the same size and kind."""
+    """The rejected sample of a medium, which has the medium's size and kind."""
 
     found: FoundReference
 
@@ -192,10 +200,13 @@ class FoundPartner:
         size: tuple[int, int],
         line: Timeline | None,
     ) -> Self:
-        """The rejected partner `picture` of a medium of `size` (width, height); `line` for clips.
+        """Opens the rejected sample `picture` of a medium and checks it.
+
+        The medium has the `size` (width, height), and a `line` if it is a video.
 
         Raises:
-            RefusedError: it is not there, cannot be read, or is of another size or kind.
+            RefusedError: the rejected sample is missing, cannot be read, or has another size or
+                kind.
         """
         if not picture.stamp:
             raise RefusedError(Reason.NO_REJECTED, _not_there(picture))
@@ -217,10 +228,10 @@ class FoundPartner:
     def planned(
         self, place: Placement, clip: Timeline | None, kept: KeptFrames
     ) -> PlannedReference:
-        """Plan for encoding the rejected sample like its medium, with the frames `kept` of `clip`.
+        """How the rejected sample is encoded: scaled and cropped like the preferred one.
 
         Raises:
-            RefusedError: it ends before the clip does.
+            RefusedError: the sample is a video that ends before the preferred one does.
         """
         try:
             return self.found.placed(place, clip, kept)
@@ -238,7 +249,9 @@ def _not_there(picture: ControlPicture) -> str:
 def find_reference(
     folder: int, picture: ControlPicture, open_file: Callable[[str], Path | BinaryIO]
 ) -> FoundReference:
-    """`picture` with its size, from its header; for a video also the times of its frames.
+    """Opens `picture`, and reads its size; of a video also the times of its frames.
+
+    `folder` is the number of its control folder.
 
     Raises:
         RefusedError: the file does not exist, or is neither a picture nor a video.
@@ -261,7 +274,7 @@ def find_reference(
 
 
 class ReadReference(NamedTuple):
-    """A decoded control picture or video: scaled, and its first frame at full size."""
+    """A decoded control picture or video: its scaled frames, and its first frame at full size."""
 
     placed: list[Image.Image]  # its frames as they are encoded, RGB or RGBA
     original: Image.Image  # the first one, upright, before it is scaled and cropped
@@ -275,10 +288,12 @@ def read_reference(
     background: str | None,
     decoder: VideoDecoder,
 ) -> ReadReference:
-    """The decoded control, on `background` if transparent, or RGBA if that is None.
+    """Decodes and scales the control or rejected sample `planned` from `file`.
+
+    Transparent pixels are put on `background`, or kept as RGBA if that is None.
 
     Raises:
-        RefusedError: it cannot be decoded.
+        RefusedError: the file cannot be decoded.
     """
     place, placed, first, is_clear = Placement(planned.resized, planned.size), [], None, False
     try:

@@ -1,7 +1,7 @@
-"""Tables with captions of many media: meta.json, captions.json, JSON lines, CSV.
+"""Reads captions of many media from tables: meta.json, captions.json, JSON lines, CSV.
 
 Names in a table are paths relative to its folder, or absolute paths into it. A bare file name also
-finds a medium in a folder below, if only one medium there has this name.
+finds a medium in a subfolder, if only one medium there has this name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from data_prep.sources.table_rows import OUTSIDE, Rows, TableRow, rows_of
 from dit.system_errors import reason
 
 _OF_KOHYA = ("meta_cap.json", "meta_clean.json", "meta_lat.json")
-"""Names of sd-scripts' tables, which name files without endings, unless written with
+"""Names of tables of sd-scripts, which names files without their endings unless it was run with
 --full_path."""
 _JSON_NAMES = ("meta.json", "captions.json", "videos2caption.json", "metadata.json", *_OF_KOHYA)
 # Fields for captions, in this order, where --caption_field is not given.
@@ -41,7 +41,7 @@ _LINES_SUFFIXES = ("_internvl.json", "_usr.json")  # JSON lines, despite their e
 
 
 def table_format(path: str) -> str | None:
-    """Kind of the caption table at `path`: `meta_json`, `jsonl` or `csv`; None if it is none."""
+    """The format of the caption table at `path`: `meta_json`, `jsonl` or `csv`; else None."""
     name = PurePosixPath(path).name.lower()
     if name.endswith((".jsonl", *_LINES_SUFFIXES)):
         return "jsonl"
@@ -60,19 +60,19 @@ class CaptionTables:
 
     paths: tuple[str, ...]
     media: Iterable[str]
-    """Relative paths of the media, to resolve bare names."""
+    """Relative paths of the media, to find those that a table names without their folders."""
     caption_field: str
-    """Field of the caption; `caption` stands for all of `CAPTION_FIELDS`."""
+    """Name of the field with the caption; `caption` stands for all of `CAPTION_FIELDS`."""
     read: Callable[[str], bytes]
     missing: MissingCaption = MissingCaption.FILENAME
     root: Path | None = None
     """Input folder, for rows with absolute paths; None: such rows match nothing."""
     control: Callable[[str], ControlPicture] | None = None
-    """Path -> control or rejected picture; None: tables name none."""
+    """Opens the control or rejected picture at a path; None: tables may name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
-        """Captions of the medium `source`; None if no table has a row for it.
+        """Captions of the medium at the relative path `source`; None if no table has a row for it.
 
         Tables in the nearest folder come first, in the order of their names.
 
@@ -87,7 +87,10 @@ class CaptionTables:
         return None
 
     def unused(self, exists: Callable[[str], bool]) -> Counter[str]:
-        """Counts of rows that match no file, are replaced by a later row, or repeat a field."""
+        """Counts rows without effect, by kind: they match no file, or a later row replaces them.
+
+        Rows that repeat a field are counted, too. `exists` says whether a relative path is a file.
+        """
         lost, unclear, counts = list[str](), list[str](), Counter[str]()
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
@@ -109,7 +112,7 @@ class CaptionTables:
         return counts
 
     def only_beside(self) -> frozenset[str]:
-        """Paths that tables name only as controls or rejected samples, not as media."""
+        """Paths that tables name as controls or rejected samples, but not as media."""
         named, media = set[str](), set[str]()
         for path in self.paths:
             folder = str(PurePosixPath(path).parent)
@@ -129,7 +132,10 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """(folder with a table, name or prefix of a name) -> number of media below it."""
+        """Number of media below a folder with a table that have a name, by (folder, name).
+
+        Names are those of files, and their short forms in some kinds of tables.
+        """
         counts = Counter[tuple[str, str]]()
         for source in self.media:
             name = PurePosixPath(source).name
@@ -141,7 +147,7 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """(folder, composed name) -> spellings of the name below it, for names beyond ASCII."""
+        """The spellings of names beyond ASCII below a folder, by (folder, composed name)."""
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -207,7 +213,6 @@ class CaptionTables:
     def _beside(
         self, path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False
     ) -> list[str]:
-        """The names of `_paths`, in the spelling of the files."""
         return [self._spelled(name) for name in _paths(path, row, wanted, quiet=quiet)]
 
     def _spelled(self, path: str) -> str:
@@ -216,7 +221,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        r"""Path `name` with / for \, unless a medium in `folder` has exactly this name."""
+        r"""The path `name` with / in place of \, unless a medium in `folder` has this very name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))
@@ -242,7 +247,7 @@ class CaptionTables:
         return self._parsed[path]
 
     def _respell(self, rows: Rows) -> None:
-        """Corrects the spelling of rows to that of the only medium they can stand for."""
+        """Renames rows to the spelling of the medium that they name, if only one is possible."""
         folder = str(PurePosixPath(rows.path).parent)
 
         def media(name: str) -> set[str]:
@@ -255,7 +260,6 @@ class CaptionTables:
             rows.by_name[spelled] = rows.by_name.pop(name)
 
     def _folders(self, path: str) -> tuple[str, ...]:
-        """Absolute folder of the table at `path`, once as given and once with links resolved."""
         if self.root is None:
             return ()
         folder = self.root.absolute() / PurePosixPath(path).parent
@@ -265,7 +269,8 @@ class CaptionTables:
 def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
     """The paths in the fields `wanted` of a row, ordered by the number in the field's name.
 
-    A field holds a path relative to the table, or a list of paths; an empty field holds none.
+    A field holds a path relative to the table at `path`, or a list of paths; an empty field holds
+    none.
 
     Raises:
         RefusedError: a field holds something else and `quiet` is not set.
@@ -288,7 +293,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """Short form of a file name for the table at `path`; empty if that kind has none."""
+    """The short name for `source` in the table at `path`; empty if such tables have none."""
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem

@@ -1,4 +1,4 @@
-"""Several folders with settings of their own, from a YAML or TOML file; errors name the key.
+"""Reads a YAML or TOML file that lists several folders, with settings for each.
 
     resolutions: [512]
     frame_buckets: [1, 33]
@@ -10,8 +10,8 @@
         resolutions: [[832, 480]]
 
 Keys outside `directory` apply to all folders, keys of an item to its folder. Paths are relative to
-the file. A TOML file is read as diffusion-pipe reads it: a medium without a caption gets an empty
-caption, unless `--missing_caption` or `skip_empty_caption` say otherwise.
+the file; errors name the key. A TOML file is read as diffusion-pipe reads it: a medium without a
+caption gets an empty caption, unless `--missing_caption` or `skip_empty_caption` say otherwise.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _NOT_READ = {
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
-    """Whether a dataset file is diffusion-pipe's, whose defaults then apply."""
+    """Whether the dataset file at `path` is diffusion-pipe's, whose defaults then apply."""
     return path.suffix.lower() == ".toml"
 
 
 def inputs_of(args: Namespace, basis: Input) -> list[Input]:
-    """One input for each folder in the file of --dataset_config, with its settings.
+    """One input for each folder in the file that --dataset_config names, with its settings.
 
-    Settings that a folder lacks are taken from `basis`.
+    Settings that the file does not give are taken from `basis`.
 
     Raises:
         PrepError: the file cannot be read, or a key or value in it is unknown.
@@ -138,7 +138,10 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 
 
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
-    """Caption options: from --missing_caption, else the file, else its tool's default."""
+    """How captions are found: by `args`, the file's `settings`, or the format's default.
+
+    --missing_caption, if given, wins over the file.
+    """
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
         skipped = settings["skip_empty_caption"]
@@ -152,7 +155,10 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
 def _size_rules(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """Rules for sizes, each of which makes a sample, and the allowed numbers of frames."""
+    """The rules for sizes in `settings`, and the numbers of frames that a clip may have.
+
+    Each rule makes a sample of each medium.
+    """
     multiple = args.size_multiple
     # Without 1, which allows pictures: a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)
@@ -194,7 +200,7 @@ def _in_patches(side: int, multiple: int) -> int:
 
 
 def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Aspect ratios of the buckets; None: as on the command line."""
+    """Aspect ratios of the buckets (width / height); None: those of the command line."""
     if "ar_buckets" in settings:
         return settings["ar_buckets"]
     if "num_ar_buckets" in settings:
@@ -204,7 +210,9 @@ def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 def checked(where: str, content: Mapping[Any, Any]) -> dict[str, Any]:
-    """The settings in `content`, type-checked; `where` is the file and folder for messages.
+    """Checks keys and values of `content`, and returns the parsed settings.
+
+    `where` is the file, or the file and the folder, for messages.
 
     Raises:
         PrepError: a key is unknown, or its value is not allowed.

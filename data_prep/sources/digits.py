@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits of scikit-learn as sources: still, moving or edited."""
+"""Makes samples of the 1,797 handwritten digits of scikit-learn: still, moving or edited."""
 
 # F frames, H rows, W columns
 
@@ -21,7 +21,7 @@ LEVELS = 16  # largest pixel value; the smallest is 0
 SIDE = 8  # pixels
 
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-"""Direction -> (rows, columns) of one move of a digit."""
+"""Direction of motion -> rows and columns by which a digit moves from frame to frame."""
 CANVAS = 16  # pixels along a side
 FRAMES = 9
 FRAMES_A_MOVE = 2  # it moves by one pixel in every second frame: 4 in all, from centre to edge
@@ -29,12 +29,12 @@ FPS = 8.0
 
 
 def caption_of(digit: int) -> str:
-    """The caption of a digit, which is also the prompt to generate one."""
+    """The caption of pictures of `digit`, and the prompt to generate one."""
     return f"a handwritten {NAMES[digit]}"
 
 
 class Digits:
-    """8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1].
+    """The 8 x 8 grey pictures of `sklearn.datasets.load_digits`; values 0 to 16 become [-1, 1].
 
     Inverted copies are dark on white, with the same captions and in the same split. With a larger
     `side`, in pixels, digits are scaled up.
@@ -66,7 +66,7 @@ class Digits:
         )
 
     def picture(self, index: int) -> Tensor:
-        """The picture number `index`, [side, side], float32 in [-1, 1]."""
+        """The picture of the digit number `index`, [side, side], float32 in [-1, 1]."""
         small_HW = torch.from_numpy(self._images_NHW[index]).float() / (LEVELS / 2) - 1
         if self._side == SIDE:
             return self._ink * small_HW
@@ -89,11 +89,11 @@ class Digits:
 
 
 EDITS = ("with a frame", "mirrored")
-"""Captions of edited digits."""
+"""Captions of edited digits, each of which names the edit."""
 
 
 def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
-    """`picture_HW` after an edit: with a border of ink, or mirrored."""
+    """`picture_HW` after the edit `edit`: mirrored, or with a border of value `ink`."""
     if edit == "mirrored":
         return picture_HW.flip(1)
     framed_HW = torch.full_like(picture_HW, ink)
@@ -102,13 +102,12 @@ def edited(picture_HW: Tensor, edit: str, *, ink: float = 1.0) -> Tensor:
 
 
 def _reference(source: str, side: int) -> PlannedReference:
-    """The digit or clip as a reference of itself, `side` pixels high and wide."""
     size = (side, side)
     return PlannedReference(name=source, folder=0, where=source, stamp="", resized=size, size=size)
 
 
 class EditedDigits(Digits):
-    """Each digit once after every edit, with the digit itself as a reference picture.
+    """A sample for each digit and edit, with the unedited digit as its reference picture.
 
     All edits of one digit are in the same split.
     """
@@ -139,12 +138,12 @@ class EditedDigits(Digits):
 
 
 def moving_caption_of(digit: int, direction: str) -> str:
-    """The caption of a clip, which is also the prompt to generate one."""
+    """The caption of clips in which `digit` moves, and the prompt to generate one."""
     return f"{caption_of(digit)} moves {direction}"
 
 
 class MovingDigits(Digits):
-    """Each digit once in every direction: [1, 9, 16, 16] in [-1, 1].
+    """A clip [1, 9, 16, 16] in [-1, 1] for each digit and direction of motion.
 
     The first frame is the same for all directions, so that only the caption tells them apart. All
     clips of one digit are in the same split.
@@ -191,7 +190,7 @@ class MovingDigits(Digits):
 
 
 class MirroredClips(MovingDigits):
-    """Each clip of a moving digit as a reference, and its mirror image as the target.
+    """Pairs of a clip: the clip of a moving digit as a reference, its mirror image as the target.
 
     All captions are the same, so that only the reference shows the digit and its direction. All
     pairs of one digit are in the same split.

@@ -1,4 +1,4 @@
-"""Media of a folder, of its subfolders, and of tar archives in the tree."""
+"""Finds the media in a folder, in its subfolders, and in tar archives there."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Medium:
     stamp: str  # changes when the file changes
     kind: str  # image or video
     captions: Callable[[], list[Caption]]
-    """Function that returns the captions; raises RefusedError if none can be used."""
+    """Returns the captions, and raises RefusedError if none can be used."""
     mask: str | None = None  # in the folder of masks
     controls: tuple[str | None, ...] = ()  # in each folder of control pictures
     rejected: str | None = None  # in the folder of rejected media
 
 
 class Collection(Protocol):
-    """The interface of a collection of media: one folder or one dataset.
+    """A collection of media: one folder or one dataset.
 
     It is pickled for workers, which only call `open`.
     """
@@ -77,7 +77,7 @@ class Collection(Protocol):
 
     @property
     def controls(self) -> tuple[ControlFolder, ...]:
-        """Folders of control pictures: the first has each sample's first control, and so on."""
+        """Folders of control pictures: the first one has the first control of each sample."""
         ...
 
     @property
@@ -86,14 +86,14 @@ class Collection(Protocol):
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
-        """All media, in a fixed order; adds counts of other files to `ignored`."""
+        """Yields all media in a fixed order, and adds the counts of other files to `ignored`."""
         ...
 
     def open(self, where: str) -> Path | BinaryIO:
-        """The path of a file, or a stream of its content.
+        """Opens the medium or file at `where`: returns its path, or a stream of its content.
 
         Raises:
-            RefusedError: it cannot be opened.
+            RefusedError: the file cannot be opened.
         """
         ...
 
@@ -108,7 +108,7 @@ class CaptionOptions:
 
     @classmethod
     def of(cls, args: Namespace, missing: MissingCaption = MissingCaption.FILENAME) -> Self:
-        """The options of the command line; `missing` is the default of --missing_caption."""
+        """The caption options in `args`; `missing` is the default of --missing_caption."""
         return cls(
             field=args.caption_field,
             format=CaptionFormat(args.caption_format),
@@ -119,10 +119,12 @@ class CaptionOptions:
 def _beside(
     folder: MaskFolder | ControlFolder | RejectedFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
-    """`name_of` a medium -> path of its file in `folder`.
+    """Lists the files in `folder`, by the relative path of their medium without its ending.
+
+    `sources` are the media; files of no medium are counted in `ignored`.
 
     Raises:
-        PrepError: the folder or a file in it is missing, or two files have one name.
+        PrepError: the folder or a medium's file in it is missing, or two files have one name.
     """
     option, root, what = folder.option, folder.root, folder.what
     listing, files = list_media(root, folder.kinds, option=option), dict[str, str]()
@@ -146,24 +148,24 @@ def _beside(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderCollection:
-    """Every medium below a folder, including those in tar archives."""
+    """The media below a folder, those in tar archives included."""
 
     root: Path
     captions: CaptionOptions = CaptionOptions()
     kinds: frozenset[str] = IMAGES
     option: str = "--image_dir"
     masks: MaskFolder | None = None
-    """Folder of loss masks, whose files are no media."""
+    """Folder of loss masks, whose files are not listed as media."""
     controls: tuple[ControlFolder, ...] = ()
-    """Folders of control pictures, whose files are no media."""
+    """Folders of control pictures, whose files are not listed as media."""
     rejected: RejectedFolder | None = None
-    """Folder of rejected samples, whose files are no media."""
+    """Folder of rejected samples, whose files are not listed as media."""
     output: Path | None = None
-    """Output folder, whose sample pictures are no media."""
+    """Output folder, whose sample pictures are not listed as media."""
     elsewhere: Elsewhere = ()
-    """Parts of this folder that other inputs pack."""
+    """Parts of this folder whose files other inputs pack."""
     is_counted: bool = False
-    """Whether another input counts this folder's files that become no sample."""
+    """Whether another input counts the ignored files of this folder."""
 
     @property
     def name(self) -> str:
@@ -171,13 +173,14 @@ class FolderCollection:
 
     @property
     def beside(self) -> list[ControlFolder | MaskFolder | RejectedFolder]:
-        """The media's folders of controls, masks and rejected samples."""
+        """The folders of controls, masks and rejected samples of these media."""
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
-        """This folder as an input beside the input `other`.
+        """A copy of this folder that takes account of the input `other`, whose folder may overlap.
 
-        If both are the same folder, only the first counts its files.
+        Media that `other` packs are not counted as ignored; ignored files are counted by only one
+        of the two inputs. `is_later` says that `other` precedes this folder.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
@@ -227,9 +230,10 @@ class FolderCollection:
             )
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
-        """Adds the members of archives to the listing.
+        """Adds the members of the archives in `listing` to it.
 
-        Returns their locations, and refused archives.
+        Returns the location of each member by path, and the archives and members that cannot be
+        read.
         """
         members: dict[str, str] = {}
         refused: dict[str, RefusedError] = {}
@@ -265,7 +269,7 @@ class FolderCollection:
         return self._bytes(*place) if place else read_regular_file(self.root / where)
 
     def _stands_alone(self, path: str) -> bool:
-        """Whether an unreadable file counts as a refused sample, as a medium or archive does."""
+        """Whether the unreadable file `path` is a sample to refuse: a medium or an archive."""
         return media_kind_of(path) in self.kinds or path.lower().endswith(".tar")
 
     def _bytes(self, archive: str, start: int, size: int) -> bytes:
@@ -287,7 +291,6 @@ class FolderCollection:
             return ""  # reading the file will report why
 
     def _exists(self, listing: Listing, members: Mapping[str, str]) -> Callable[[str], bool]:
-        """Predicate: whether a relative path is an existing file of any kind."""
         root = str(self.root)
         others = {composed(path) for path in listing.others if not path.isascii()}
         return lambda path: (
@@ -335,7 +338,6 @@ class FolderCollection:
 
 
 def _is_visible(folder: Path, *, below: Path) -> bool:
-    """Whether a listing of `below` includes `folder`."""
     if not folder.is_relative_to(below):
         return False
     parts = folder.relative_to(below).parts
@@ -343,7 +345,7 @@ def _is_visible(folder: Path, *, below: Path) -> bool:
 
 
 def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:
-    """Caption files by medium, as `Captions.sidecars` needs them; counts all others."""
+    """Caption files in the form of `Captions.sidecars`; counts those without effect as ignored."""
     found, left = dict[str, str](), listing.sidecars
     if options.format not in (CaptionFormat.AUTO, CaptionFormat.SIDECAR):
         why = f"--caption_format {options.format}"
@@ -372,21 +374,23 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
 
 
 def _unless(refused: Mapping[str, RefusedError], path: str, act: Callable[[str], T]) -> T:
-    """`act(path)`; raises the refusal of `path` instead if there is one."""
     if path in refused:
         raise refused[path]
     return act(path)
 
 
 def path_of(collection: Collection, where: str) -> Path | None:
-    """Path of the file at `where`; None for a member of an archive or a row of a dataset."""
+    """The path of the file at `where`; None for a member of an archive or a row of a dataset."""
     if not isinstance(collection, FolderCollection) or not where or parse_location(where):
         return None
     return collection.root / where
 
 
 def is_itself(collection: Collection, medium: Medium, where: str, folder: Path | None) -> bool:
-    """Whether the file at `where` is the medium's own, perhaps through links."""
+    """Whether `where` in `folder` is the file of `medium` itself, perhaps through links.
+
+    `folder` is None for the folder of the media.
+    """
     if folder is None and where == medium.where:
         return True
     own = path_of(collection, medium.where)

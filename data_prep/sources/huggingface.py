@@ -39,10 +39,10 @@ _TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice as lon
 
 
 def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollection:
-    """The Hugging Face dataset that the options name.
+    """The Hugging Face dataset that the options in `args` name.
 
     Raises:
-        PrepError: it cannot be opened, or lacks a column.
+        PrepError: the dataset cannot be opened, or lacks a column.
     """
     name, split = str(args.hf_dataset), args.dataset_split
     columns = _dataset(name, split).column_names
@@ -76,7 +76,11 @@ def _column(asked: str | None, usual: Sequence[str], columns: Sequence[str]) -> 
 
 @cache
 def _dataset(name: str, split: str) -> Any:
-    """Opens a dataset without decoding its media."""
+    """Opens the split of a dataset on disk or on the hub; its media are not decoded.
+
+    Raises:
+        PrepError: the split cannot be opened, or the package `datasets` is missing.
+    """
     try:
         # Imported by name: pyright would read its whole source, for minutes.
         datasets: Any = import_module("datasets")
@@ -105,7 +109,7 @@ def _dataset(name: str, split: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsCollection:
-    """The media of a Hugging Face dataset: one for each row."""
+    """The media of a Hugging Face dataset, one in each row."""
 
     dataset: str
     split: str
@@ -114,7 +118,7 @@ class RowsCollection:
     caption_column: str | None
     captions: CaptionOptions
     fetched: Path
-    """Folder for downloaded files, so that each is fetched once."""
+    """Folder of downloaded files, so that each URL is fetched once."""
     controls: tuple[()] = ()
     masks: None = None
     rejected: None = None
@@ -177,7 +181,7 @@ class RowsCollection:
 
 
 def _content(address: str) -> bytes:
-    """The content at a URL; tries again after errors of the network or server.
+    """Downloads the content of a URL; tries again after errors of the network or server.
 
     Raises:
         RefusedError: the last try failed, too.

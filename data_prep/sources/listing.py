@@ -1,4 +1,4 @@
-"""The files below a folder: media, caption files, tables, archives, and ignored ones."""
+"""Lists the files below a folder: media, caption files, tables, archives, and ignored ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from data_prep.sources.caption_tables import is_table
 from dit.codecs.frame_pictures import ENDINGS as VIDEO_ENDINGS
 
 Elsewhere = Sequence[tuple[str, frozenset[str]]]
-"""Subfolders, with a slash at the end, and the kinds of media that other inputs pack from them."""
+"""Subfolders of an input, each with "/" at its end or "" for all of it, and the kinds of media in
+them that other inputs pack."""
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
 _REMEDIES = {
     "convert them to JPEG or PNG": (
@@ -34,9 +35,9 @@ _REMEDIES = {
     "unpack them, or pack them as .tar": ".zip .7z .rar .tgz .gz .bz2 .xz .zst",
 }
 OF_SYSTEMS = frozenset(("@eaDir", "#recycle", "@Recycle", "$RECYCLE.BIN", "__MACOSX"))
-"""Names of folders that file servers and systems add: thumbnails, deleted files, attributes."""
+"""Names of folders for thumbnails, deleted files and attributes that servers and systems add."""
 _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endings.split()}
-"""File ending -> advice for ignored files with it."""
+"""File ending -> advice about ignored files that have it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -47,12 +48,15 @@ class Ignored:
     _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)
 
     def add_first(self, what: str, files: Collection[str]) -> None:
-        """Counts `files` under `what`, together with the name of the first."""
+        """Counts `files` as `what`, with the name of the first one in the text of the count."""
         if files:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Counts `files` that this input does not use, unless another input uses them."""
+        """Notes `files` of `folder` that an input does not use; `close` counts them.
+
+        Files that another input uses are removed from the note.
+        """
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
 
@@ -65,7 +69,7 @@ class Ignored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """The files of a folder by their relative paths: media, archives, sidecars, tables, others."""
+    """The files of a folder by kind, as relative paths."""
 
     media: list[str] = field(default_factory=list)
     archives: list[str] = field(default_factory=list)
@@ -77,7 +81,10 @@ class Listing:
     """Counts of ignored files, by kind."""
 
     def add(self, path: str, kinds: frozenset[str], elsewhere: Elsewhere = ()) -> None:
-        """Adds a file under the kind of its ending, unless another input packs it."""
+        """Adds the file `path` to its kind by its ending; a medium must be of `kinds`.
+
+        A medium that another input packs (`elsewhere`) is not counted as ignored.
+        """
         ending, kind = PurePosixPath(path).suffix.lower(), media_kind_of(path)
         if kind in kinds:
             self.media.append(path)
@@ -98,7 +105,7 @@ class Listing:
 
 
 def media_kind_of(path: str) -> str | None:
-    """`image` or `video`, by the ending in upper or lower case; None for other files."""
+    """`image` or `video` by the ending of `path`, in upper or lower case; else None."""
     ending = PurePosixPath(path).suffix.lower()
     if ending in VIDEO_ENDINGS:
         return "video"
@@ -106,7 +113,7 @@ def media_kind_of(path: str) -> str | None:
 
 
 def stamp_of(path: Path) -> str:
-    """Size and modification time of `path` as text, to recognise changed files.
+    """Size in bytes and modification time of `path` as a text that shows whether it has changed.
 
     Raises:
         OSError: the file does not exist.
@@ -116,7 +123,7 @@ def stamp_of(path: Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """`path` without its ending, which a medium shares with its mask."""
+    """`path` without its ending, by which a medium and its mask are matched."""
     return str(PurePosixPath(path).with_suffix(""))
 
 
@@ -128,7 +135,14 @@ def list_media(
     without: Collection[Path] = (),
     elsewhere: Elsewhere = (),
 ) -> Listing:
-    """Media and caption files below `root`, at any depth, in a fixed order."""
+    """Lists the files below `root`, at any depth, in a fixed order.
+
+    Media are files of `kinds`; the folders `without` are left out. `option` names `root` in
+    messages.
+
+    Raises:
+        PrepError: `root` is no folder, or holds no media.
+    """
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder; correct the path")
     listing = Listing()
@@ -148,9 +162,9 @@ def list_media(
 
 
 def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[PurePosixPath]:
-    """Relative paths of all visible files.
+    """Yields the relative paths of all visible files, except in the folders `without`.
 
-    Hidden files, linked folders and files of operating systems are only counted.
+    Hidden files, linked folders and files of operating systems are counted in `ignored`.
     """
 
     def stop(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""The loss mask of a picture or video: which tokens count."""
+"""Reads the loss mask of a picture or video, as a weight for each latent cell."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dit.system_errors import reason
 
 
 class CellSize(NamedTuple):
-    """Size of a latent cell in pixels: side, and frames."""
+    """Size of a latent cell: pixels along a side, and frames."""
 
     side: int
     frames: int  # in each latent frame but the first, which has one
@@ -32,14 +32,17 @@ class CellSize(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundMask:
-    """The loss mask of a medium, after it was opened."""
+    """The loss mask of a medium, which was opened and fits the medium."""
 
     path: str  # in its folder
     stamp: str  # changes when the file changes
     line: Timeline | None  # of a video
 
     def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
-        """The plan to read the mask for the frames `window` of its medium."""
+        """Which frames of the mask to read for the frames `window` of the medium `line`.
+
+        A mask that is a picture holds for all frames.
+        """
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
             return mask
@@ -54,7 +57,7 @@ class FoundMask:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskFolder:
-    """A folder of masks, each at the relative path of its medium, whatever the file ending."""
+    """A folder of loss masks, each at the relative path of its medium, with any file ending."""
 
     root: Path
     option: str = "--mask_dir"
@@ -62,10 +65,12 @@ class MaskFolder:
     kinds: ClassVar[frozenset[str]] = BOTH
 
     def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
-        """The mask at `path` of a medium of `size` (width, height); `line` for videos.
+        """Opens the mask at `path` and checks that it fits its medium.
+
+        The medium has `size` (width, height) in pixels, and a `line` if it is a video.
 
         Raises:
-            RefusedError: it cannot be read, or has another size or number of frames.
+            RefusedError: the mask cannot be read, or has another size or number of frames.
         """
         try:
             stamp = stamp_of(self.root / path)
@@ -95,10 +100,12 @@ class MaskFolder:
     def read(
         self, entry: Entry, place: Placement, cell: CellSize, decoder: VideoDecoder
     ) -> Tensor | None:
-        """Weight of each cell of the sample's latent [1, f, h, w] in [0, 1]; None for no mask.
+        """The weight in [0, 1] of each cell of a sample's latent, [1, f, h, w], or None.
+
+        None if the sample has no mask.
 
         Raises:
-            RefusedError: it cannot be decoded.
+            RefusedError: the mask cannot be decoded.
         """
         mask = entry.mask
         if mask is None:
@@ -128,7 +135,10 @@ class MaskFolder:
 
 
 def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:
-    """Mean of each cell [h, w] in [0, 1], from the red channel as in diffusion-pipe."""
+    """Mean weight of each latent cell [h, w] in [0, 1], from the red channel.
+
+    diffusion-pipe, too, reads the red channel.
+    """
     grey = to_8_bits(picture).convert("RGB").getchannel("R")
     placed = place.apply(grey, Image.Resampling.BOX)
     weight_HW = torch.from_numpy(np.array(placed)).float() / 255

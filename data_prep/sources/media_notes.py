@@ -1,4 +1,4 @@
-"""What packing says of media that it takes, but that are not as they should be."""
+"""Notes on samples that are packed although something about them is unusual."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
 
 
 def notes_of_frames(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Notes about the look of frames, missing frames, and a variable frame rate."""
+    """Yields notes on the colours of frames, missing frames, and a variable frame rate."""
     if line is None:
         return
     yield from line.flaws
@@ -42,7 +42,10 @@ def flaws_beside(found: Sequence[FoundReference]) -> list[str]:
 
 
 def notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
-    """A note whether a sample has a loss mask, if other samples may have one."""
+    """Yields a note that says whether `medium` has a loss mask, if the input has a folder of masks.
+
+    A second note says that the mask is the medium itself.
+    """
     if collection.masks is None:
         return
     yield "no loss mask of its name" if medium.mask is None else "loss mask"
@@ -55,7 +58,7 @@ def notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
 def notes_of_controls(
     collection: Collection, medium: Medium, shown: Sequence[FoundReference]
 ) -> Iterator[str]:
-    """A note on the control pictures and videos of a sample, and on whether it is one itself."""
+    """Yields notes on the number of a sample's controls, and on any that is the medium itself."""
     videos = sum(one.line is not None for one in shown)
     counts = {"pictures": len(shown) - videos, "videos": videos}
     yield from (f"{count} control {what}" for what, count in counts.items() if count)

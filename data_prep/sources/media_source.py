@@ -1,4 +1,4 @@
-"""Plans samples from media, and reads their pixels when they are packed.
+"""Plans the samples of media, and reads their pixels when they are packed.
 
 The plan decides everything; reading only carries it out.
 """
@@ -59,7 +59,7 @@ _SAME_PAIR = "rejected partner of the same pixels: the pair teaches nothing"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Input:
-    """One collection of media, and the settings for it."""
+    """A collection of media, and the settings for its samples."""
 
     collection: Collection
     prefix: str = ""  # for source paths, where there are several inputs
@@ -70,12 +70,12 @@ class Input:
     several: SeveralCaptions = SeveralCaptions.ALL
     shuffle: TagShuffle | None = None
     skips_uncaptioned: bool = False
-    """Whether media without a caption count as ignored, not as refused."""
+    """Whether media without a caption are ignored instead of refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenGrid:
-    """Size of a token in pixels: the latent cell's stride in space and time, and the patch."""
+    """Size of a latent cell (pixels, frames), and of a patch (latent cells along a side)."""
 
     spatial: int  # pixels along one side of a latent cell
     temporal: int  # frames in a latent frame, after the first
@@ -88,7 +88,7 @@ class TokenGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class MediaSource:
-    """The source of all clips: every medium of every input."""
+    """Source of the clips from every medium of several inputs."""
 
     inputs: tuple[Input, ...]
     grid: TokenGrid
@@ -98,11 +98,11 @@ class MediaSource:
     background: str = WHITE
     """Colour behind transparent areas, in the form of `dit.codecs.rgb.colour`."""
     reference_rule: ReferenceRule = field(default_factory=ReferenceRule)
-    """Rule for the size of control pictures."""
+    """The rule for the size of control pictures."""
     keeps_originals: bool = False
-    """Whether clips also keep control pictures at full size, for text encoders that see them."""
+    """Whether clips also keep control pictures at full size, for text encoders that read them."""
     sound: SoundRule | None = None
-    """Rule for the sound of videos; None: sound is not read."""
+    """How the sound of videos is read; None: sound is not read."""
     most: int | None = None  # files
     ignored: Counter[str] = field(default_factory=Counter)
 
@@ -112,7 +112,7 @@ class MediaSource:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """The samples of all media in the order of the listing; threads probe the files."""
+        """Yields the samples of all media in the order of the listing; threads probe the files."""
         self.ignored.clear()
         ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -124,7 +124,7 @@ class MediaSource:
         ignored.close()
 
     def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """Counts the samples of a medium, or those that a setting of its folder leaves out."""
+        """`entries`, the samples of a medium; counts media that a setting leaves out as ignored."""
         if not entries:
             self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
@@ -133,7 +133,10 @@ class MediaSource:
         return entries
 
     def plan(self, number: int, medium: Medium) -> list[Entry]:
-        """The planned samples of a medium, or one entry with its refusal."""
+        """The planned samples of a medium, or one entry that says why it is refused.
+
+        `number` is the index of the medium's input.
+        """
         given = self.inputs[number]
         source = f"{given.prefix}{medium.source}"
         key = key_of(source)
@@ -227,7 +230,7 @@ class MediaSource:
 
     @property
     def on_background(self) -> str:
-        """The note on a sample with transparency, in plans and in shards."""
+        """The note on a sample with transparency."""
         if self.keeps_alpha:
             return "transparent, and encoded so"
         return f"transparent, on {self.background} (--background)"
@@ -238,7 +241,7 @@ class MediaSource:
         return self.colours == 4
 
     def file_of(self, entry: Entry) -> Path | None:
-        """The file of a sample; None if it lies in an archive or a dataset."""
+        """The file of a sample; None if it is in an archive or a dataset."""
         return path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
@@ -282,7 +285,10 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """Pixels of the reference `one`, from its control folder or the folder of the media."""
+        """Reads the control or rejected sample `one`, from its folder or that of the media.
+
+        `folders` has the possible folders by number.
+        """
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
         background = None if self.keeps_alpha else self.background
@@ -294,7 +300,11 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """Frames of a sample, and its notes, including those that only pixels show."""
+        """The frames of a sample as a video, and its notes, including those that only pixels show.
+
+        Raises:
+            RefusedError: the file has changed since it was planned, or cannot be decoded.
+        """
         notes = [note for note in entry.notes if note != self.on_background]
         if entry.kind == "video":
             pictures = self.decoder.frames(file, entry)
@@ -316,7 +326,6 @@ class MediaSource:
 def _references(
     collection: Collection, caption: Caption, controls: Sequence[ControlPicture]
 ) -> list[FoundReference]:
-    """Control pictures of a sample: those of control folders, then those of its table's row."""
     found = [
         find_reference(number, picture, lambda where, root=folder.root: root / where)
         for number, (folder, picture) in enumerate(zip(collection.controls, controls, strict=True))
@@ -331,9 +340,12 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """The rejected sample of a medium, from its row in a table, else from the folder.
+    """The rejected sample of `medium`: from its row in a table, or else from the folder of them.
 
-    None if neither has one.
+    None if neither names one. The medium has `size` (width, height), and a `line` if it is a video.
+
+    Raises:
+        RefusedError: the rejected sample is the medium itself, or cannot be used.
     """
     folder, picture = None, caption.rejected
     if picture is None and (folder := collection.rejected) is not None:
@@ -370,7 +382,10 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`entry` with its number of copies; its key decides on a fractional part of `repeats`."""
+    """`entry` with its number of copies, whose mean over samples is `repeats`.
+
+    A hash of the entry's key decides whether a fractional part makes one copy more.
+    """
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32
     return replace(entry, repeats=int(whole) + extra)

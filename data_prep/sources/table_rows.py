@@ -1,4 +1,4 @@
-"""Rows of a caption table, parsed from its bytes, by file name; a bad row affects no others."""
+"""Parses a caption table into rows by file name; a bad row affects no others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 
 OUTSIDE = ("/", "../")
-"""Prefix of normalised paths that leave the folder of the table."""
+"""Prefixes of normalised paths that are not inside the folder of the table."""
 _SEPARATORS = (",", ";", "\t", "|")
 _SAID = re.compile(r'"?sep=(.)"?')
 NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video")
 
 
 class TableRow(NamedTuple):
-    """A row of a table, or the RefusedError why it cannot be used."""
+    """A row of a table by its number; `content` may be the error why it cannot be used."""
 
     content: Any
     number: int  # of the row, from 1; in CSV of the line
@@ -37,21 +37,21 @@ class TableRow(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Rows:
-    """Rows of a caption table, by the names of media."""
+    """Rows of a caption table by the name of their medium, and what is wrong with the table."""
 
     path: str
     folders: tuple[str, ...] = ()
-    """Absolute paths of the table's folder."""
+    """Absolute paths of the table's folder, as given and with links resolved."""
     by_name: dict[str, TableRow] = field(default_factory=dict)
-    """Path relative to that folder -> row."""
+    """Rows by path relative to the folder of the table."""
     unclear: set[str] = field(default_factory=set)
-    """Names that match several media in composed Unicode form."""
+    """Names that may stand for several media, as these differ only in Unicode spelling."""
     repeated: int = 0
-    """Number of rows that a later row of the same name replaces."""
+    """Number of rows that a later row with the same name replaces."""
     repeating: int = 0
-    """Number of rows that repeat a field."""
+    """Number of rows that have a field twice."""
     problem: RefusedError | None = None
-    """First error without a file name; it may concern any medium without a row."""
+    """The first error about a row without a name; any medium without a row may be concerned."""
 
     def add(self, name: Any, content: Any, number: int) -> None:
         if not isinstance(name, str) or not name:
@@ -65,17 +65,17 @@ class Rows:
         self._put(self._relative(posixpath.normpath(name)), TableRow(content, number))
 
     def _put(self, name: str, row: TableRow) -> None:
-        """Adds `row` under `name`; a later row of the same name replaces an earlier one."""
+        """Adds `row` under `name`; of two rows with the same name the later in the table stays."""
         former = self.by_name.pop(name, row)
         self.repeated += former is not row
         self.by_name[name] = max(former, row, key=lambda one: one.number)
 
     def rename(self, name: str, new: str) -> None:
-        """Renames the row of `name` to the spelling `new`, which another row may have."""
+        """Moves the row of `name` to the spelling `new`, which another row may have."""
         self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:
-        """`name` as a relative path, if it is absolute or leaves the folder and returns."""
+        """The path `name` relative to the table's folder, if it points outside and comes back."""
         if name.startswith(OUTSIDE):
             for spelled, folder in product((str, composed), self.folders):
                 folder = spelled(folder)
@@ -92,7 +92,11 @@ class Rows:
 
 
 def rows_of(path: str, content: bytes, form: str | None, *, folders: tuple[str, ...] = ()) -> Rows:
-    """The rows of the table at `path`; `form` is `jsonl`, `csv` or else one JSON document."""
+    """Parses the table at `path` from its bytes.
+
+    `form` is `jsonl` or `csv`; else the table is one JSON document. `folders` are the absolute
+    paths of its folder.
+    """
     rows = Rows(path=path, folders=folders)
     try:
         match form:
@@ -173,7 +177,7 @@ def _add_csv(rows: Rows, text: str) -> None:
 
 
 def _separator(path: str, lines: Iterable[str]) -> str:
-    """Field separator: the one that splits the first line into named columns, or its `sep=`.
+    """The field separator: the one that a first line `sep=` states, or that makes known columns.
 
     Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
@@ -187,7 +191,10 @@ def _separator(path: str, lines: Iterable[str]) -> str:
 
 
 def _head(rows: Rows, cells: list[str]) -> list[str] | None:
-    """Column names from `cells`; None for a line before the column names."""
+    """Column names from the first `cells`; None for a line before the column names.
+
+    A problem is added to `rows` if no column is known.
+    """
     if not cells or cells[0].startswith("sep="):
         return None
     head = [name.strip() for name in cells]

@@ -1,4 +1,4 @@
-"""Writes results: tar shards, indices, the ledger, and a dataset that Energon reads.
+"""Writes what was packed: tar shards, indices, the ledger, and a dataset that Energon reads.
 
 dataset_folder  the dataset folder: emptied before a packing, published after it
 readme          the card for people, with sample pictures beside it

@@ -1,4 +1,4 @@
-"""The dataset folder: emptied before a packing, published after it.
+"""Empties the dataset folder before a packing, and publishes it after one.
 
 `.nv-meta` is written last, by one rename, so a folder that has it is complete.
 """
@@ -39,7 +39,6 @@ PLAN_NAME, PAGE_NAME, SUMMARY_NAME = "plan.jsonl", "plan.html", "plan_summary.js
 
 
 def _files(*names: str) -> re.Pattern[str]:
-    """Pattern of the given file names, also with the suffix of unfinished files."""
     return re.compile(rf"({'|'.join(map(re.escape, names))})(\.spool)?(\.tmp)?")
 
 
@@ -63,7 +62,9 @@ _FOLDERS = {
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Creates `folder` and keeps other packings from writing to it; removes it if it stays empty.
+    """Creates `folder` and keeps other packings from writing to it while the context is open.
+
+    The folder is removed if it stays empty.
 
     Raises:
         PrepError: another packing writes to it, or it is no folder.
@@ -85,7 +86,7 @@ def check_source_outside(folder: Path, *, source: Path, option: str) -> None:
     """Checks that --overwrite cannot remove the source.
 
     Raises:
-        PrepError: `source`, the value of `option`, is the output folder or lies in it.
+        PrepError: `source`, the value of `option`, is the output `folder` or lies in it.
     """
     if source.resolve().is_relative_to(folder.resolve()):
         raise PrepError(
@@ -100,7 +101,7 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
     Without `overwrite` these files stay, and the packing is continued.
 
     Raises:
-        PrepError: it holds other files, or a dataset that cannot be continued.
+        PrepError: the folder has other files, or a dataset that cannot be continued.
     """
     found = check_folder(folder, overwrite=overwrite)
     # `.nv-meta` first, so that the dataset is invalid from now on. Then leftovers of a killed
@@ -111,10 +112,11 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
-    """Creates `folder`, and returns the files that an earlier packing left there.
+    """Creates `folder`, and returns the files that an earlier packing left in it.
 
     Raises:
-        PrepError: it holds other files, or without `overwrite` a dataset that cannot be continued.
+        PrepError: the folder has other files, or without `overwrite` a dataset that cannot be
+            continued.
     """
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
@@ -148,7 +150,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or folder; it is renamed first, so that no process sees half of it."""
+    """Removes a file or folder; a folder is renamed first, so that nobody sees half of it."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
@@ -167,9 +169,9 @@ def publish(
 ) -> None:
     """Writes cards, null text and Energon's metadata, once all shards are complete.
 
-    `shards` has the number of samples of each shard, by split and file name. Without `null_text`
-    each sample has its own; without `made` no README is written. `null_text` is the encoder's
-    output for an empty caption: rows [L, E] and vectors [E], by name.
+    `shards` has the number of samples of each shard, by split and file name. `null_text` is the
+    text encoder's output for an empty caption, rows [L, E] and vectors [E] by name; it is empty if
+    each sample has its own. If `made` is None, no README is written.
     """
     if null_text:
         write_atomically(folder / NULL_TEXT_NAME, safetensors.torch.save(null_text))
@@ -188,7 +190,10 @@ def publish(
 
 
 def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
-    """The metadata of `energon prepare` that loaders read, made without reading the shards."""
+    """The metadata files that loaders read after `energon prepare`, by name.
+
+    They are made without reading the shards.
+    """
     import megatron.energon
     from megatron.energon.bracecollapse import collapse
 

@@ -39,12 +39,15 @@ def ledger_name(rank: int, world: int) -> str:
 
 
 def digest_of(line: bytes) -> str:
-    """Digest of a line of the plan; samples planned alike have the same."""
+    """A digest of `line`, a line of the plan; lines with the same digest make the same sample."""
     return hashlib.blake2b(line, digest_size=12).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """(line, end offset) of each complete line; a truncated last line is left out."""
+    """Yields each complete line of a ledger, parsed, with the byte offset of its end.
+
+    A truncated last line is left out.
+    """
     end = 0
     with path.open("rb") as stream:
         for line in stream:
@@ -56,7 +59,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 @dataclass
 class LedgerProgress:
-    """Numbers of samples and valid bytes in the ledger of one rank."""
+    """What the ledger of one rank records: samples, valid bytes, and the ends of shards."""
 
     samples: int = 0  # lines of the plan that are done
     size: int = 0  # valid bytes of the ledger
@@ -74,7 +77,10 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """Progress over the complete blocks that a rank has packed; its blocks have `total` samples."""
+    """Reads how much of a rank's work is done, in complete blocks of `block` samples.
+
+    `total` is the number of samples of all the rank's blocks, the last of which may be shorter.
+    """
     if not path.exists():
         return LedgerProgress()
     size, folder = cache(_size), path.parent.parent
@@ -95,7 +101,7 @@ def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
 
 
 def _size(shard: Path) -> int:
-    """Bytes that a shard really has: after a power cut it may be shorter than recorded."""
+    """The real size of a shard in bytes: after a power cut it may be less than recorded."""
     paths = (shard, shard.with_name(shard.name + TEMPORARY))
     return max((path.stat().st_size for path in paths if path.exists()), default=0)
 
@@ -110,7 +116,7 @@ class Ledger:
         self._stream.seek(keep)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Appends a block of samples whose bytes are written."""
+        """Appends the lines of a block of samples, whose bytes must be in the shards already."""
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         with writing(Path(self._stream.name)):
             self._stream.write(text.encode())
@@ -122,7 +128,7 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerHeader:
-    """Options and plan of a packing, in `run.json`."""
+    """Options and plan of a packing, as stored in `run.json`."""
 
     options: Mapping[str, Any]  # all options that decide the samples; JSON values
     plan: str  # digest of the plan
@@ -138,10 +144,10 @@ class LedgerHeader:
 
     @classmethod
     def read(cls, folder: Path) -> LedgerHeader | None:
-        """The header that an earlier run wrote, or None.
+        """Reads the header that an earlier run wrote into `folder`; None if there is none.
 
         Raises:
-            PrepError: it is damaged.
+            PrepError: the file is damaged.
         """
         path = folder / LEDGER / RUN_NAME
         try:
@@ -155,7 +161,7 @@ class LedgerHeader:
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The options that differ, as `name: old -> new`."""
+    """The options that differ between `old` and `new`, each as the text `name: old -> new`."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     why = {"block_size": " (of the command: image or video)"}
     return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}{why.get(name, '')}" for name in names]
@@ -163,7 +169,7 @@ def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Counts and facts of a packing: written, refused and ignored samples."""
+    """What a packing has written, refused and ignored, with statistics for the dataset card."""
 
     shards: Mapping[Split, Mapping[str, int]]  # samples of each shard by file name
     bytes_written: int
@@ -185,7 +191,6 @@ class Summary:
 
 
 def _measured(count: int, total: float, square: float) -> dict[str, float]:
-    """Mean and standard deviation of `count` numbers, from their sum and sum of squares."""
     if not count:
         return {}
     mean, square = total / count, square / count
@@ -193,7 +198,7 @@ def _measured(count: int, total: float, square: float) -> dict[str, float]:
 
 
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
-    """Sums up the ledgers of all ranks; only refused samples are kept in memory."""
+    """Adds up the ledgers of all `world` ranks; of single samples only refused ones are kept."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
     ratios, count, total, square = list[float](), 0, 0.0, 0.0
     notes, sizes, refusals = Counter[str](), Counter[tuple[int, ...]](), Refusals()
@@ -238,7 +243,10 @@ def _of_ratios(ratios: list[float]) -> dict[str, float]:
 
 
 def set_aside(folder: Path, *, generation: int) -> None:
-    """Moves the packed samples to `.ledger/earlier-N`; a killed move is continued."""
+    """Moves the packed samples to `.ledger/earlier-N`, where N is `generation`.
+
+    A call after an interrupted one moves what is left.
+    """
     if (folder / META).exists():
         remove(folder / META)
     aside = folder / LEDGER / f"{_EARLIER}{generation}"
@@ -262,7 +270,7 @@ class _FoundSample:
 
 
 class EarlierSamples:
-    """Samples of an earlier packing, by the digest of their line in the plan."""
+    """Samples of earlier packings, by the digest of their line in the plan."""
 
     def __init__(self, folder: Path):
         self._found: dict[str, _FoundSample] = {}
@@ -277,7 +285,7 @@ class EarlierSamples:
         return bool(self._found) and digest_of(line) in self._found
 
     def copy(self, digest: str) -> tuple[dict[str, Any], list[bytes]]:
-        """The line of a sample in the ledger, and the bytes of each of its copies in the shards.
+        """The ledger's facts about a sample, and the bytes of each of its copies in the shards.
 
         Raises:
             PrepError: the bytes are lost.

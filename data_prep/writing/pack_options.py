@@ -1,4 +1,4 @@
-"""Options of a packing that do not change the content of samples; nothing here imports torch."""
+"""Options of a packing that do not change the samples; this file does not import torch."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class WorkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(WorkOptions, ShardOptions):
-    """Options of a packing that do not change the content of samples."""
+    """Options of a packing that do not change the content of the samples."""
 
     split: SplitFractions
     split_is_given: bool = True
-    """Whether the user set the split; the default may change for a small dataset."""
+    """Whether the user gave the split; the default may be changed for a small dataset."""
     block_size: int = 32
-    """Samples in a block for a worker."""
+    """Number of samples that a worker gets at a time."""
     decode_threads: int = 0
     verify: bool = False
     """Whether each latent is decoded again and compared with its source."""

@@ -1,4 +1,4 @@
-"""README.md of a dataset, for people, with sample pictures beside it.
+"""Writes README.md of a dataset, for people, and sample pictures.
 
 The section about permitted use is the user's: it is never overwritten.
 """
@@ -36,16 +36,16 @@ _PACKAGES = ("megatron-dit", "torch", "diffusers", "transformers", "av", "pillow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeBy:
-    """Facts about the making of a dataset that its card does not have."""
+    """How a dataset was made, as far as its card does not say it, and sample pictures."""
 
     command: str = ""
-    """Command line without paths and options that do not change the samples."""
+    """Command line without paths and without options that do not change the samples."""
     pictures: tuple[tuple[str, bytes], ...] = ()
-    """Captions and PNG files of some samples."""
+    """Caption and PNG file of some samples."""
 
 
 def sample_picture(clip: Clip) -> bytes:
-    """The first frame of a clip as PNG, scaled down."""
+    """The first frame of `clip` as a PNG file, scaled down."""
     image = Image.fromarray(to_levels(clip.video_CFHW[:, :1])[0])
     image.thumbnail((_SIDE, _SIDE))
     content = io.BytesIO()
@@ -54,7 +54,7 @@ def sample_picture(clip: Clip) -> bytes:
 
 
 def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
-    """Writes README.md and `samples/`, and keeps the user's section on permitted use."""
+    """Writes README.md and `samples/` into `folder`; keeps the user's section on permitted use."""
     path = folder / README_NAME
     found = path.read_text(errors="replace") if path.exists() else ""
     said = re.search(re.escape(_USE) + r"(.*?)(?=^## |\Z)", found, re.DOTALL | re.MULTILINE)
@@ -68,7 +68,6 @@ def write_readme(folder: Path, card: Mapping[str, Any], made: MadeBy) -> None:
 
 
 def _front(card: Mapping[str, Any]) -> str:
-    """The YAML front matter of a Hugging Face dataset card."""
     licence = json.dumps(card.get("license") or "unknown")
     name = ", ".join(card.get("sources", ())) or "dataset"
     return f"---\nlicense: {licence}\ntags:\n- webdataset\n- latents\n---\n\n# {name}\n"

@@ -1,4 +1,4 @@
-"""Results of the workers -> shards and ledger."""
+"""Writes the results of the workers into shards and ledger."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class RankBlocks:
 
     @property
     def total(self) -> int:
-        """Number of samples of this rank."""
+        """Number of samples in the blocks of this rank."""
         return sum(len(block) for block in self.after(0))
 
     def after(self, samples: int) -> Iterator[tuple[bytes, ...]]:
-        """The blocks after the first `samples` samples of this rank."""
+        """Yields the blocks of this rank that begin at or after its sample number `samples`."""
         blocks = self.plan.blocks(self.size, rank=self.ranks.rank, world=self.ranks.world)
         return (block for number, block in enumerate(blocks) if number * self.size >= samples)
 
 
 @dataclass(kw_only=True)
 class Writer:
-    """Writes the shards of each split, and the ledger, of one rank."""
+    """Writes the shards of all splits, and the ledger, of one rank."""
 
     folder: Path
     options: PackOptions
@@ -61,12 +61,12 @@ class Writer:
         return self.folder / LEDGER / ledger_name(self.ranks.rank, self.ranks.world)
 
     def progress(self, share: RankBlocks) -> LedgerProgress:
-        """Number of samples that an earlier run has written."""
+        """What an earlier run has written of the samples in `share`."""
         return read_progress(self._path, block=share.size, total=share.total)
 
     @contextmanager
     def resumed(self, progress: LedgerProgress) -> Iterator[None]:
-        """Context with shards and ledger open to continue after `progress`; later bytes are cut."""
+        """Opens shards and ledger to continue after `progress`; bytes written later are cut off."""
         self._earlier = EarlierSamples(self.folder)
         prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
         with ExitStack() as stack:
@@ -86,7 +86,7 @@ class Writer:
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:
-        """The block, with None for samples that an earlier packing has written."""
+        """`block`, with None for samples that an earlier packing has encoded."""
         assert self._earlier is not None
         has = self._earlier.has
         return tuple(None if has(line) else line for line in block)
@@ -94,7 +94,10 @@ class Writer:
     def write(
         self, block: Sequence[bytes], outcomes: Sequence[EncodedSample | RefusedResult | None]
     ) -> None:
-        """Writes the samples of a block into shards, then their lines into the ledger."""
+        """Writes the samples of a block into shards, then their lines into the ledger.
+
+        An outcome is None for a sample that is copied from an earlier packing.
+        """
         assert self._ledger is not None
         lines = [self._write(*pair) for pair in zip(block, outcomes, strict=True)]
         # Before the ledger, whose lines say that the bytes are in the shards.
@@ -103,7 +106,10 @@ class Writer:
         self._ledger.append(lines)
 
     def _write(self, line: bytes, outcome: EncodedSample | RefusedResult | None) -> dict[str, Any]:
-        """Writes one sample into its split; returns its line of the ledger."""
+        """Writes the sample of the plan's `line` into its split, and returns its ledger line.
+
+        A refused sample has a ledger line only.
+        """
         entry, of = Entry.from_line(line), digest_of(line)
         if isinstance(outcome, RefusedResult):
             refused = {"refused": outcome.reason, "detail": outcome.detail}

@@ -1,4 +1,4 @@
-"""Samples -> tar shards with their indices, written atomically.
+"""Writes samples to tar shards with their indices; a shard appears only when it is complete.
 
 The bytes of a shard depend only on its samples: it holds no times and no user names. A shard that
 is being written already has its final bytes up to the last sample, so a killed run continues it.
@@ -29,9 +29,9 @@ _END = bytes(2 * _BLOCK)
 def sample_parts(
     tensors: dict[str, Tensor], description: dict[str, Any], sound_KA: Tensor | None = None
 ) -> dict[str, bytes]:
-    """Files of a sample: two, or three with a sound latent `sound_KA`.
+    """The files of a sample by ending: tensors, description, and the sound latent if given.
 
-    The description gets a checksum of each file of tensors.
+    A checksum of each file of tensors is added to the description.
     """
     groups = {"safetensors": tensors}
     if sound_KA is not None:
@@ -45,7 +45,7 @@ def sample_parts(
 
 
 def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
-    """Bytes of a sample in a tar: a header and the padded content of each file."""
+    """The bytes of a sample in a tar: for each of its files a header and the padded content."""
     pieces = []
     for part in sorted(parts):
         content = parts[part]
@@ -57,14 +57,14 @@ def tar_members(key: str, parts: dict[str, bytes]) -> bytes:
 
 
 class SampleEnd(NamedTuple):
-    """The shard of a sample, and the byte offset of the sample's end in it."""
+    """The shard of a sample, and the byte offset at which the sample ends in it."""
 
     shard: str  # file name
     end: int  # bytes
 
 
 class _Shard:
-    """A tar that is being written, and the end offset of each sample."""
+    """A tar that is being written, and the byte offset at which each sample ends."""
 
     def __init__(self, path: Path, ends: list[int] | None = None):
         self.path, self.ends = path, ends or [0]
@@ -83,7 +83,7 @@ class _Shard:
         self._file.stream.close()
 
     def publish(self) -> int:
-        """Completes the archive and its index; returns its size."""
+        """Completes the archive and its index; returns its size in bytes."""
         size = self.ends[-1] + len(_END)
         padding = bytes(-size % tarfile.RECORDSIZE)
         with writing(self.path):
@@ -108,9 +108,9 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         self._shard: _Shard | None = None
 
     def resume(self, counts: dict[str, int], ends: list[int]) -> None:
-        """Continues after the shards in `counts`, in a shard whose samples end at `ends`.
+        """Continues after the complete shards in `counts`, in a shard whose samples end at `ends`.
 
-        All later bytes are removed.
+        `counts` has the samples of each shard, `ends` byte offsets. All later bytes are removed.
         """
         self.counts = dict(counts)
         name = self._name(len(counts))
@@ -127,11 +127,14 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
             path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
 
     def write(self, key: str, parts: dict[str, bytes]) -> SampleEnd:
-        """Adds a sample, in a new shard if it does not fit into the open one."""
+        """Adds a sample, in a new shard if the open one is full; returns where it ends.
+
+        `parts` are the files of the sample by ending.
+        """
         return self.copy(tar_members(key, parts))
 
     def copy(self, members: bytes) -> SampleEnd:
-        """Adds a sample, given as the bytes of its members in a tar."""
+        """Adds a sample, given as the bytes of its members in a tar; returns where it ends."""
         if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
         if self._shard is None:
@@ -141,7 +144,7 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         return SampleEnd(self._shard.path.name, self._shard.ends[-1])
 
     def flush(self) -> None:
-        """Flushes all bytes to the operating system, so that they outlive this process."""
+        """Hands all bytes to the operating system, so that they outlive this process."""
         if self._shard is not None:
             self._shard.flush()
 

@@ -1,4 +1,4 @@
-"""`dataset_card.json`: what a dataset folder holds, and how to rebuild its encoders."""
+"""Reads `dataset_card.json`: what a dataset holds, and how to rebuild its encoders."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NULL_TEXT_NAME = "null_text.safetensors"
 
 
 class CodecError(ValueError):
-    """A codec or text encoder cannot be used; the message says what the user must change."""
+    """The error that a codec or text encoder cannot be used; its message says what to change."""
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
     """The settings in a dataset card under the key `part`.
 
     Raises:
-        CodecError: the part is missing, or a newer version wrote it.
+        CodecError: the part is missing, or the card has another format version.
     """
     version = card.get("format_version")
     if version != FORMAT_VERSION:
@@ -35,7 +35,7 @@ def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a dataset folder.
+    """Reads the card of the dataset in `folder`.
 
     Raises:
         CodecError: there is no card, or it is not a JSON object.

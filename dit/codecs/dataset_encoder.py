@@ -1,4 +1,4 @@
-"""The interface that VAE codecs and text encoders share: a name, options, settings in a card."""
+"""The interface that codecs and text encoders share: a name, options, settings in a card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dit.codecs.pretrained import ModelLocation
 
 
 class DatasetEncoder(ABC):
-    """Encodes samples of a dataset; it is chosen by options and rebuilt from a dataset card."""
+    """An encoder of samples; options choose it for packing, and a dataset card rebuilds it."""
 
     kind: ClassVar[str]  # what messages call it
     card_part: ClassVar[str]  # name of its settings in a dataset card
@@ -28,12 +28,12 @@ class DatasetEncoder(ABC):
     @classmethod
     @abstractmethod
     def from_arguments(cls, args: Namespace) -> Self:
-        """The encoder that the options of the command line ask for."""
+        """Builds the encoder that the command line in `args` asks for."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        """The encoder with the `settings` stored in a dataset card."""
+        """Builds the encoder from the `settings` in a dataset card."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class DatasetEncoder(ABC):
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """Notices for the user, shown before anything is encoded."""
+        """Sentences to show to the user before anything is encoded."""
         return ()
 
     def on(self, device: str) -> Self:
@@ -55,7 +55,7 @@ E = TypeVar("E", bound=DatasetEncoder)
 
 
 def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
-    """Public classes that implement `interface` in the files of a package, file by file."""
+    """Public classes with a name that implement `interface` in the files of `package`."""
     found: list[Any] = []
     for info in iter_modules(package.__path__):
         file = import_module(f"{package.__name__}.{info.name}")
@@ -69,18 +69,21 @@ def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
 
 
 class Registry(dict[str, type[E]], Generic[E]):
-    """All codecs, or all text encoders, by name."""
+    """All codecs, all text encoders or all sound codecs, by name."""
 
     def __init__(self, interface: type[E], classes: Iterable[type[E]], *, known: str):
-        """`known` introduces the list of names in the message about an unknown name."""
+        """Registers `classes` by their names.
+
+        `known` introduces the list of names in the message about an unknown name.
+        """
         super().__init__({cls.name: cls for cls in classes})
         self._interface, self._known = interface, known
 
     def named(self, name: str) -> type[E]:
-        """The class of the codec or text encoder called `name`.
+        """The class that is registered as `name`.
 
         Raises:
-            CodecError: there is no such class; the message lists all names.
+            CodecError: no class has this name; the message lists all names.
         """
         if name not in self:
             kind, names = self._interface.kind, ", ".join(self)
@@ -91,7 +94,7 @@ class Registry(dict[str, type[E]], Generic[E]):
         return self[name]
 
     def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:
-        """The encoder of a dataset card, with its model at `location`.
+        """Builds the encoder that a dataset card describes, with its model at `location` if given.
 
         Raises:
             CodecError: the card names no known encoder, lacks a setting, or its model is missing.
@@ -106,7 +109,7 @@ class Registry(dict[str, type[E]], Generic[E]):
 
 
 def lacking(encoder: DatasetEncoder | type[DatasetEncoder], missing: KeyError) -> CodecError:
-    """The error about a dataset card without a value that `encoder` needs."""
+    """The error about a dataset card without a setting that `encoder` needs."""
     return CodecError(
         f"the dataset card lacks {missing} of {encoder.kind} {encoder.name!r}; pack the data again"
     )
@@ -115,7 +118,7 @@ def lacking(encoder: DatasetEncoder | type[DatasetEncoder], missing: KeyError) -
 def unused_places(
     encoder: DatasetEncoder | type[DatasetEncoder], given: Mapping[str, str | None]
 ) -> list[str]:
-    """A sentence for each option in `given` that places a model which `encoder` does not have."""
+    """A sentence for each option in `given` that locates a model, if `encoder` has no weights."""
     if "model_name" in encoder.options:
         return []
     why = f"{encoder.name!r}, which made the dataset, has no weights"

@@ -1,7 +1,7 @@
-"""Command-line options of codecs and text encoders; nothing here imports torch.
+"""Command-line options of codecs and text encoders; this file does not import torch.
 
-Options of a single codec or encoder are fields of a dataclass here, which is listed below with the
-title of its group in the help.
+Options of a single codec or encoder are fields of a dataclass, and OF_CODECS or OF_SOUND_CODECS
+gives the title of its group in the help.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SOUND_CODEC_NAMES = ("wave", "ltx2")
 
 
 class EncoderPadding(StrEnum):
-    """Treatment of the hidden states of padding, for text encoders without a mask."""
+    """What is stored of the hidden states of padding, for text encoders without a mask."""
 
     TRIM = "trim"  # cut off: an embedding is as long as its caption
     KEEP = "keep"  # stored, as the published networks attend to them
 
 
 class Basis(StrEnum):
-    """Contents of the channels of a latent cell of the codec `pixel`."""
+    """What the channels of a latent cell of the codec `pixel` hold."""
 
     PIXELS = "pixels"  # its pixels, each whitened
     DCT = "dct"  # its frequencies, each divided by the root of its deviation
@@ -91,7 +91,7 @@ class FirstFrameOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaOptions:
-    """Options of the text encoder of HiDream-I1."""
+    """Options of the text encoder of HiDream-I1, one of whose models is Llama."""
 
     llama_model: LocalPath | None = option(None, metavar="NAME|DIR")
     """Folder or hub model of Llama 3.1, if the pipeline has no text_encoder_4. (default:
@@ -99,9 +99,9 @@ class LlamaOptions:
 
 
 OF_CODECS: Mapping[str, Any] = {"processor pixel": PixelOptions}
-"""Title of a group in the help -> its options, for codecs and text encoders."""
+"""The options of codecs and text encoders, by the title of their group in the help."""
 OF_SOUND_CODECS: Mapping[str, Any] = {"audio processor wave": WaveOptions}
-"""Title of a group in the help -> its options, for sound codecs."""
+"""The options of sound codecs, by the title of their group in the help."""
 OF_TEXT_ENCODERS: Mapping[str, Any] = {
     "text encoders words and bytes": VectorOptions,
     "text encoder cosmos_predict25": ProjectionOptions,

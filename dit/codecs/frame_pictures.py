@@ -1,9 +1,11 @@
-"""Frames of a video opened by PyAV -> upright pictures, in data_prep and generation alike.
+"""Turns frames of a video opened by PyAV into upright pictures.
 
 1. `first_film`, `stored_packets`, `decode_packets`  open file -> decoded frames
 2. `picture_of`, `turn_of`  frame -> its picture, and the turn that makes it upright
 3. `look_of`                properties that must not change within a clip
 4. `upright_pictures`       all of these, for a whole file
+
+Data preparation and generation share these functions.
 """
 
 # H rows, W columns
@@ -23,7 +25,7 @@ ENDINGS = frozenset((
     ".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts",
     ".3gp", ".flv", ".ogv", ".wmv",
 ))  # fmt: skip
-"""Lower-case suffixes of video files."""
+"""Lower-case endings of video files, with the dot."""
 LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
 """Most pixels of a frame; Pillow refuses larger pictures as decompression bombs."""
 # Without these, damage is concealed, and a few bytes can ask for all memory.
@@ -31,7 +33,7 @@ LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
 _WITH_COLOURS = ("mov", "matroska")  # containers that may tell colours themselves
 UNTOLD = 2
-"""Matrix coefficients code for "unspecified" (ITU-T H.273, table 4)."""
+"""Code for unspecified matrix coefficients of colours (ITU-T H.273, table 4)."""
 _HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
 _TURNS = {  # x and y change places; then left and right do; then top and bottom do
     (False, False, False): None,
@@ -48,7 +50,7 @@ _CROOKED = 0.02  # part of the largest element that an element of a quarter turn
 
 
 def any_title() -> Any:
-    """Arguments of `av.open` for files whose titles may be of any encoding."""
+    """Arguments of `av.open` by which titles in any encoding raise no error."""
     import av
 
     is_old = int(av.__version__.partition(".")[0]) < 19  # PyAV 19 reads them by itself
@@ -56,12 +58,12 @@ def any_title() -> Any:
 
 
 def first_film(container: Any) -> Any:
-    """The first video stream that is no cover picture; None if there is none."""
+    """The first video stream of `container` that is no cover picture; None if there is none."""
     return next(iter(films_of(container)), None)
 
 
 def films_of(container: Any) -> list[Any]:
-    """The video streams of a container that are no cover pictures."""
+    """The video streams of `container` that are no cover pictures."""
     from av.stream import Disposition
 
     each = container.streams.video
@@ -69,17 +71,20 @@ def films_of(container: Any) -> list[Any]:
 
 
 def stored_packets(container: Any, film: Any) -> Iterator[Any]:
-    """Packets of a video stream that have content, then an empty one to flush the decoder."""
+    """Yields the packets of the stream `film` that have content, then an empty one.
+
+    The empty packet makes the decoder return its last frames.
+    """
     for packet in container.demux(film):
         if packet.size or packet.dts is None:  # an empty one in between would flush too early
             yield packet
 
 
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
-    """The decoded frames of `packets`, in the order in which they are shown.
+    """Yields the decoded frames of `packets`, in the order in which they are shown.
 
-    A WebM video stores transparency in a second stream. FFmpeg leaves the attribute `opaque` of a
-    frame to its user; it holds the frame of that stream.
+    A WebM video stores transparency in a second stream. Its frame is attached as the attribute
+    `opaque`, which FFmpeg leaves to its user.
 
     Raises:
         ValueError: a frame is damaged.
@@ -100,26 +105,29 @@ def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
 
 
 def tells_alpha(video: Any) -> bool:
-    """Whether the file declares transparency, which its decoder may ignore."""
+    """Whether `video` declares transparency, which its decoder may ignore."""
     tags = {name.lower(): value for name, value in video.metadata.items()}
     return tags.get("alpha_mode") == "1" or bool(_hevc_alpha(video))
 
 
 def is_premultiplied(video: Any) -> bool:
-    """Whether the file declares that colours are premultiplied by the alpha channel."""
+    """Whether `video` declares that colours are premultiplied by the alpha channel."""
     message = _hevc_alpha(video)
     return bool(message) and message[1] >> 4 & 7 == 1  # alpha_channel_use_idc
 
 
 def _hevc_alpha(video: Any) -> bytes:
-    """Alpha channel information (ITU-T H.265, annex F) with its length; empty without any."""
+    """Alpha channel information in the header of an HEVC stream; empty if there is none.
+
+    It begins with its length (ITU-T H.265, annex F).
+    """
     header = video.codec_context.extradata or b""
     is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
     return header.partition(_HEVC_ALPHA)[2] if is_there else b""
 
 
 def _alpha_decoder(video: Any) -> Any:
-    """The decoder of transparency in WebM; None for other videos, or if this FFmpeg lacks it."""
+    """A decoder of the transparency of a WebM video; None for others, or if FFmpeg lacks it."""
     import av.codec.codec
 
     name = _WITH_ALPHA.get(video.codec_context.name)
@@ -134,10 +142,12 @@ def _alpha_decoder(video: Any) -> Any:
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if transparent.
+    """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if it has alpha.
+
+    Pixels that are not square are resampled.
 
     Raises:
-        ValueError: it is suspiciously large.
+        ValueError: the picture is suspiciously large.
     """
     picture = frame.to_image()
     if has_alpha(frame, video):
@@ -147,10 +157,10 @@ def picture_of(frame: Any, video: Any) -> Image.Image:
 
 
 def upright_size(frame: Any, video: Any) -> tuple[int, int]:
-    """Width and height of a frame after it was turned upright.
+    """(width, height) of a frame after it was turned upright, in square pixels.
 
     Raises:
-        ValueError: it is suspiciously large.
+        ValueError: the frame is suspiciously large.
     """
     width, height = _square(frame, video)
     is_sideways = turn_of(frame) in _SIDEWAYS
@@ -179,7 +189,7 @@ class Look(NamedTuple):
     tells_turn: bool  # a stream may tell it with its first frame alone
 
     def differs(self, first: Look) -> bool:
-        """Whether a clip whose first frame is `first` cannot contain this frame."""
+        """Whether this frame cannot belong to a clip whose first frame has the look `first`."""
         is_turned = self.tells_turn and self.turn != first.turn
         return is_turned or (self.size, self.aspect) != (first.size, first.aspect)
 
@@ -191,7 +201,7 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The size, aspect and rotation of a frame with pixels of `aspect`, known to the decoder."""
+    """The size, pixel aspect and rotation of `frame`; its decoder knows the `aspect`."""
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 
@@ -203,7 +213,7 @@ def is_crooked(frame: Any) -> bool:
 
 
 def _matrix(frame: Any) -> tuple[int, int, int, int]:
-    """The elements a, b, c and d of the frame's display matrix."""
+    """The elements a, b, c and d of a frame's display matrix; the identity if it has none."""
     content = frame.side_data.get("DISPLAYMATRIX")
     if content is None:
         return 1, 0, 0, 1
@@ -212,7 +222,7 @@ def _matrix(frame: Any) -> tuple[int, int, int, int]:
 
 
 def has_alpha(frame: Any, video: Any) -> bool:
-    """Whether the frame's format has transparency; even so, all of it may be opaque."""
+    """Whether the format of `frame` has an alpha channel, even if every pixel is opaque."""
     # `opaque` is what `decode_packets` attaches. Palettes of most codecs have no transparency.
     layout = (frame.opaque or frame).format
     is_of_png = layout.has_palette and video.codec_context.name == "png"
@@ -229,7 +239,11 @@ def _with_alpha(picture: Image.Image, frame: Any, video: Any) -> Image.Image:
 
 
 def _square(frame: Any, video: Any) -> tuple[int, int]:
-    """(width, height) of a frame with square pixels, before it is turned upright."""
+    """(width, height) of a frame with square pixels, before it is turned upright.
+
+    Raises:
+        ValueError: the frame is suspiciously large.
+    """
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height
     if size[0] * size[1] > LARGEST:
@@ -238,10 +252,11 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
 
 
 def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
-    """All frames of a video stream as upright RGB pictures, on white where transparent.
+    """Yields all frames of a video stream as upright RGB pictures, on white where transparent.
 
     Raises:
-        ValueError: a frame is damaged or suspiciously large, or its look changes.
+        ValueError: a frame is damaged or suspiciously large, or its size, aspect or rotation
+            differs from that of the first frame.
     """
     first: Look | None = None
     for frame in decode_packets(stored_packets(container, video), video):

@@ -1,6 +1,6 @@
-"""Colour codes (ITU-T H.273) or gamma -> ICC profile -> sRGB, by Little CMS.
+"""Converts colours to sRGB by ICC profiles, with Little CMS.
 
-1. `coded_profile`, `gamma_profile`  primaries and a curve -> ICC profile of a matrix
+1. `coded_profile`, `gamma_profile`  colour codes (ITU-T H.273) or gamma -> ICC profile
 2. `fits`, `is_srgb`  whether a profile applies to a picture, and changes it
 3. `transformed`, `transformed_numbers`  bytes, or finer numbers -> sRGB
 """
@@ -64,7 +64,7 @@ _FITTING = {  # mode that a profile is of -> modes of pictures to which it appli
 
 
 def coded_profile(primaries: int, transfer: int) -> bytes | None:
-    """The ICC profile of `primaries` and `transfer`, codes of H.273; None if a code is unknown.
+    """The ICC profile of H.273's codes `primaries` and `transfer`; None if a code is unknown.
 
     The curves are those of displays: BT.709 is shown with the gamma of BT.1886, 2.4.
     """
@@ -76,7 +76,7 @@ def coded_profile(primaries: int, transfer: int) -> bytes | None:
 def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
     """The ICC profile of a display whose light is the level to the power of `exponent`.
 
-    `xy` are x and y of red, green, blue and white.
+    `xy` are the chromaticities (x, y) of red, green, blue and white, in this order.
 
     Raises:
         ValueError: `xy` cannot be primaries.
@@ -85,7 +85,7 @@ def gamma_profile(xy: Sequence[float], exponent: float) -> bytes:
 
 
 def coded_of(profile: bytes) -> tuple[int, int] | None:
-    """(primaries, transfer) codes in a profile's tag `cicp`; None if it has no such tag."""
+    """The H.273 codes (primaries, transfer) in a profile's tag `cicp`; None without this tag."""
     (count,) = struct.unpack(">I", profile[128:132].rjust(4, b"\0"))
     for at in range(132, min(132 + 12 * count, len(profile) - 11), 12):
         name, place, _ = struct.unpack(">4sII", profile[at : at + 12])
@@ -95,7 +95,13 @@ def coded_of(profile: bytes) -> tuple[int, int] | None:
 
 
 def _matrix_profile(xy: Sequence[float], light: np.ndarray) -> bytes:
-    """An ICC profile (ICC.1:2022) with the exact `light` of each of the 256 levels."""
+    """An ICC profile (ICC.1:2022) of RGB with primaries `xy` and a curve for each channel.
+
+    `light` is the linear light, 0 to 1, of each of the 256 levels.
+
+    Raises:
+        ValueError: `xy` cannot be primaries.
+    """
     try:
         columns = _adapted_columns(np.reshape(xy, (4, 2)))
     except np.linalg.LinAlgError as error:
@@ -115,7 +121,13 @@ def _matrix_profile(xy: Sequence[float], light: np.ndarray) -> bytes:
 
 
 def _adapted_columns(xy_42: np.ndarray) -> np.ndarray:
-    """XYZ of red, green and blue light [3, 3], adapted to D50; their sum is white."""
+    """XYZ of red, green and blue light, the columns of a matrix [3, 3], adapted to D50.
+
+    `xy_42` are the chromaticities of red, green, blue and white; the columns add up to white.
+
+    Raises:
+        np.linalg.LinAlgError: `xy_42` cannot be primaries.
+    """
     directions_34 = np.column_stack([xy_42, 1 - xy_42.sum(1)]).T
     if not xy_42[3, 1] > 0:
         raise np.linalg.LinAlgError
@@ -133,7 +145,7 @@ def _fixed(numbers: np.ndarray) -> bytes:
 
 
 def fits(profile: bytes, mode: str) -> bool:
-    """Whether `profile` describes the colours of pictures of `mode`, and is not damaged."""
+    """Whether `profile` applies to pictures of `mode`, and is not damaged."""
     if mode not in _FITTING.get(_MODES.get(profile[16:20], ""), ()):
         return False
     try:
@@ -146,8 +158,8 @@ def fits(profile: bytes, mode: str) -> bool:
 def is_srgb(profile: bytes) -> bool:
     """Whether `profile` moves no colour by more than one of 255 levels.
 
-    Profiles of sRGB differ by rounding, and names do not help: GIMP's profile of linear light is
-    called "GIMP built-in Linear sRGB".
+    A comparison of bytes would not do, because profiles of sRGB differ by rounding; nor do names:
+    GIMP's profile of linear light is called "GIMP built-in Linear sRGB".
 
     Raises:
         ValueError: the profile cannot be read.
@@ -157,7 +169,11 @@ def is_srgb(profile: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
-    """The transform from `profile` to sRGB; None if `profile` is sRGB."""
+    """The transform from `profile` to sRGB; None if `profile` is sRGB.
+
+    Raises:
+        ValueError: the profile cannot be read.
+    """
     mode = _MODES[profile[16:20]]
     try:
         opened = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -176,7 +192,7 @@ def _srgb() -> ImageCms.ImageCmsProfile:
 
 @cache
 def _probe(mode: str) -> Image.Image:
-    """A picture of all greys for grey modes, or of 729 colours for RGB."""
+    """A picture to test a transform: all greys for mode L, or also 729 colours for RGB."""
     greys_1W = np.arange(256, dtype=np.uint8)[None]
     if mode == "L":
         return Image.fromarray(greys_1W)
@@ -186,7 +202,7 @@ def _probe(mode: str) -> Image.Image:
 
 
 def _moves(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Whether the transform changes a colour by more than one level."""
+    """Whether `transform` changes a colour by more than one level; always true for CMYK."""
     if mode == "CMYK":
         return True
     before = _probe(mode)
@@ -197,7 +213,7 @@ def _moves(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 
 
 def transformed(image: Image.Image, profile: bytes) -> Image.Image:
-    """An opaque picture, converted from the colours of `profile` to sRGB.
+    """The opaque picture `image` converted from the colours of `profile` to sRGB.
 
     Raises:
         ValueError: the profile cannot be read.
@@ -219,12 +235,11 @@ def _applied(transform: ImageCms.ImageCmsTransform, image: Image.Image) -> Image
 
 
 def transformed_numbers(levels: np.ndarray, profile: bytes) -> np.ndarray:
-    """Numbers in [0, 255], converted from the colours of `profile` to uint8 sRGB [H, W, 3].
+    """Numbers in [0, 255], finer than bytes, converted from `profile` to uint8 sRGB [H, W, 3].
 
-    `levels` are grey [H, W] or RGB [H, W, 3], finer than bytes.
-
-    Little CMS converts bytes, and colours between two bytes are interpolated; otherwise several
-    dark levels of linear light would become one.
+    `levels` are grey [H, W] or RGB [H, W, 3]. Little CMS converts bytes, and colours between two
+    bytes are interpolated: if levels were rounded first, several dark levels of linear light would
+    become one.
 
     Raises:
         ValueError: the profile cannot be read.

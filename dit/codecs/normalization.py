@@ -1,4 +1,4 @@
-"""Latents of zero mean and unit variance per channel, and back."""
+"""Whitens latents: to zero mean and unit variance per channel, and back."""
 
 # C latent channels, F frames, H rows, W columns, N = F * H * W cells
 
@@ -16,7 +16,10 @@ STD_MIN = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Whitening:
-    """Mean and standard deviation of each latent channel, or of each frame of each channel."""
+    """Mean and standard deviation of each latent channel, or of each frame of each channel.
+
+    For values by frame, `mean` and `std` list the frames of the first channel, then of the next.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -34,13 +37,16 @@ class Whitening:
         return logvar_CFHW.float() - 2 * _like(self.std, logvar_CFHW).log()
 
     def undo(self, latent_CFHW: Tensor) -> Tensor:
-        """The inverse of `apply`, float32, on the latent's device."""
+        """The latent before whitening, latent * std + mean, float32, on the latent's device."""
         std, mean = _like(self.std, latent_CFHW), _like(self.mean, latent_CFHW)
         return latent_CFHW.float() * std + mean
 
 
 def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
-    """`values` as [C, F or 1, 1, 1], by channel or also by frame; the last frame's are repeated."""
+    """`values` as [C, 1, 1, 1], or as [C, F, 1, 1] if they are given by frame.
+
+    The values of the last frame are repeated for later frames.
+    """
     channels, frames = latent_CFHW.shape[:2]
     column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
     column = column.view(channels, -1, 1, 1)
@@ -72,7 +78,10 @@ class Moments:
         return bool(np.isfinite(self._centred_C).all())
 
     def merge(self, other: Moments) -> None:
-        """Adds the latents of `other`; the order of merging changes the last digits."""
+        """Adds the latents that `other` has seen.
+
+        The order of merging changes the last digits.
+        """
         total, shift_C = self.count + other.count, other._mean_C - self._mean_C
         weight = self.count * other.count / total
         self._centred_C = self._centred_C + other._centred_C + shift_C**2 * weight
@@ -80,7 +89,7 @@ class Moments:
         self.count = total
 
     def whitening(self) -> Whitening:
-        """The whitening with these moments: mean and deviation, rounded to float32."""
+        """The whitening by the mean and standard deviation of all latents, rounded to float32."""
         std_C = np.sqrt(self._centred_C / self.count).clip(STD_MIN)
         return Whitening(mean=_rounded(self._mean_C), std=_rounded(std_C))
 

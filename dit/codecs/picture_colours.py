@@ -1,4 +1,4 @@
-"""The ICC profile of an open picture file, and warnings about unknown colours.
+"""Finds the ICC profile of an open picture file, and warns of unknown colours.
 
 If a file states its colours in several ways, the order of PNG's third edition (11.3.2) decides:
 codes of H.273 (`cICP`), ICC profile, sRGB, gamma and primaries. In AVIF it is the profile (MIAF),
@@ -34,14 +34,14 @@ _NEAR = 0.05  # a gamma alone this near to `_GAMMA`, as part of it, is that of s
 
 
 class ToldColours(NamedTuple):
-    """ICC profile that a picture file declares, and what is wrong with the declaration."""
+    """The ICC profile of a picture file (None: sRGB), and what is wrong with its declaration."""
 
     profile: bytes | None = None  # ICC; None for sRGB, and for what is read as sRGB
     flaws: tuple[str, ...] = ()  # why it does not look as it should
 
 
 class _Told(NamedTuple):
-    """One of a file's declarations of its colours."""
+    """One of a file's declarations of its colours; one that does not count has only a flaw."""
 
     profile: bytes | None = None
     flaw: str = ""
@@ -49,11 +49,11 @@ class _Told(NamedTuple):
 
 
 _Ways = Iterator[_Told | None]
-"""Declarations of colours, the best first; None for one that the file lacks."""
+"""The declarations of colours in a file, the best first; None for one that is missing."""
 
 
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
-    """The declared colours of an opened picture file, whose pixels are not read yet."""
+    """The declared colours of an opened picture file whose pixels have not been read yet."""
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
         flaws += [told.flaw] * bool(told.flaw)
@@ -125,12 +125,15 @@ def _by_profile(opened: ImageFile.ImageFile, profile: bytes | None) -> _Told | N
 
 
 def _mode(opened: ImageFile.ImageFile) -> str:
-    """Pillow's mode of the file, but LA for 16-bit LA, which Pillow reads as RGBA."""
+    """Pillow's mode of the file, but LA for 16-bit LA, which Pillow would read as RGBA."""
     return "LA" if opened.tile and str(opened.tile[0][3]).startswith("LA;16") else opened.mode
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """PNG's declaration `cICP`: primaries, transfer, matrix, and 1 for levels from 0 to 255."""
+    """The colours by PNG's chunk `cICP`: primaries, transfer, matrix, and 1 for full range.
+
+    None if there is no chunk, or if it leaves the colours unspecified.
+    """
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
     primaries, transfer, matrix, full = code
@@ -146,7 +149,10 @@ def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
 
 
 def _by_nclx(primaries: int, transfer: int) -> _Told:
-    """The declaration in AVIF's box: television's curve stands for sRGB, each code counts alone."""
+    """The colours by AVIF's box of codes, of which each counts even if the other is unknown.
+
+    The curve of television stands for sRGB.
+    """
     if transfer in HDR:
         return _Told(None, _HDR)
     numbers = 1 if primaries == UNSPECIFIED else primaries, transfer
@@ -161,7 +167,11 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 
 
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
-    """PNG's declaration `gAMA`, with `cHRM`; as in browsers `cHRM` alone does not count."""
+    """The colours by PNG's chunks `gAMA` and `cHRM` (`xy`).
+
+    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it is that of
+    sRGB.
+    """
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None
     try:
@@ -188,14 +198,13 @@ def _by_exif(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
-    """A warning if a TIFF has primaries other than those of sRGB, whose curve is unknown."""
     xy = getattr(opened, "tag_v2", {}).get(_TIFF_PRIMARIES) or BT709
     is_srgb = all(abs(float(a) - b) < 0.01 for a, b in zip(xy, BT709, strict=False))
     return [] if is_srgb else [_UNKNOWN.format("PrimaryChromaticities of TIFF")]
 
 
 def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]) -> Found:
-    """Result of `reader` on the whole picture file, without disturbing its decoding."""
+    """The result of `reader` on the file from its first byte on; keeps the stream's position."""
     stream = opened.fp
     assert stream is not None, "the file is open until its pixels are decoded"
     at = stream.tell()
@@ -207,7 +216,10 @@ def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]
 
 
 def _cicp_of(stream: IO[bytes]) -> tuple[int, ...] | None:
-    """The four codes of the first chunk `cICP` before the pixels of a PNG file."""
+    """The four codes in the chunk `cICP` of a PNG file; None if none precedes the pixels.
+
+    Zeros stand for a chunk of the wrong length.
+    """
     stream.seek(8)
     while len(head := stream.read(8)) == 8 and head[4:] != b"IDAT":
         length = int.from_bytes(head[:4])
@@ -218,7 +230,10 @@ def _cicp_of(stream: IO[bytes]) -> tuple[int, ...] | None:
 
 
 def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Kind and end of each box (ISO/IEC 14496-12); the stream stands at the content of that box."""
+    """Yields (kind, end offset) of each box (ISO/IEC 14496-12).
+
+    The stream is then at the first byte of the content of that box.
+    """
     while len(head := stream.read(8)) == 8:
         at, size = stream.tell() - 8, int.from_bytes(head[:4])
         if size == 1:
@@ -232,13 +247,11 @@ def _boxes(stream: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 
 def _contents(content: bytes) -> list[tuple[bytes, bytes]]:
-    """(kind, content) of each box in `content`."""
     stream = io.BytesIO(content)
     return [(kind, content[stream.tell() : end]) for kind, end in _boxes(stream)]
 
 
 def _first(boxes: Iterable[tuple[bytes, bytes]], kind: bytes) -> bytes:
-    """Content of the first box of `kind`; empty if there is none."""
     return next((content for name, content in boxes if name == kind), b"")
 
 
@@ -247,7 +260,7 @@ def _box_of_file(stream: IO[bytes], wanted: bytes) -> bytes:
 
 
 def _avif_colours(stream: IO[bytes]) -> list[bytes]:
-    """Contents of the boxes `colr` of the displayed picture (ISO/IEC 23008-12)."""
+    """Contents of the boxes `colr` of the displayed picture of an AVIF file (ISO/IEC 23008-12)."""
     meta = _contents(_box_of_file(stream, b"meta")[4:])
     shown = _first(meta, b"pitm")
     number = int.from_bytes(shown[4:8] if shown[:1] == b"\1" else shown[4:6])
@@ -259,7 +272,10 @@ def _avif_colours(stream: IO[bytes]) -> list[bytes]:
 
 
 def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
-    """Primaries and transfer of pictures, from the headers of their AV1 (section 5.5.2)."""
+    """(primaries, transfer) in the AV1 headers of an AVIF file, where specified (section 5.5.2).
+
+    Empty if PyAV is not installed, or if the file is damaged.
+    """
     try:
         import av.error
     except ImportError:  # an extra; the tables of such a file are read as sRGB
@@ -274,7 +290,7 @@ def _av1_colours(stream: IO[bytes]) -> list[tuple[int, int]]:
 
 
 def _associated(content: bytes) -> dict[int, list[int]]:
-    """Index of an item -> indices of its properties, from 1, in the content of a box `ipma`."""
+    """Indices, from 1, of the properties of each item, in the content of a box `ipma`."""
     stream, found = io.BytesIO(content), dict[int, list[int]]()
     version, *_, flags = stream.read(4).ljust(4, b"\0")
     item, wide = (4 if version else 2), (2 if flags & 1 else 1)
@@ -288,13 +304,12 @@ def _associated(content: bytes) -> dict[int, list[int]]:
 
 
 def _jpeg2000_colours(stream: IO[bytes]) -> list[bytes]:
-    """Contents of the boxes `colr` of a JP2 file (ISO/IEC 15444-1); none of a codestream."""
     boxes = _contents(_box_of_file(stream, b"jp2h"))
     return [content for kind, content in boxes if kind == b"colr" and len(content) >= 7]
 
 
 def _bmp_profile(stream: IO[bytes]) -> bytes | None:
-    """The profile in a BMP of version 5 (BITMAPV5HEADER)."""
+    """The ICC profile in a BMP of version 5 (BITMAPV5HEADER); None if there is none."""
     head = stream.read(14 + 124)[14:]
     if len(head) < 124 or int.from_bytes(head[:4], "little") < 124 or head[56:60] != b"DEBM":
         return None

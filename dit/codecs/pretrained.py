@@ -1,4 +1,4 @@
-"""Models of Diffusers and Transformers, from a folder or the hub, loaded once in each process."""
+"""Loads models of Diffusers and Transformers, from a folder or the hub, once in a process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODEL, _SCALE = "model.safetensors", ".weight_scale"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineComponent:
-    """A component of a Diffusers pipeline, such as its VAE: its class and its folder."""
+    """A component of a Diffusers pipeline, such as its VAE: its class, its place, its device."""
 
     library: str  # diffusers, one of its modules, or transformers
     kind: str  # class name
@@ -37,7 +37,7 @@ class PipelineComponent:
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
-        """A component of the pipeline of `encoder`, a codec or text encoder."""
+        """The component in `subfolder` of the pipeline of `encoder`, a codec or text encoder."""
         return cls(
             library=library,
             kind=kind,
@@ -53,7 +53,7 @@ class PipelineComponent:
 
     @property
     def place(self) -> str:
-        """The hub name without its revision, or the folder."""
+        """The folder of the pipeline, or its hub name without the revision."""
         return self.model if Path(self.model).is_dir() else self.model.partition("@")[0]
 
     @property
@@ -66,13 +66,13 @@ class PipelineComponent:
 
     @property
     def where(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained`: those of `download`, and the component's folder."""
+        """Arguments of `from_pretrained`: the component's folder, and those of `download`."""
         return {"subfolder": self.subfolder, **self.download}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLocation:
-    """New places of the models of a dataset card, if they have moved."""
+    """Where the models of a dataset card are now, if they have moved since the packing."""
 
     model: str | None = None  # hub name or folder; None for the one in the card
     cache: str | None = None  # Hugging Face cache, or the folder of the pipeline itself
@@ -80,7 +80,10 @@ class ModelLocation:
     local_only: bool = False  # whether nothing may be downloaded
 
     def settings(self, *, subfolder: str) -> dict[str, Any]:
-        """Settings that replace those of a card, for models in the folder `subfolder`."""
+        """Settings that replace those of a card, for a model in the folder `subfolder`.
+
+        `subfolder` is a folder of a Diffusers pipeline.
+        """
         found: dict[str, Any] = {"local_only": self.local_only}
         model = self.model
         if self.cache and model is None and (Path(self.cache) / subfolder).is_dir():
@@ -99,7 +102,7 @@ def _class_of(part: PipelineComponent) -> Any:
 
 
 def published(place: str) -> Any:
-    """The class or function of Diffusers or Transformers at `place`, `package.module:name`.
+    """Imports a class or function of Diffusers or Transformers: `place` is `package.module:name`.
 
     Raises:
         CodecError: the package is not installed, or its version has no such thing.
@@ -132,7 +135,7 @@ def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
 
 @lru_cache
 def model_config_of(part: PipelineComponent) -> Any:
-    """The configuration of a component, without its weights.
+    """Reads the configuration of a component, without its weights.
 
     Raises:
         CodecError: there is no configuration, or it belongs to another class of Diffusers.
@@ -154,7 +157,11 @@ def model_config_of(part: PipelineComponent) -> Any:
 
 
 def _index_of(part: PipelineComponent) -> dict[str, Any]:
-    """The content of model_index.json; raises CodecError if it cannot be read."""
+    """Reads model_index.json of the pipeline that has the component.
+
+    Raises:
+        CodecError: the file cannot be read.
+    """
     try:
         from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
@@ -201,7 +208,7 @@ def has_component(part: PipelineComponent) -> bool:
 
 @lru_cache
 def pipeline_class(part: PipelineComponent) -> str | None:
-    """The class of the pipeline in which a component lies; None if no index says it.
+    """The class name of the pipeline that has the component; None if no index states it.
 
     Raises:
         CodecError: the index cannot be read.
@@ -214,7 +221,7 @@ def pipeline_class(part: PipelineComponent) -> str | None:
 
 @lru_cache
 def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any]:
-    """The tensors `names` of a network, read without its other weights.
+    """Reads the tensors `names` of a component's weights, and no others.
 
     Raises:
         CodecError: the file is missing, or lacks a tensor.
@@ -236,12 +243,12 @@ def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any
 
 
 _visitors: dict[str, list[Any]] = {}
-"""Device -> networks that are on it temporarily."""
+"""The networks that `visits` has moved to a device, by device."""
 
 
 @contextmanager
 def visits(device: str) -> Iterator[None]:
-    """A context in which `load` keeps networks for `device` on the host and moves them when used.
+    """Inside the context `load` keeps networks for `device` on the host and moves them for use.
 
     At its end they return to the host, which frees GPU memory without reading them from disk again.
     """
@@ -258,10 +265,10 @@ def visits(device: str) -> Iterator[None]:
 
 
 def load(part: PipelineComponent) -> Any:
-    """The loaded component; a network has no gradients and is on its device.
+    """Loads a component, once in a process; a network has no gradients and is on its device.
 
     Raises:
-        CodecError: it cannot be loaded.
+        CodecError: the component cannot be loaded.
     """
     import torch
 
@@ -297,9 +304,9 @@ def _loaded(part: PipelineComponent) -> Any:
 
 
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
-    """Dequantizes weights in 8-bit floats by the scales of their rows.
+    """Multiplies weights of `model` in 8-bit floats by the scales of their rows.
 
-    Transformers loads the numbers unscaled and has no module for the scales.
+    Transformers loads these weights unscaled and lists the scales among the `unexpected` tensors.
 
     Raises:
         CodecError: a scale belongs to no weight.
@@ -337,14 +344,17 @@ def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent
 
 
 def forget() -> None:
-    """Frees the memory of all networks that `load` has loaded."""
+    """Forgets all networks that `load` has loaded, so that their memory can be freed."""
     _loaded.cache_clear()
 
 
 def _tie(model: Any) -> None:
-    """Assigns T5's encoder its token embedding, if the file holds it only as `shared`.
+    """Makes the encoder of a T5 model use the model's token embedding `shared`.
 
-    Otherwise Transformers 5 leaves the encoder's copy random, without a warning.
+    Other models are unchanged.
+
+    Published files hold the embedding only as `shared`, and Transformers 5 leaves the encoder's own
+    copy random, without a warning.
     """
     shared, encoder = getattr(model, "shared", None), getattr(model, "encoder", None)
     if shared is not None and encoder is not None and hasattr(encoder, "embed_tokens"):

@@ -1,4 +1,4 @@
-"""Pipeline folders with random encoders, to try everything up to training without a download.
+"""Writes pipeline folders with random encoders, to try everything without a download.
 
 VAE and text encoder are tiny, and their outputs have the sizes of the published ones: of Wan 2.1,
 16 channels, a stride of 4 x 8 x 8 and rows of 4,096 numbers; of FLUX.2, 128 channels, a stride of
@@ -32,7 +32,9 @@ _QWEN_CHAT = (
 
 
 def write_wan(folder: Path) -> None:
-    """Writes VAE, text encoder, tokenizer and scheduler; there is no transformer, as for training.
+    """Writes a random VAE and text encoder of Wan 2.1, a tokenizer and a scheduler to `folder`.
+
+    There is no transformer; training makes one.
 
     Raises:
         FileExistsError: the folder exists.
@@ -61,10 +63,11 @@ def write_wan(folder: Path) -> None:
 
 
 def write_flux2(folder: Path) -> None:
-    """Writes a random text encoder and VAE of FLUX.2 dev to `folder`.
+    """Writes a random text encoder and VAE of FLUX.2 dev, and a scheduler, to `folder`.
 
     Raises:
-        FileExistsError, ImportError: as `write_wan`.
+        FileExistsError: the folder exists.
+        ImportError: Diffusers or Transformers is not installed.
     """
     import torch
     from diffusers.pipelines.flux2.pipeline_flux2 import Flux2Pipeline
@@ -81,10 +84,11 @@ def write_flux2(folder: Path) -> None:
 
 
 def write_flux2_klein(folder: Path) -> None:
-    """Writes a random text encoder and VAE of FLUX.2 klein base 4B to `folder`.
+    """Writes a random text encoder and VAE of FLUX.2 klein base 4B, and a scheduler, to `folder`.
 
     Raises:
-        FileExistsError, ImportError: as `write_wan`.
+        FileExistsError: the folder exists.
+        ImportError: Diffusers or Transformers is not installed.
     """
     import torch
     from diffusers.pipelines.flux2.pipeline_flux2_klein import Flux2KleinPipeline
@@ -101,12 +105,15 @@ WRITERS: Mapping[str, Callable[[Path], None]] = {
     "flux2": write_flux2,
     "flux2_klein": write_flux2_klein,
 }
-"""`--processor` of `data_prep` -> function that writes its folder."""
+"""Functions that write a folder of random encoders, by the value of `--processor`."""
 _FLUX2 = "Flux2Transformer2DModel"
 
 
 def _flux2(kind: Any, network: Any, chat: str) -> Any:
-    """A pipeline of class `kind` around the text encoder `network`, for chats like `chat`."""
+    """A pipeline of class `kind` with the text encoder `network` and a random VAE of FLUX.2.
+
+    `chat` is the chat template of its tokenizer.
+    """
     from diffusers.models.autoencoders.autoencoder_kl_flux2 import AutoencoderKLFlux2
     from diffusers.schedulers.scheduling_flow_match_euler_discrete import (
         FlowMatchEulerDiscreteScheduler,
@@ -122,7 +129,11 @@ def _flux2(kind: Any, network: Any, chat: str) -> Any:
 
 
 def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
-    """Saves the pipeline; its index names the class of the transformer, which is absent."""
+    """Saves `pipeline` to `folder`, with `transformer` as the class of the missing transformer.
+
+    Raises:
+        FileExistsError: the folder exists.
+    """
     if folder.exists():
         raise FileExistsError(folder)
     unfinished = folder.with_name(folder.name + TEMPORARY)
@@ -135,9 +146,9 @@ def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
 
 
 def _tokenizer(chat: str | None = None) -> Any:
-    """A tokenizer with a token for each ASCII letter and one for all others.
+    """A tokenizer with a token for each ASCII letter, and one for all other characters.
 
-    Without a chat also an end.
+    With the chat template `chat` it adds no end token to a text.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

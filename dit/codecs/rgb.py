@@ -1,4 +1,7 @@
-"""A picture in any mode of Pillow -> 8-bit RGB, and sizes, in data_prep and generation alike."""
+"""Converts pictures in any mode of Pillow to 8-bit RGB, and computes how they are cropped.
+
+Data preparation and generation share these functions.
+"""
 
 # H rows, W columns
 
@@ -18,11 +21,11 @@ from dit.codecs.picture_colours import from_start, told_colours
 
 WHITE = "white"
 _BITS = {"1": 1, "L;2": 2, "L;4": 4}
-"""Pillow's name of a PNG's grey pixels -> bits of a level, which Pillow scales to 8."""
+"""Bits of a grey level in a PNG, by Pillow's name of the layout; Pillow scales levels to 8 bits."""
 
 
 class ReferenceFit(StrEnum):
-    """Rule for the size of an encoded reference picture."""
+    """Which rule decides the size of an encoded reference picture."""
 
     OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
     TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
@@ -30,9 +33,9 @@ class ReferenceFit(StrEnum):
 
 
 class Placement(NamedTuple):
-    """Scaling and crop of a picture: scaled to `resized`, then cropped centrally to `size`.
+    """How a picture is cropped: it is scaled to `resized`, then cropped centrally to `size`.
 
-    Both are (width, height).
+    Both are (width, height) in pixels.
     """
 
     resized: tuple[int, int]
@@ -40,13 +43,13 @@ class Placement(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """The fraction of a picture's area that the crop removes."""
+        """The fraction of the scaled picture's area that the crop removes."""
         return 1 - math.prod(self.size) / math.prod(self.resized)
 
     def apply(
         self, image: Image.Image, mode: Image.Resampling = Image.Resampling.LANCZOS
     ) -> Image.Image:
-        """`image`, scaled and cropped."""
+        """`image` scaled to `resized` by `mode`, then cropped to `size`."""
         if self.resized != image.size:
             image = image.resize(self.resized, mode)
         left, upper = ((a - b) // 2 for a, b in zip(self.resized, self.size, strict=True))
@@ -54,7 +57,7 @@ class Placement(NamedTuple):
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size that covers `size` and has nearly the aspect `width` to `height`."""
+    """The smallest size that covers `size` and has nearly the aspect of `width` and `height`."""
     wide, high = size
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
@@ -62,11 +65,11 @@ def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def colour(text: str) -> str:
-    """The opaque colour `text`, a name or numbers, as `#rrggbb`; white is always `white`.
+    """The opaque colour that `text` names or gives by numbers, as `#rrggbb`; white as `white`.
 
     Raises:
-        ValueError: it is no opaque colour, or has levels (also in hsl and hsv) that no pixel can
-            have.
+        ValueError: `text` is no opaque colour, or has levels (also in hsl and hsv) that no pixel
+            can have.
     """
     levels = ImageColor.getrgb(text)
     if not all(0 <= level <= 255 for level in levels):  # Pillow takes rgb(300,0,0)
@@ -78,7 +81,7 @@ def colour(text: str) -> str:
 
 
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
-    """The decoded picture, rotated and mirrored by its EXIF.
+    """Decodes a picture, and rotates and mirrors it as its EXIF says.
 
     Its colours are still those of the file, and `info["icc_profile"]` is their profile from
     `told_colours`, for `to_rgb`. Only 16-bit RGB with a profile is sRGB already.
@@ -102,7 +105,7 @@ def upright(opened: ImageFile.ImageFile) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
-    """An image of any mode as sRGB, with `background` behind transparent pixels.
+    """Converts `image`, of any mode, to sRGB, with `background` behind transparent pixels.
 
     Raises:
         ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
@@ -115,16 +118,16 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
 
 
 def to_rgba(image: Image.Image) -> Image.Image:
-    """An image of any mode as sRGB with transparency; opaque if it has none.
+    """Converts `image`, of any mode, to sRGB with transparency; it is opaque if it has none.
 
     Raises:
-        ValueError: as of `to_rgb`.
+        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
     """
     return _with_transparency(image).convert("RGBA")
 
 
 def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
-    """RGBA frames [F, H, W, 4], uint8, as RGB [F, H, W, 3] on white; RGB stays as it is."""
+    """Frames [F, H, W, 4], uint8 RGBA, as RGB [F, H, W, 3] on white; RGB frames are unchanged."""
     if levels_FHW4.shape[-1] != 4:
         return levels_FHW4
     clear, alpha = levels_FHW4[..., :3].astype(np.float32), levels_FHW4[..., 3:] / np.float32(255)
@@ -132,7 +135,11 @@ def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
 
 
 def _with_transparency(image: Image.Image) -> Image.Image:
-    """An image as sRGB: RGBA if any pixel is transparent, else RGB."""
+    """`image` in sRGB: RGBA if its mode has transparency, else RGB.
+
+    Raises:
+        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
+    """
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image
     try:
@@ -149,7 +156,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
 
 
 def is_transparent(image: Image.Image) -> bool:
-    """Whether any pixel of a picture for `to_rgb` is transparent, even slightly."""
+    """Whether any pixel of `image` is transparent, even slightly."""
     if not image.has_transparency_data:
         return False
     return bool(_alpha(_with_alpha(to_8_bits(image))).min() < 255)
@@ -166,13 +173,12 @@ def _with_alpha(image: Image.Image) -> Image.Image:
 
 
 def _in_srgb(image: Image.Image) -> Image.Image:
-    """The picture in sRGB; unchanged without another profile."""
     profile = image.info.get("icc_profile")
     return transformed(image, profile) if profile else image
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """`image` itself, or its 8-bit grey if its numbers are not bytes.
+    """`image` itself, or its grey values as 8 bits if they are wider than bytes.
 
     Raises:
         ValueError: its numbers have an unknown range.
@@ -185,7 +191,11 @@ def _is_wide(image: Image.Image) -> bool:
 
 
 def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Image:
-    """8-bit grey of 16-bit integers (0 to 65535) or floats (0 to 1); sRGB if a profile is given."""
+    """8-bit grey of 16-bit integers (0 to 65535) or floats (0 to 1); sRGB if a profile is given.
+
+    Raises:
+        ValueError: a number is outside that range.
+    """
     numbers_HW = np.asarray(image).astype(np.float64)
     white = 1.0 if image.mode == "F" else 65535.0
     low, high = numbers_HW.min(), numbers_HW.max()
@@ -202,7 +212,7 @@ def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Ima
 def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
     """The low bytes of 16-bit RGB, of which Pillow decodes only the high ones.
 
-    None for other files. They are read by giving Pillow the opposite byte order.
+    None for other files. The low bytes are read by telling Pillow the opposite byte order.
     """
     is_fine = all(re.fullmatch("RGB[AX]?;16[BLN]", _raw_mode(tile)) for tile in opened.tile)
     if not opened.tile or not is_fine:
@@ -220,12 +230,15 @@ def _low_bytes(opened: ImageFile.ImageFile) -> Image.Image | None:
 
 
 def _raw_mode(tile: Any) -> str:
-    """Pillow's name for the layout of pixels in the file."""
+    """Pillow's name for the layout of pixels in a tile of the file."""
     return tile[3] if isinstance(tile[3], str) else str((tile[3] or ("",))[0])
 
 
 def _from_16_bits(high: Image.Image, low: Image.Image, profile: bytes) -> Image.Image:
-    """sRGB, with transparency if there is any, from the high and low bytes of 16-bit colours."""
+    """The sRGB picture of 16-bit colours, given by their high and low bytes.
+
+    Transparency, if there is any, is taken from `high`.
+    """
     high_HW3, low_HW3 = (np.asarray(image)[..., :3].astype(np.float32) for image in (high, low))
     levels_HW3 = (high_HW3 * 256 + low_HW3) / 257
     made = Image.fromarray(transformed_numbers(levels_HW3, profile))

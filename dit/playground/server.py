@@ -1,4 +1,4 @@
-"""The page and its answers over HTTP.
+"""Serves the page of the playground, and its answers, over HTTP.
 
 GET /          the page
 GET /about     the open checkpoints, and the default options
@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """The server for one `Studio`; callers wait until that is open."""
+    """The server for a `Studio`; requests wait until the studio is open."""
 
     studio: Studio
 
@@ -83,7 +83,7 @@ class _Handler(LocalHandler):
 def _with_errors(
     first: dict[str, Any], others: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """All messages; an error while they are made becomes the last one."""
+    """Yields `first`, then `others`; an error that these raise is yielded as the last message."""
     yield first
     try:
         yield from others

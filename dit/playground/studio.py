@@ -1,4 +1,7 @@
-"""Requests of the page, as JSON of unknown origin -> pictures, and the steps from noise to them."""
+"""Generates what the page asks for, by requests in JSON of unknown origin.
+
+The answers are pictures, and some of the steps from noise to them.
+"""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -51,12 +54,14 @@ class Wish:
     prompt: str
     seed: int
     variant: int
-    """Index of the chosen checkpoint, or of the checkpoint with its adapters."""
+    """Index of the chosen network in the list of variants."""
     options: GenerationOptions
 
 
 def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
-    """The wish in the `body` of a request.
+    """Parses the `body` of a request.
+
+    `weights` is the option of that name, and `variants` the number of networks to choose from.
 
     Raises:
         ValueError: `body` is no JSON object, or a value is missing, unknown, of a wrong type or out
@@ -105,14 +110,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_SHOWN = 12
-"""Largest number of intermediate pictures, besides the final one."""
+"""Most intermediate pictures that a request gets, besides the final one."""
 _SILENCE_S = 1.0
 _EXAMPLES, _LONG_EXAMPLE = 5, 120  # prompts that the page proposes, and characters of one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A network that the page can choose: a checkpoint, perhaps with adapters."""
+    """A network that the page offers: a checkpoint, perhaps with adapters."""
 
     name: str
     opened: OpenCheckpoint
@@ -121,10 +126,10 @@ class Variant:
 def open_variants(
     checkpoints: Sequence[str], *, weights: str, options: LoadOptions
 ) -> list[Variant]:
-    """The networks of all checkpoints; the first also with the adapters of `options.lora`.
+    """Opens the networks of all `checkpoints`, and the first again with the adapters of --lora.
 
     Raises:
-        ValueError: as `open_checkpoint`.
+        ValueError: a checkpoint cannot be opened for generation (see `open_checkpoint`).
     """
     plain = replace(options, lora=())
     opened = [open_checkpoint(place, weights=weights, options=plain) for place in checkpoints]
@@ -136,7 +141,7 @@ def open_variants(
 
 
 def example_prompts(checkpoint: Path) -> list[str]:
-    """Some captions that the run of a checkpoint has sampled at its validations."""
+    """Some captions that the run of the checkpoint sampled at its newest validation."""
     folder = checkpoint.parent.parent / "validation_generation"
     for listing in sorted(folder.glob(f"step_*/{LISTING}"), reverse=True):
         try:
@@ -149,11 +154,11 @@ def example_prompts(checkpoint: Path) -> list[str]:
 
 
 class _LeftError(Exception):
-    """The error that ends a generation whose messages nobody reads any more."""
+    """An exception that ends a generation whose messages are no longer read."""
 
 
 class Studio:
-    """Generates the pictures of all visitors, one after the other."""
+    """Generates pictures for all requests, one after the other."""
 
     def __init__(self, variants: Sequence[Variant], *, weights: str):
         self.variants = variants
@@ -161,7 +166,7 @@ class Studio:
         self._one_at_a_time = Lock()
 
     def about(self) -> dict[str, Any]:
-        """Names and default values that the page shows at its start."""
+        """Names of the networks, default options and example prompts, which the page shows."""
         first = self.variants[0].opened
         usual = options_of_prompt(
             options_of_network(_with_size(first), first), Prompt(text=""), first
@@ -174,10 +179,10 @@ class Studio:
         }
 
     def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
-        """Generates a picture; yields a message for each step, and at last the result.
+        """Generates a picture or video; yields a message for each step, and at last the result.
 
         If the reader leaves (`close`), generation stops before the next step. While it waits for
-        another wish it yields messages, because only by sending does the server notice that a
+        another request it yields messages, because only by sending does the server notice that a
         reader has left.
 
         Raises:
@@ -222,7 +227,10 @@ class Studio:
             options = replace(_with_size(opened), **_given(options))
 
         def watch(latents: list[Tensor]) -> None:
-            """Pictures of the predicted latent [C, F, H, W] of the one prompt, at each step."""
+            """Sends a message at each step; some have a picture of the predicted latent.
+
+            `latents` has that of the only sample.
+            """
             nonlocal done
             shown = done * MOST_SHOWN // steps > (done - 1) * MOST_SHOWN // steps
             done += 1
@@ -251,7 +259,7 @@ class Studio:
 
 
 def _with_size(opened: OpenCheckpoint) -> GenerationOptions:
-    """Default options; 32 latent cells a side if the dataset card lists no sizes."""
+    """Default options, with a size of 32 latent cells a side if the dataset card lists no sizes."""
     if opened.card.get("sizes"):
         return GenerationOptions()
     _, height, width = opened.latent_stride.pixels((1, 32, 32))
@@ -263,7 +271,7 @@ def _given(options: GenerationOptions) -> dict[str, Any]:
 
 
 def heard(sound: Waveform) -> dict[str, str]:
-    """The waveform of a video as `data:` addresses of a picture and of an MP4."""
+    """The waveform of a video as two `data:` URIs, by name: a picture and an MP4 file."""
     drawn, played = waveform_picture(sound.samples_CS), page_sound(sound.samples_CS, sound.rate)
     kinds = {"waveform": ("image/webp", drawn), "sound": ("audio/mp4", played)}
     return {
@@ -273,7 +281,7 @@ def heard(sound: Waveform) -> dict[str, str]:
 
 
 def data_url(frames_FHW3: np.ndarray, *, fps: float) -> str:
-    """`frames_FHW3` as a `data:` address of a PNG, or of an animated WebP if there are several."""
+    """Frames as a `data:` URI of a PNG file, or of an animated WebP file for several frames."""
     first, *others = (Image.fromarray(frame) for frame in frames_FHW3)
     stored, kind = io.BytesIO(), "webp" if others else "png"
     moving = {"save_all": True, "append_images": others, "duration": round(1000 / fps), "loop": 0}

@@ -1,4 +1,4 @@
-"""One page about one run or several: `python -m dit.report RUN_DIR [RUN_DIR ...]`.
+"""Writes one page about one run or several: `python -m dit.report RUN_DIR [RUN_DIR ...]`.
 
 The page is a single HTML file with all curves and pictures inside. It adapts to phones and to dark
 mode. Only the count of parameters imports torch and Megatron-Core: the network is built on the meta

@@ -1,4 +1,4 @@
-"""The command line: `python -m dit.report`."""
+"""Runs the command line of the report: `python -m dit.report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from dit.streams import with_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the page; returns 0, or 1 after an error, which the last line explains."""
+    """Writes the page that the command line `argv` asks for, or serves it with --watch.
+
+    Returns 0, or 1 after an error, which the last line explains, or 130 after Ctrl-C.
+    """
     args = _parser().parse_args(argv)
     hide_library_warnings()
     output: Path = args.output or args.run_dir[0] / "report.html"
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Serves the page until Ctrl-C."""
+    """Serves the page until Ctrl-C; returns the exit code."""
     from dit.report.server import ReportServer
 
     try:

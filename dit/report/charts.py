@@ -1,4 +1,4 @@
-"""Curves -> inline SVG. Colours come from the style of the page, light or dark.
+"""Draws curves as inline SVG; the page's style has their colours, for light and dark mode.
 
 Each curve contains its values, from which page.js shows those under the pointer in the legend.
 """
@@ -27,7 +27,7 @@ _LINEAR |= {"steps skipped so far", "samples refused so far"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One curve of a chart: its points in buckets, and how it is drawn."""
+    """A curve of a chart: its points as buckets of steps, and how it is drawn."""
 
     label: str
     buckets: list[Bucket]
@@ -38,7 +38,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The range of an axis, and relative positions on the axis."""
+    """The range of an axis, and its scale."""
 
     low: float
     high: float
@@ -66,7 +66,10 @@ class Axis:
 
 
 def chart(title: str, lines: Sequence[Curve]) -> str:
-    """A figure with a title, the curves over the steps, and a legend with the newest values."""
+    """A figure as HTML: title, the curves `lines` over the steps, and a legend.
+
+    The legend has the newest value of each curve.
+    """
     x = Axis(0, max(1, *(b.step for line in lines for b in line.buckets)))
     y = _y_axis(lines, title.partition(":")[0])
 
@@ -88,7 +91,7 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """An axis that contains all means, and extremes while the means fill half of the height.
+    """The vertical axis, which contains all means; extremes only while means fill half of it.
 
     For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
     variation from step to step would exceed both ends.
@@ -113,7 +116,7 @@ def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
 def grid(
     x: Axis, y: Axis, *, across: Iterable[tuple[float, str]], up: Iterable[tuple[float, str]]
 ) -> list[str]:
-    """Lines and labels at values of both axes."""
+    """SVG of lines and labels at the values `across` and `up` of both axes, each (value, label)."""
     parts = []
     for value, label in up:
         height = BOTTOM - y.at(value) * (BOTTOM - TOP)
@@ -126,7 +129,7 @@ def grid(
 
 
 def _labelled(ticks: list[float]) -> list[tuple[float, str]]:
-    """`ticks` with labels of the fewest digits that tell them apart."""
+    """(value, label) of each tick, with the fewest digits by which all labels differ."""
     choices = ([number(tick, digits=digits) for tick in ticks] for digits in (3, 4, 5, 6, 9, 17))
     labels = next(c for c in choices if len(set(c)) == len(ticks))
     return list(zip(ticks, labels, strict=True))
@@ -157,7 +160,7 @@ def _shape(buckets: Sequence[Bucket], at: Callable[[float, float], str]) -> Iter
 
 
 def _values(buckets: Sequence[Bucket]) -> str:
-    """Step and mean of each bucket as text, with minimum and maximum where they differ."""
+    """Step and mean of each bucket as text for page.js; also minimum and maximum if they differ."""
     each = (
         [b.step, b.mean] if b.low == b.high else [b.step, b.mean, b.low, b.high] for b in buckets
     )
@@ -165,7 +168,7 @@ def _values(buckets: Sequence[Bucket]) -> str:
 
 
 def _names(line: Curve, title: str) -> str:
-    """HTML attributes by which page.js finds a curve, also after a refresh."""
+    """HTML attributes by which page.js recognises a curve, also after the page was reloaded."""
     return f'data-run="{escape(line.run)}" data-key="{escape(f"{title}/{line.label}")}"'
 
 
@@ -186,7 +189,7 @@ def _legend(lines: Sequence[Curve], title: str) -> str:
 
 
 def number(value: float, *, digits: int = 3) -> str:
-    """`value` with a few digits: 0.0123, 4.5, 2731, 12.3k, 4.5M."""
+    """`value` as text with a few digits: 0.0123, 4.5, 2731, 12.3k, 4.5M."""
     for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= (unit if unit > 1e3 else 1e4):
             return f"{value / unit:.{digits}g}{letter}"

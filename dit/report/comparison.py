@@ -1,6 +1,7 @@
-"""Runs whose losses are comparable: equal measures of error at equal distributions of noise levels.
+"""Groups runs whose losses are comparable.
 
-Of two runs with different noise levels, the one with the lower loss may have learned less.
+Such runs have equal measures of error and equal distributions of noise levels. Of two runs with
+different noise levels, the one with the lower loss may have learned less.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MEASURES = (
     *(f"distill.{key}" for key in ("method", "steps", "teacher_guidance", "teacher_steps")),
     *(f"distill.{key}" for key in ("rollout", "student_sampler", "levels")),
 )
-"""Keys that decide what a loss measures, where the keys have an effect (`NEEDS`): keys of
+"""Keys that decide what a loss measures, as far as they have an effect (`NEEDS`): keys of
 `objective` without their group, and keys of a distillation."""
 # Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
 # tries, as its width is, so that losses compare.
@@ -37,14 +38,14 @@ OTHERS |= {"guidance", "text_dropout", "image_dropout", "given_text_dropout"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossGroup:
-    """Runs whose losses are comparable."""
+    """Runs whose losses are comparable, by number, and what distinguishes them from others."""
 
     runs: list[int]  # numbers of the runs
     label: str  # by which settings they differ from the other groups; empty of a single group
 
 
 def loss_settings(run: RunRecord) -> dict[str, Any]:
-    """The settings in effect that decide what a loss measures; empty if unknown."""
+    """The settings in effect that decide what the loss of `run` measures; empty if unknown."""
     # A run of an earlier version lacks later keys, whose defaults change nothing.
     settings = default_settings() | run.settings if run.settings else {}
     named = {key: _whole(key) for key in MEASURES}
@@ -61,7 +62,7 @@ def _whole(key: str) -> str:
 
 
 def loss_groups(runs: Sequence[RunRecord]) -> list[LossGroup]:
-    """The runs in groups of comparable losses, in the order of their first runs."""
+    """The runs in groups with comparable losses, in the order of the first run of each group."""
     each = [loss_settings(run) for run in runs]
     distinct = [one for number, one in enumerate(each) if one not in each[:number]]
     if len(distinct) == 1:
@@ -83,7 +84,7 @@ def shown(value: Any) -> str:
 
 
 def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fewest names that tell the settings apart, in their order."""
+    """The fewest settings by which all of `distinct` differ from each other, in order."""
     names = list[str]()
     for name in MEASURES:
         if _count(distinct, [*names, name]) > _count(distinct, names):

@@ -1,4 +1,4 @@
-"""Tables of the page, with one column for each run."""
+"""Computes the tables of the page, with one column for each run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ Columns = Sequence[Mapping[str, Any]]  # for each run: name of a row -> value
 
 
 def table(names: Sequence[str], columns: Columns) -> str:
-    """A table with a column for each run; rows are in the order of their first column."""
+    """An HTML table with a column for each run; `names` are those of the runs.
+
+    Rows are in the order in which the columns, which map a row's name to its value, first have
+    them.
+    """
     rows = dict.fromkeys(row for column in columns for row in column)
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)
     body = "".join(
@@ -31,7 +35,6 @@ def table(names: Sequence[str], columns: Columns) -> str:
 
 
 def _breakable(name: str) -> str:
-    """`name` with a possible line break after each dot and underscore."""
     return re.sub(r"([._])", r"\1<wbr>", escape(name))
 
 
@@ -42,7 +45,7 @@ def _shown(value: Any) -> str:
 
 
 def summary_table(run: RunRecord) -> dict[str, Any]:
-    """Results of a run: losses, validation, speed."""
+    """Size, losses, validation results and speed of a run, by name."""
     seconds = sum(value for _, value in run.points("step_time_s"))
     last, total = run.lines[-1], run.settings.get("train.train_iters")
     rows = _model(run) | {
@@ -110,7 +113,7 @@ def _duration(seconds: float) -> str:
 
 
 def data(run: RunRecord) -> dict[str, Any]:
-    """Samples and tokens that a run has read, refused samples, and the dataset card."""
+    """Samples and tokens that a run has read, refused samples, and the dataset card, by name."""
     last = run.lines[-1]
     tokens = sum(value for _, value in run.points("real_tokens"))
     fills = [value for _, value in run.points_of_updates("pack_fill")]
@@ -125,7 +128,7 @@ def data(run: RunRecord) -> dict[str, Any]:
 
 
 def environment_table(run: RunRecord) -> dict[str, Any]:
-    """Machine and software of the newest start of a run, and the number of starts."""
+    """Machine and software at the newest start of a run, and the number of starts, by name."""
     if not run.starts:
         return {"environment": "not recorded (a run of an earlier version)"}
     return {
@@ -138,7 +141,7 @@ def environment_table(run: RunRecord) -> dict[str, Any]:
 def settings(runs: Sequence[RunRecord]) -> tuple[str, list[dict[str, Any]]]:
     """Title and columns of the table of settings.
 
-    It shows the settings that differ between runs, or for a single run those that differ from the
+    It has the settings that differ between runs, or for a single run those that differ from the
     defaults.
     """
     known = [run.settings for run in runs]

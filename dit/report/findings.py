@@ -1,4 +1,4 @@
-"""Warnings about a run, each with its remedy."""
+"""Finds problems of a run, and words each as a warning with a remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dit.report.reading import Points, RunRecord, finite
 from dit.watching import NotShown
 
 FILL_BOUND = 0.9
-"""A warning is given below this mean fill: padding then costs more than a tenth of the work."""
+"""Mean fill of packs below which a warning is given: padding then costs more than a tenth."""
 _ALL = 0.9  # padding of samples explains the low fill alone if it is this part of the empty space
 _SPIKE = 12.0  # median absolute deviations; Gaussian noise reaches that once in 10^15 steps
 _BEFORE, _AT_ONCE = 100, 20  # 20 steps at a time are compared with the 100 before them
@@ -22,13 +22,13 @@ _SHOWN = 5
 
 
 def findings(run: RunRecord) -> list[str]:
-    """All warnings about a run."""
+    """The warnings about a run, those about unreadable files included."""
     looks = (_fill, _skipped, _refused, _spikes, _rise)
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 
 
 def lost_pictures(undrawn: Sequence[NotShown]) -> Iterator[str]:
-    """Sentences about files that are not pictures and are left out; a long list is cut."""
+    """Yields sentences about files that could not be shown; a long list is cut."""
     yield from (
         f"{one.what} cannot be shown and is left out ({one.because})" for one in undrawn[:_SHOWN]
     )
@@ -56,7 +56,10 @@ def _fill(run: RunRecord) -> Iterator[str]:
 
 
 def padding_share(run: RunRecord, multiple: int) -> float:
-    """Fraction of packed tokens that pad samples, from the histogram of their lengths."""
+    """Fraction of packed tokens that pad samples to a multiple of `multiple` tokens.
+
+    It is estimated from the histogram of the samples' lengths.
+    """
     real = padded = 0.0
     for longest, count in bins_of(run).items():
         # Only the ends of a bin are known: its lengths are assumed to be evenly distributed.
@@ -93,7 +96,7 @@ def _refused(run: RunRecord) -> Iterator[str]:
 
 
 def refusals(run: RunRecord) -> dict[str, int]:
-    """Number of samples refused since the start, by reason."""
+    """Number of samples that were refused since the start of the run, by reason."""
     newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
     each = {k.removeprefix("refused_").replace("_", " "): count(v) for k, v in newest.items()}
     found = {reason: number for reason, number in each.items() if number}
@@ -110,7 +113,10 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps whose loss is far above the steps before, in units of the spread of those steps."""
+    """Steps whose loss exceeds the median of the steps before by many times their spread.
+
+    The spread is the median absolute deviation; the loss must also exceed 1.2 times the median.
+    """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):
         before = [value for _, value in loss[max(0, index - _BEFORE) : index]]
@@ -136,5 +142,5 @@ def _rise(run: RunRecord) -> Iterator[str]:
 
 
 def count(value: Any) -> int:
-    """`value` as a number of samples; 0 if it is no number."""
+    """A metric as a number of samples; 0 if `value` is no number."""
     return int(finite(value) or 0)

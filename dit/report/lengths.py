@@ -1,4 +1,4 @@
-"""Lengths of the samples of a run: the histograms in its metrics, summed and drawn."""
+"""Draws the histogram of the lengths of samples, summed over the metrics of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from dit.report.charts import BOTTOM, HEIGHT, LEFT, LOG_SCALE, RIGHT, TOP, WIDTH
 from dit.report.reading import RunRecord
 
 BIN = 2 ** (1 / 8)
-"""Ratio of the ends of a bin, as dit/train/metrics/interval_metrics.py makes them."""
+"""Ratio of the ends of a bin; equal to that of dit/train/metrics/interval_metrics.py."""
 _TICKS = 6
 _MOST = 2**53
 
 
 def histogram(run: RunRecord, *, title: str) -> str:
-    """Fraction of samples by number of tokens, on a logarithmic axis; empty without data."""
+    """A figure as HTML: fraction of samples by number of tokens, on a logarithmic axis.
+
+    Empty without data.
+    """
     bins = bins_of(run)
     if not bins:
         return ""
@@ -34,7 +37,7 @@ def histogram(run: RunRecord, *, title: str) -> str:
 
 
 def bins_of(run: RunRecord) -> dict[int, int]:
-    """Number of samples in each bin of lengths, by the bin's upper end, over the whole run."""
+    """Number of samples in each bin of lengths over the whole run, by the bin's largest length."""
     found: Counter[int] = Counter()
     for line in run.lines:
         pairs = line.get("tokens_per_sample")
@@ -46,7 +49,6 @@ def bins_of(run: RunRecord) -> dict[int, int]:
 
 
 def _powers(bins: dict[int, int]) -> tuple[int, int]:
-    """The exponents of the powers of two that enclose all bins."""
     return math.floor(math.log2(min(bins) / BIN)), math.ceil(math.log2(max(bins) * BIN))
 
 

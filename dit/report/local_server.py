@@ -1,4 +1,4 @@
-"""Local pages over HTTP, for this machine unless other hosts are allowed.
+"""Serves pages over HTTP, to this machine unless other hosts are allowed.
 
 It is the standard library's server: it serves one person, and needs no installation.
 """
@@ -30,7 +30,7 @@ class LocalServer(ThreadingHTTPServer):
     """A server of pages on `host` and `port`; port 0 takes any free one.
 
     Raises:
-        ValueError: there is no such address, or the port is taken.
+        ValueError: the address does not exist, or the port is taken.
     """
 
     daemon_threads = True
@@ -50,12 +50,15 @@ class LocalServer(ThreadingHTTPServer):
         return f"http://{self.server_address[0]}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prints the error, unless a browser closed the page while it was sent."""
+        """Prints an error, unless a browser closed the page while it was sent."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
     def serve(self, what: str, *, risk: str) -> None:
-        """Serves until Ctrl-C; prints `risk` if other machines can reach it."""
+        """Serves the page until Ctrl-C; prints `risk` if other machines can reach it.
+
+        `what` is the name of the page in the first line.
+        """
         console = Console()
         if not self.only_local:
             console.print(risk)
@@ -74,18 +77,18 @@ def _remedy(error: OSError | OverflowError) -> str:
 
 
 class LocalHandler(BaseHTTPRequestHandler):
-    """A handler that answers only requests addressed to this machine.
+    """A request handler; on a local server it answers only requests addressed to this machine.
 
-    Its security policy lets a page load nothing.
+    Its security policy lets a page load nothing from other addresses.
     """
 
     server: LocalServer  # type: ignore[assignment] # which the base class does not know
     begun = False
-    """Whether the answer's head is already sent."""
+    """Whether the head of the answer has been sent."""
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """A context in which an error becomes the answer, unless an answer has begun."""
+        """An error inside the context becomes the answer, unless an answer has begun."""
         self.begun = False
         try:
             yield
@@ -96,7 +99,7 @@ class LocalHandler(BaseHTTPRequestHandler):
             self.refuse(400 if known else 500, str(error) if known else cause(error))
 
     def is_ours(self) -> bool:
-        """Whether the request names an address of this machine.
+        """Whether the request names an address of this machine; if not, it is refused.
 
         Otherwise the page of another site, whose name points to this machine, could read the
         answers.

@@ -1,4 +1,4 @@
-"""Runs -> one HTML file."""
+"""Writes runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAST_STEPS = 8  # a run shows pictures of at least so many steps
 
 
 def write_page(runs: Sequence[RunRecord], *, output: Path, samples: Sequence[Path] = ()) -> None:
-    """Writes the page; `samples` are further folders that generate_dit has written.
+    """Writes the page to `output`; `samples` are further folders that generate_dit has written.
 
     Raises:
         ReportError: the page cannot be written, or a folder of samples cannot be read.
@@ -50,7 +50,9 @@ def page(
     notes: Sequence[str] = (),
     refresh_s: int = 0,
 ) -> str:
-    """The report on `runs` as HTML, with `notes` at the top; with `refresh_s` it reloads itself.
+    """The report on `runs` as HTML, with `notes` at the top.
+
+    With `refresh_s` it reloads itself after so many seconds.
 
     Raises:
         ReportError: a folder of samples cannot be read.
@@ -66,7 +68,7 @@ def page(
 
 
 def message_page(title: str, message: str, *, refresh_s: int) -> str:
-    """A page with a message in the place of a report."""
+    """A page with `message` in place of a report; it reloads itself after `refresh_s` seconds."""
     return _whole(title, f"<p class=message>{escape(message)}</p>", refresh_s=refresh_s)
 
 
@@ -84,7 +86,10 @@ def _whole(title: str, body: str, *, refresh_s: int) -> str:
 
 
 def _legend(runs: Sequence[RunRecord]) -> str:
-    """Switches that show or hide each run on the whole page, in the colours of its curves."""
+    """Buttons that show or hide each run on the whole page, in the colours of the curves.
+
+    Empty for a single run.
+    """
     entries = "".join(
         f'<button type=button aria-pressed=true data-run="{escape(run.name)}">'
         f'<i class="{style(colour)}"></i>{escape(run.name)}</button>'
@@ -121,7 +126,6 @@ def _sections(
 def _pictures(
     runs: Sequence[RunRecord], samples: Sequence[Path], undrawn: list[NotShown]
 ) -> Iterator[Section]:
-    """Sections of pictures; files that are not pictures are added to `undrawn`."""
     yield "Pictures", "".join(generated(folder, undrawn) for folder in samples)
     most = max(_LEAST_STEPS, STEPS * _FEW // max(len(runs), _FEW))
     yield "Samples over the steps", slider(runs, undrawn, most=most)
@@ -155,7 +159,10 @@ def _all_settings(run: RunRecord) -> str:
 
 
 def _charts(runs: Sequence[RunRecord]) -> list[Section]:
-    """The charts of all runs by section, separate for losses that are not comparable."""
+    """The charts of all runs, by section.
+
+    Losses that are not comparable have charts of their own.
+    """
     found = [curves(run) for run in runs]
     places = sorted({(at.section, at.title) for of in found for at in of})
     sections, groups = [], loss_groups(runs)
@@ -171,20 +178,23 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 
 
 def _parts(title: str, groups: Sequence[LossGroup]) -> list[tuple[str, list[int]]]:
-    """Titles of a chart's parts, one for each group of losses, and the numbers of their runs."""
+    """Splits a chart of losses into one for each group of comparable runs.
+
+    Returns the title of each, and the numbers of its runs.
+    """
     if is_loss(title) and len(groups) > 1:
         return [(f"{title}, {group.label}", group.runs) for group in groups]
     return [(title, [number for group in groups for number in group.runs])]
 
 
 Lines = tuple[int, list[tuple[str, Points]]]
-"""The number of a run, which is its colour, and its curves in a chart by their labels."""
+"""The number of a run, which is its colour, and its curves in a chart, as (label, points)."""
 
 
 def _lines(
     found: Sequence[dict[ChartPlace, Points]], numbers: Sequence[int], title: str
 ) -> list[Lines]:
-    """Curves of the chart `title`, for each of `numbers`; runs without any are left out."""
+    """The curves of the chart `title` of the runs `numbers`; runs without any are left out."""
     each = [
         (number, [(at.label, of) for at, of in found[number].items() if at.title == title])
         for number in sorted(numbers)
@@ -193,7 +203,7 @@ def _lines(
 
 
 def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
-    """The charts of a title: for many runs one for each label, with a curve for each run.
+    """Yields the charts with a title; for many runs there is one for each label of a curve.
 
     Two runs share one chart if each has at most three curves in it, else each has its own.
     """

@@ -1,4 +1,4 @@
-"""Pictures of the page: samples over the steps, and pictures with their prompts.
+"""Shows pictures on the page: samples over the steps, and pictures with their prompts.
 
 Each prompt stands beneath its pictures, which fill the width of the window.
 """
@@ -22,7 +22,7 @@ from dit.system_errors import explained
 from dit.watching import CELLS, NotShown, watching
 
 STEPS = 24
-"""Largest number of steps of a run with pictures, evenly spaced, with the newest."""
+"""Largest number of steps of a run whose pictures are shown, evenly spaced, with the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
 _SMALL = 8_000  # bytes; larger pictures of a grid are embedded as WebP
@@ -35,8 +35,8 @@ _WITHOUT = "without_adapter"  # folder of the samples without the adapter, besid
 def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = STEPS) -> str:
     """HTML of the pictures of all runs with one slider; empty without pictures.
 
-    It covers the steps of all runs, at most `most` of each; a run shows the pictures of its latest
-    step up to the chosen one. Files that are no pictures are added to `undrawn`.
+    The slider covers the steps of all runs, at most `most` of each; a run shows the pictures of its
+    latest step up to the chosen one. Files that are no pictures are added to `undrawn`.
     """
     found = {run.name: _frames(run, undrawn, most=most) for run in runs}
     steps = sorted({step for frames in found.values() for step, _ in frames})
@@ -53,7 +53,7 @@ def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = ST
 
 
 def _frames(run: RunRecord, undrawn: list[NotShown], *, most: int) -> list[tuple[int, str]]:
-    """Steps and their pictures, as HTML."""
+    """Steps of a run, at most `most`, and the HTML of the pictures of each."""
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
         (step, "".join(_shown(file, undrawn, said=_said(step, file)) for file in files))
@@ -75,7 +75,6 @@ def _of_run(name: str, frames: list[tuple[int, str]]) -> str:
 
 
 def _said(step: int, file: Path) -> str:
-    """Alternative text for a picture of a step."""
     said = f"samples at step {step:,}"
     if file.parent.name == _WITHOUT:
         return f"{said}, without the adapter"
@@ -106,7 +105,6 @@ def _spread(items: list[Any], most: int) -> list[Any]:
 
 
 def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
-    """A grid's pictures above their prompts, or the whole file if it has no list of prompts."""
     if file.name == "grid.png":
         with watching(str(file), []):  # what is wrong with the file is said below
             return _of_grid(file)
@@ -114,13 +112,13 @@ def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
 
 
 Cell = tuple[str, str, int]
-"""A prompt, the HTML of a picture, and its width in pixels."""
+"""A prompt, the HTML of a picture, and the picture's width in pixels."""
 
 
 def _of_grid(file: Path) -> str:
-    """HTML of a grid's pictures.
+    """HTML of the pictures of the grid `file` above their prompts.
 
-    Raises an error of any type if the file's list of pictures is wrong.
+    It raises an error of any type if the file's list of pictures is missing or wrong.
     """
     if not file.is_file():  # reading a pipe would wait for ever
         raise FileNotFoundError
@@ -138,7 +136,7 @@ def _of_grid(file: Path) -> str:
 
 
 def _embedded(image: Any) -> str:
-    """The picture as a data URI: PNG, or WebP if that is much smaller."""
+    """`image` as a data URI: PNG, or WebP if the PNG file is large."""
     content, kind = io.BytesIO(), "png"
     image.save(content, kind)
     if content.tell() > _SMALL:
@@ -148,7 +146,7 @@ def _embedded(image: Any) -> str:
 
 
 def _prompts(cells: Sequence[Cell]) -> str:
-    """Pictures above their prompts; adjacent pictures with one prompt are grouped."""
+    """HTML of pictures above their prompts; adjacent pictures with one prompt are grouped."""
     figures = []
     for prompt, group in groupby(cells, key=lambda cell: cell[0]):
         images, widths = zip(*((image, width) for _, image, width in group), strict=True)
@@ -161,7 +159,10 @@ def _prompts(cells: Sequence[Cell]) -> str:
 
 
 def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") -> str:
-    """An <img> with the bytes of the picture; empty if the file is no picture."""
+    """An <img> with the content of `file`; empty if the file is no picture.
+
+    `undrawn` then gets a notice.
+    """
     kind = source = ""
     # Pillow raises many types for damaged files: OSError, SyntaxError, struct.error, and its own.
     with watching(str(file), undrawn):
@@ -172,9 +173,10 @@ def _image(file: Path, undrawn: list[NotShown], *, alt: str, title: str = "") ->
 
 
 def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: str = "") -> str:
-    """A <video> with the bytes of the file; empty if it is none, or is too large for a page.
+    """A <video> with the content of `file`; empty, with a notice in `undrawn`, if it is no MP4.
 
-    `wave` is the name of a picture of its sound beside it, which then stands below.
+    It is also empty if the file is too large for a page. `wave` is the name of a picture of its
+    sound in the same folder, which is shown below it.
     """
     source = ""
     with watching(str(file), undrawn):
@@ -194,7 +196,7 @@ def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: s
 
 
 def _source(file: Path) -> tuple[str, bool]:
-    """A data URI of a picture, and whether its background is white; large ones are scaled to WebP.
+    """A data URI of a picture, and whether its corners are white; large ones are scaled to WebP.
 
     Raises:
         OSError: the file does not exist.
@@ -249,7 +251,7 @@ def _number(value: Any) -> int:
 
 
 def _samples(content: Any) -> list[dict[str, Any]]:
-    """Checks the content of samples.json.
+    """The entries of samples.json in `content`, after they were checked.
 
     Raises:
         ValueError: an entry has no prompt, or names a file outside the folder.
@@ -276,7 +278,6 @@ def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
 
 
 def _shared(samples: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Settings that all pictures have in common: sampler, steps, guidance, checkpoint, ..."""
     own = {"file", "prompt", "seed", "waveform", "wav"}
     first = samples[0].items() if samples else ()
     return [(k, v) for k, v in first if k not in own and all(s.get(k) == v for s in samples)]

@@ -1,4 +1,4 @@
-"""A run folder -> `RunRecord`."""
+"""Reads a run folder as a `RunRecord`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Points = list[tuple[float, float]]  # step and value
 
 _SHOWN = 5
 _MOST = 1e100
-"""Bound to which larger values are cut, so that ratios and squares stay finite."""
+"""Largest value; larger ones are reduced to it, so that ratios and squares stay finite."""
 _LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
-    """An error of a folder without anything to report; its message names a remedy."""
+    """The error that a folder has nothing to report; its message names a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The files of a run that can be read."""
+    """What could be read of a run folder, and messages about files that could not."""
 
     name: str  # the shortest end of its path that differs from the other runs
     folder: Path
@@ -46,15 +46,18 @@ class RunRecord:
 
     @cached_property
     def series(self) -> dict[str, Points]:
-        """The finite values of each metric, by its name."""
+        """The points of each metric, by its name: (step, value) where the value is finite."""
         return series_of(self.lines)
 
     def points(self, name: str) -> Points:
-        """(step, value) of a metric where the value is finite."""
+        """The points (step, value) of the metric `name` where its value is finite."""
         return self.series.get(name, [])
 
     def points_of_updates(self, name: str) -> Points:
-        """(step, value) of a metric at steps with a finite loss, which change the weights."""
+        """The points (step, value) of the metric `name` at steps that change the weights.
+
+        These are steps with a finite loss.
+        """
         updates = self._updates
         return [point for point in self.points(name) if point[0] in updates]
 
@@ -64,7 +67,7 @@ class RunRecord:
 
 
 def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
-    """The finite values of each metric in `lines`, by its name."""
+    """The points (step, value) of each metric in `lines` with a finite value, by its name."""
     # One pass for all metrics: a long run has 50,000 lines, and a page asks for 50 metrics.
     found: defaultdict[str, Points] = defaultdict(list)
     for line in lines:
@@ -75,7 +78,7 @@ def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
 
 
 def finite(value: Any) -> float | None:
-    """A metric as a float for charts and sums; None for NaN, booleans and other types."""
+    """A metric as a float for charts and sums; None for NaN, infinity, booleans, other types."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not -_MOST <= value <= _MOST:  # NaN comes here, too
@@ -86,7 +89,7 @@ def finite(value: Any) -> float | None:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
-    """The runs in `folders`.
+    """Reads the runs in `folders`.
 
     Raises:
         ReportError: a folder is no run folder or is given twice, or nothing in it can be read.
@@ -98,7 +101,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportError]]:
-    """The runs in `folders`, and errors for folders without a run.
+    """Reads the runs in `folders` that have begun; also returns errors of folders without a run.
 
     Raises:
         ReportError: a folder is given twice.
@@ -114,7 +117,7 @@ def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportErr
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The shortest ends of the paths by which they differ.
+    """Names for the runs: the shortest ends of their paths that all differ.
 
     Raises:
         ReportError: two paths are the same folder.
@@ -159,7 +162,9 @@ def _read(folder: Path, name: str) -> RunRecord:
 
 
 def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The objects with a step in a file of JSON lines, and messages about the other lines.
+    """The objects with a step in a file of JSON lines, and messages about other lines.
+
+    Both are empty if there is no file.
 
     Raises:
         ReportError: the file cannot be read.
@@ -184,7 +189,7 @@ def _json_lines(file: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _line(text: str) -> dict[str, Any]:
-    """One line of a file.
+    """Parses one line of a file of metrics.
 
     Raises:
         ValueError: the line is no object with a step.
@@ -209,7 +214,10 @@ def _text(file: Path) -> str:
 
 
 def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
-    """Settings of a run, its configuration if this version can read it, and messages."""
+    """The settings of a run by dotted key, its configuration, and messages.
+
+    The configuration is None if the file is missing, damaged or of another version.
+    """
     if not file.is_file():
         return {}, None, [f"{file} is missing: settings are not shown"]
     try:
@@ -223,12 +231,12 @@ def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
 
 
 def default_settings() -> dict[str, Any]:
-    """The default settings, by dotted key."""
+    """The default settings of a run, by dotted key."""
     return dict(flat(OmegaConf.to_container(OmegaConf.create(to_yaml(default_config())))))
 
 
 def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree, by dotted key."""
+    """Yields the (dotted key, value) pairs of the nested mapping `tree`."""
     for key, value in tree.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -237,7 +245,10 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The dataset card from the newest checkpoint, or else from the dataset, and messages."""
+    """The dataset card in the newest checkpoint, or else in the dataset folder, and messages.
+
+    None if there is no card, or if it is damaged.
+    """
     path = settings.get("dataset.path")
     places = [
         *sorted((folder / "checkpoints").glob("step_*/dataset_card.json"), reverse=True)[:1],

@@ -1,4 +1,4 @@
-"""Metrics by name -> the curves of a run, and the chart of each curve."""
+"""Turns metrics into the curves of a run, and assigns each curve to a chart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ BUCKETS = 150
 
 @dataclass(frozen=True, order=True, slots=True)
 class ChartPlace:
-    """Section, chart and label of a metric."""
+    """Section and chart in which a metric is drawn, and the label of its curve."""
 
     section: int
     title: str
@@ -73,7 +73,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """Section, chart and label of a metric; one without a rule gets its own chart."""
+    """Where the metric `name` is drawn; one without a rule gets a chart of its own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -81,7 +81,7 @@ def chart_place(name: str) -> ChartPlace:
 
 
 def is_loss(title: str) -> bool:
-    """Whether a chart shows losses, which are comparable only between some runs."""
+    """Whether the chart `title` shows losses, which are comparable only between some runs."""
     return "loss" in title or title == _OTHER_SETS
 
 
@@ -90,7 +90,7 @@ def section_name(index: int) -> str:
 
 
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
-    """All curves of a run with values other than 0, in the order of the page."""
+    """The curves of a run, in the order of the page; metrics that are always 0 are left out."""
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {
         at: found[at]
@@ -105,7 +105,7 @@ def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
-    """A curve in at most `most` parts of equal size, each with its mean and extremes."""
+    """A curve in at most `most` buckets of equally many points, each with mean and extremes."""
     size = math.ceil(len(of) / most)
     parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
     return [_bucket(part) for part in parts]

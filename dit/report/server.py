@@ -1,4 +1,4 @@
-"""The report of runs in progress, over HTTP: made again when their files change.
+"""Serves the report of runs in progress over HTTP; it is made anew when their files change.
 
 GET /    the page; 304 if the browser has this version
 """
@@ -16,15 +16,15 @@ from dit.report.page import message_page, page
 from dit.report.reading import ReportError, read_begun
 
 REFRESH_S = 10
-"""Seconds after which an open page asks again."""
+"""Seconds after which an open page asks for a new version."""
 _AGAIN = f"this page looks again every {REFRESH_S} seconds"
 _SHARE = 0.05
-"""Largest fraction of the time for making pages, because the machine may be training."""
+"""Largest fraction of time spent on making pages, because the machine may be training."""
 _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_generation")
 
 
 class ReportServer(LocalServer):
-    """A server of the report on run folders, which is made on request."""
+    """A server of the report on run folders, which is made when a browser asks for it."""
 
     def __init__(self, host: str, port: int, runs: Sequence[Path], samples: Sequence[Path] = ()):
         super().__init__(host, port, _ReportHandler)
@@ -33,7 +33,7 @@ class ReportServer(LocalServer):
         self._content, self._files, self._again_at = b"", "", 0.0
 
     def content(self) -> bytes:
-        """The report as HTML; the last one if files have not changed."""
+        """The report as HTML; it is made anew only if files have changed."""
         with self._one_at_a_time:
             files = self._state()
             start = time.monotonic()

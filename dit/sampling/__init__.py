@@ -1,4 +1,4 @@
-"""From noise to pictures: samplers, and the inputs and outputs of generation.
+"""Generates pictures from noise: samplers, and the inputs and outputs of generation.
 
 prompts          files of prompts -> `Prompt`
 cards            dataset card -> decoder and text encoder; pipeline of Diffusers -> a card

@@ -1,4 +1,4 @@
-"""Dataset cards: the decoder and text encoder that a card names, and a card for a pipeline.
+"""Opens the decoder and text encoder that a dataset card names, or makes a card for a pipeline.
 
 An imported checkpoint has no dataset, so only the card of a Diffusers pipeline names its text
 encoder and VAE.
@@ -27,10 +27,11 @@ _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of p
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
     """The decoder (VAE) that a dataset card names, on the GPU if there is one.
 
-    It prints a notice for each option that the decoder does not use.
+    `model` and `cache`, if not None, say where its weights are now. It prints a notice for each of
+    these options that has no effect.
 
     Raises:
-        ValueError: it cannot be opened.
+        ValueError: the decoder cannot be opened.
     """
     decoder = vae.codec_of_card(card, ModelLocation(model=model, cache=cache)).on(str(device()))
     given = {"--tokenizer_model": model, "--tokenizer_cache_dir": cache}
@@ -40,7 +41,11 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 
 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
-    """The text encoder that a dataset card names, on the GPU if there is one."""
+    """The text encoder that a dataset card names, on the GPU if there is one.
+
+    `cache`, if not None, is a Hugging Face cache or a pipeline folder with its weights. It prints a
+    notice if that has no effect.
+    """
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
         say_notice(sentence)
@@ -50,14 +55,14 @@ def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
 def card_of_pipeline(
     folder: Path, *, processor: str | None = None, stored_padding: bool = False
 ) -> dict[str, Any]:
-    """A dataset card for the text encoder and VAE in a pipeline folder.
+    """A dataset card for the text encoder and VAE in the pipeline folder `folder`.
 
     If several processors match, the card names `processor`, else the first of them. With
-    `stored_padding` texts include the encoder's hidden states of padding.
+    `stored_padding` the card says that texts include the encoder's hidden states of padding.
 
     Raises:
-        CodecError: the folder has neither, there is no codec with both, or only one of its text
-            encoder and that of `processor` sees first frames.
+        CodecError: the folder has no VAE or text encoder, no processor has both, or only one of its
+            text encoder and that of `processor` reads first frames.
     """
     found = _config(folder, "vae").get("_class_name")
     for codec in sorted(vae.CODECS.values(), key=lambda one: one.name != processor):
@@ -100,7 +105,11 @@ def card_of_pipeline(
 
 
 def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folder: Path) -> None:
-    """Raises CodecError if only one of `encoder` and `processor`'s encoder sees first frames."""
+    """Checks that `encoder` reads first frames exactly if the encoder of `processor` does.
+
+    Raises:
+        CodecError: only one of them does.
+    """
     if processor is None or processor not in vae.CODECS:
         return
     wanted = text.TEXT_ENCODERS[vae.CODECS[processor].text_encoder]
@@ -113,7 +122,6 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
 
 
 def _has(folder: Path, encoder: type[TextEncoder]) -> bool:
-    """Whether the pipeline `folder` has the network of `encoder`, or of its first part."""
     (part, _) = getattr(encoder, "subfolders", ("text_encoder", ""))
     exists = (folder / part).is_dir()
     return exists and _architecture(folder, part) == getattr(encoder, "network", None)

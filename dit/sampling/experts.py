@@ -1,7 +1,7 @@
-"""Two networks for one sample.
+"""Combines two networks that generate one sample.
 
 TwoExperts   one for high noise levels, one for low noise levels (Wan 2.2)
-GuidedPair   one with captions, and one that guidance leads away from
+GuidedPair   one with captions, and a weaker one from which guidance moves away
 """
 
 # T packed tokens, C patch features, N samples, M level rows
@@ -29,7 +29,7 @@ _LEVELS = (
 
 
 class TwoNetworks(nn.Module):
-    """Two networks as one; with `offload` the one that is not in use is in host memory."""
+    """Two networks as one module; with `offload` the one that is not in use is in host memory."""
 
     def __init__(self, first: FullForward, second: FullForward, *, offload: bool) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class TwoNetworks(nn.Module):
 
 
 class GuidedPair(TwoNetworks):
-    """A network, and the network without captions that guidance leads away from."""
+    """A network, and a network without captions from whose predictions guidance moves away."""
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
@@ -54,17 +54,17 @@ class GuidedPair(TwoNetworks):
 
     @torch.no_grad()
     def away(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:
-        """Output [T, C] of the second network."""
+        """Output [T, C] of the network without captions."""
         return self._called(self.second)(input_TC, level_M, batch)
 
 
 class TwoExperts(TwoNetworks):
-    """Two experts as one network: each sample goes to the expert for its noise level."""
+    """Two experts as one network: each sample is computed by the expert for its noise level."""
 
     def __init__(
         self, high: FullForward, low: FullForward, *, boundary: float, offload: bool
     ) -> None:
-        """`boundary` is the lowest timestep of the high expert."""
+        """`boundary` is the lowest timestep of the expert `high`."""
         super().__init__(high, low, offload=offload)
         self.boundary = boundary
 
@@ -82,7 +82,7 @@ class TwoExperts(TwoNetworks):
 
 
 def boundary_of(high: RunConfig, low: RunConfig) -> float:
-    """The timestep at which the noise levels of two experts meet.
+    """The timestep at which the ranges of noise levels of two experts meet.
 
     Raises:
         Problems: the ranges do not meet or leave out levels, or the runs do not fit together.
@@ -111,10 +111,10 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
 
 
 def check_pair(config: RunConfig, away: RunConfig) -> None:
-    """Checks that guidance can lead from one run's network away from another's.
+    """Checks that the network of the run `away` can be the weaker one of a `GuidedPair`.
 
     Raises:
-        Problems: they read other latents or inputs.
+        Problems: that network reads other latents or inputs than the network of `config`.
     """
     if problems := _other_inputs(config, away, "--checkpoint_path_away"):
         raise Problems(problems)

@@ -1,4 +1,4 @@
-"""Prompts -> latents, many at once through packing.
+"""Generates latents from requests, many at once through packing.
 
 1. group    requests -> packs that fit
 2. sample   noise from each request's own seed -> latents, with guidance
@@ -62,7 +62,8 @@ from dit.sampling.ode_solvers import (
 from dit.sampling.reference_guidance import guided_by_references, without_references
 
 Watch = Callable[[list[Tensor]], None]
-"""Callback that gets the predicted clean latents [C, F, H, W] of a pack's samples at each step."""
+"""A function that gets the predicted clean latents [C, F, H, W] of a pack's samples at each step.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +82,14 @@ class Request:
 
 
 class Generated(NamedTuple):
-    """What was made for a request: latents, whitened, float32."""
+    """The latents that were generated for a request, whitened, float32."""
 
     latent_CFHW: Tensor
     sound_KA: Tensor | None
-    """None where it has no sound."""
+    """The latent of the sound, [K, A]; None for a sample without sound."""
 
     def on_host(self) -> Generated:
-        """A copy in the memory of the host."""
+        """A copy in host memory."""
         return Generated(
             self.latent_CFHW.cpu(), None if self.sound_KA is None else self.sound_KA.cpu()
         )
@@ -96,32 +97,35 @@ class Generated(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingSettings:
-    """Settings of sampler and guidance."""
+    """Settings of the sampler and of guidance."""
 
     num_steps: int = 35
     guidance: float = 1.0
     """Guidance scale g in uncond + g * (cond - uncond); 1: no guidance, and half the work."""
     reference_guidance: float = 1.0
-    """Scale i for references (`dit.sampling.reference_guidance`); 1 saves a network call."""
+    """Scale i of guidance by references (`dit.sampling.reference_guidance`); 1 saves a network
+    call."""
     sampler: Sampler = Sampler.HEUN
     guidance_interval: tuple[float, float] | None = None
     """Lowest and highest noise level (sigma of EDM, t of flow matching) with guidance."""
     guidance_rescale: float = 0.0
     """Guidance rescale phi, 0 to 1: 1 restores the standard deviation without guidance."""
     guidance_steps: float = 1.0
-    """Fraction of the steps, from the first on, with guidance."""
+    """Fraction of the steps, from the first on, that have guidance with scale `guidance`."""
     guidance_after: float = 1.0
-    """Guidance scale of the remaining steps."""
+    """Guidance scale of the other steps; 1: no guidance."""
     guidance_least_norm: float = 0.0
     """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore
     norms."""
     condition_noise: float = 0.0
-    """Noise at each step on conditions of strength 1, divided by the square of the level."""
+    """Factor of the noise that conditions of strength 1 get at each step, times the squared level.
+    """
     guiders: Guiders | None = None
-    """Guiders of a Diffusers pipeline (`guiders.open_guiders`), in place of the guidance above."""
+    """Guiders of a Diffusers pipeline (`guiders.open_guiders`), which replace the guidance above.
+    """
 
     def guide(self, path: SamplingPath, model: ModelConfig) -> Guidance:
-        """The guidance for `model`, with its interval converted to timesteps."""
+        """The guidance for `model`; its interval is converted from noise levels to timesteps."""
         between = None
         if self.guidance_interval is not None:
             levels = torch.tensor(self.guidance_interval, dtype=torch.float64)
@@ -149,7 +153,7 @@ def generate_latents(
 ) -> list[Tensor]:
     """Latents [C, F, H, W], whitened, float32, one for each of `requests`, in their order.
 
-    It is `generate_streams` without the sound.
+    The arguments, and errors, are those of `generate_streams`, whose sound is left out.
     """
     told: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
     return [one.latent_CFHW for one in generate_streams(model, requests, **told)]
@@ -164,13 +168,13 @@ def generate_streams(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Generated]:
-    """The latent, and that of its sound, for each of `requests`, in their order.
+    """Generates the latent, and that of the sound if any, for each of `requests`, in their order.
 
     `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or patches do not divide its
-            size; or the network was distilled to other steps than the sampler's, or the network or
+            size; the network was distilled for other steps than the sampler's; or the network or
             sampler takes no conditions.
     """
     _check_settings(requests, config, settings)
@@ -273,10 +277,11 @@ def _check_conditions(
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
-    """The requests as samples with zero latents.
+    """The requests as samples with latents of zeros, which are checked like training data.
 
     Raises:
-        ValueError: as `generate_latents`.
+        ValueError: a request lacks an input that the network needs, or patches do not divide its
+            size.
     """
     samples, expected = [], Expected.of(config)
     for index, request in enumerate(requests):
@@ -332,13 +337,13 @@ def _blank(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pack:
-    """Samples of one pack with prompts, with negative prompts, and their conditions."""
+    """Samples of one pack, with their prompts and with their negative prompts."""
 
     own: PackedBatch
     negative: PackedBatch
     tokens: ConditionTokens | None
     bare: PackedBatch | None
-    """`negative` without references, if guidance also leads away from these."""
+    """`negative` without references, if guidance also moves away from samples without these."""
 
 
 @torch.no_grad()
@@ -351,7 +356,7 @@ def _sample_pack(
     settings: SamplingSettings,
     after_step: Callable[[Callable[[], list[Tensor]]], None],
 ) -> list[Tensor]:
-    """Latents [C, F, H, W] of one pack.
+    """Generates the latents [C, F, H, W] of one pack.
 
     At each step `after_step` gets a function that returns the predicted latents; it may call it.
     """
@@ -421,7 +426,10 @@ def _sample_streams(
     settings: SamplingSettings,
     after_step: Callable[[Callable[[], list[Tensor]]], None],
 ) -> list[Generated]:
-    """Latents and sounds of one pack of several streams; `after_step` is as in `_sample_pack`."""
+    """Generates latents and sounds of one pack of a network with several streams.
+
+    At each step `after_step` gets a function that returns the predicted latents; it may call it.
+    """
     device = getattr(model, "device", None) or next(model.parameters()).device
     batch, path = pack_to(pack.own, device), sampling_path(config.objective)
     joint, away = JointStreams.of(batch), JointStreams.of(pack_to(pack.negative, device))
@@ -454,7 +462,11 @@ def _guided(
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """Prediction with guidance from all `predictions`; a second one has negative prompts."""
+    """A network whose predictions are guided, as `settings` say.
+
+    `predictions` are the network with prompts, and if guidance also uses references, the one with
+    references and negative prompts; `unconditional` has negative prompts.
+    """
     conditional, *others = predictions
     if settings.guiders is not None:
         return guided_by(settings.guiders, conditional, unconditional, batch, steps)
@@ -477,6 +489,6 @@ def _guided(
 def _conditioned(
     network: Network, given: ConditionedSteps, input_TC: Tensor, level_N: Tensor
 ) -> Tensor:
-    """The network's prediction, with conditions while the level is in their range."""
+    """The network's output at a step of a video with conditions (`ConditionedSteps`)."""
     step = given.steps.number(level_N)
     return given.stepped(network(given.seen(input_TC, step), level_N), step)

@@ -1,7 +1,7 @@
-"""Pictures given with a prompt, as inputs of network and text encoder.
+"""Encodes pictures that are given with a prompt, as inputs of network and text encoder.
 
 1. The first and the last frame, resized to the generated size, as in Diffusers' pipelines; an image
-   encoder sees the resized frame, as in data_prep, a text encoder the original.
+   encoder gets the resized frame, as in data_prep, a text encoder the original.
 2. References: pictures that the prompt edits, scaled as in data_prep, or videos.
 """
 
@@ -31,7 +31,7 @@ from dit.system_errors import reason
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureOptions:
-    """Names of the options for pictures, for error messages."""
+    """Names of the options for pictures, and remedies, for error messages."""
 
     first: str
     last: str
@@ -43,7 +43,7 @@ class PictureOptions:
     place: str = ""  # of the prompt in its file, before each error
 
     def of(self, prompt: Prompt) -> PictureOptions:
-        """The names for one prompt, which include the prompt's position in its file."""
+        """The names for one prompt, with its position in the file of prompts."""
         return replace(self, place=f"{prompt.place}: " if prompt.place else "")
 
 
@@ -77,7 +77,7 @@ class PromptTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPictures:
-    """Files of a sample's first and last frame, and of its references in order."""
+    """Files of a sample's first and last frame and of its references, and their options."""
 
     first: str | None = None
     last: str | None = None
@@ -86,10 +86,10 @@ class GivenPictures:
     options: PictureOptions = OF_COMMAND_LINE
 
     def check(self, inputs: Sequence[SampleInput], *, frames: int) -> None:
-        """Refuses pictures that do not fit the network's `inputs`.
+        """Checks that the pictures fit the network's `inputs`, for a sample of `frames` frames.
 
         Raises:
-            ValueError: names the option.
+            ValueError: the network does not take one of the pictures, or needs one that is missing.
         """
         self._check_ends(inputs, frames)
         most = sum(one.kind is InputKind.REFERENCE for one in inputs)
@@ -140,7 +140,7 @@ class GivenPictures:
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The network's inputs from the pictures, by name.
+        """The network's inputs from the pictures, by name, for the inputs `wanted`.
 
         `size` is the size of the whole latent in pixels, `multiple` the pixels along a token's
         side.
@@ -181,16 +181,16 @@ class GivenPictures:
         """The first frame as a tensor [1, 3, H, W] in [-1, 1], by `read_picture`.
 
         Raises:
-            ValueError: as `read_picture`.
+            ValueError: the file is missing, or is no picture.
         """
         assert self.first is not None
         return read_picture(self.first, height, width, option=self._option("first"))
 
     def check_seen_by(self, encoder: TextEncoder) -> None:
-        """Refuses missing pictures that the text encoder needs.
+        """Checks that the pictures that `encoder` reads with a prompt are given.
 
         Raises:
-            ValueError: names the remedy.
+            ValueError: one is missing.
         """
         place, missing = self.options.place, self.options.missing
         if not encoder.reads_alone and not self.references:
@@ -213,8 +213,8 @@ class GivenPictures:
     ) -> PromptTexts:
         """The text encoder's tensors for a prompt and its negative prompt, with the pictures.
 
-        `alone` encodes (text, whether negative) without pictures to rows [L, E] and vectors [E], by
-        name.
+        `words` are both texts. `alone` encodes (text, whether it is negative) without pictures to
+        rows [L, E] and vectors [E], by name.
 
         Raises:
             ValueError: the encoder needs a picture and none is given, or a file is no picture.
@@ -244,9 +244,12 @@ class GivenPictures:
     def _references(
         self, decoder: Any, wanted: Sequence[SampleInput], target: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """Inputs from the references, by name.
+        """The latents of the references, by name of an input.
 
-        `target` is the frames, height and width to generate.
+        `target` is the size of the sample: frames, height and width in pixels.
+
+        Raises:
+            ValueError: there is no VAE, or a file is no picture or video.
         """
         if self.references and decoder is None:
             raise ValueError(
@@ -267,9 +270,10 @@ class GivenPictures:
     def _reference(
         self, file: str, frames: int, place: Placement, *, clear: bool = False
     ) -> Tensor:
-        """A picture [1, 3, H, W], or at most `frames` of a video, in [-1, 1].
+        """A picture [1, 3, H, W], or at most `frames` frames of a video, in [-1, 1].
 
-        With `clear` a picture is [1, 4, H, W], because it keeps its transparency.
+        It is scaled and cropped as `place` says. With `clear` a picture is [1, 4, H, W], because it
+        keeps its transparency.
         """
         if is_video(file):
             width, height = place.size
@@ -278,13 +282,16 @@ class GivenPictures:
         return _colours(place.apply(self._upright(file, clear=clear)))
 
     def _upright(self, file: str, *, clear: bool = False) -> Image.Image:
-        """A reference picture, or the first picture of a reference video."""
         if is_video(file):
             return first_of_clip(file, option=self._option("reference_video"))
         return _upright(file, option=self._option("reference"), clear=clear)
 
     def _placement(self, file: str, decoder: Any, target: Size, multiple: int) -> Placement:
-        """Scaling and crop of a reference before it is encoded, as in data_prep."""
+        """How a reference is scaled and cropped before it is encoded, as in data_prep.
+
+        Raises:
+            ValueError: --reference_size is `published`, and the codec's pipelines edit no pictures.
+        """
         width, height = self._upright(file).size
         if self.reference_size == ReferenceFit.TARGET:
             return _covering((width, height), target[1:])
@@ -302,9 +309,9 @@ class GivenPictures:
         return Placement((max(width, wide), max(height, high)), (wide, high))
 
     def shown(self, height: int, width: int) -> np.ndarray | None:
-        """References side by side, or the first frame, as uint8 [H, W, 3] for the grid of samples.
+        """References side by side, or else the first frame, as uint8 [H, W, 3] for the grid.
 
-        None if there is none.
+        `height` is that of each picture, `width` too. None if no picture is given.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))
@@ -316,7 +323,10 @@ class GivenPictures:
 
 
 def _covering(size: tuple[int, int], sides: tuple[int, int]) -> Placement:
-    """The resize and crop that make a picture (width, height) cover `sides` (height, width)."""
+    """The scaling and crop with which a picture of `size` (width, height) covers `sides`.
+
+    `sides` is (height, width).
+    """
     height, width = sides
     return Placement(cover(*size, (width, height)), (width, height))
 
@@ -326,7 +336,9 @@ def _uint8(colours_13HW: Tensor) -> np.ndarray:
 
 
 def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
-    """A picture [1, 3, H, W] in [-1, 1], resized as Diffusers' `VaeImageProcessor` does.
+    """A picture [1, 3, H, W] in [-1, 1], resized like Diffusers' `VaeImageProcessor` does it.
+
+    `option` names the file in messages.
 
     Raises:
         ValueError: the file is missing, or is no picture.
@@ -335,7 +347,7 @@ def read_picture(file: str, height: int, width: int, *, option: str) -> Tensor:
 
 
 def _colours(picture: Image.Image) -> Tensor:
-    """An RGB picture as [1, 3, H, W] in [-1, 1], an RGBA one as [1, 4, H, W]."""
+    """An RGB picture as [1, 3, H, W], or an RGBA one as [1, 4, H, W], in [-1, 1]."""
     colours_HWC = torch.from_numpy(np.asarray(picture, dtype=np.float32) / 255)
     return (2 * colours_HWC - 1).permute(2, 0, 1)[None]
 

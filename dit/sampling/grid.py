@@ -1,8 +1,8 @@
-"""All pictures in one overview, grouped by prompt, with the prompt beneath them.
+"""Draws all pictures in one overview, grouped by prompt, with the prompt beneath them.
 
-They are arranged in as many columns as fit on a page. Labels are plain text, in fonts that have
-their characters. The file lists the place of each picture (`CELLS`), so that a report can rearrange
-them for a narrow window.
+There are as many columns as fit on a page. Labels are plain text, in fonts that have their
+characters. The file lists the place of each picture (`CELLS`), so that a report can rearrange them
+for a narrow window.
 """
 
 # H W 3 rows, columns, colours of a picture; all places are in pixels
@@ -33,19 +33,19 @@ _CONTROL, _FORMAT = "Cc", "Cf"  # Unicode's categories
 _DPI = 120
 _PAGE = 1248  # width of the report on a large screen
 _CELL = (96, 288)
-"""Smallest and largest height of a picture."""
+"""Smallest and largest height of a picture, in pixels."""
 _LABEL = 156
-"""Smallest width of a prompt's label: 20 letters."""
+"""Smallest width of a prompt's label in pixels, for 20 letters."""
 _POINTS = 8
 _LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
 _MOST_PROMPTS, _MOST_OF_ONE = 64, 16
 _MOST_HEIGHT = 12_000
-"""Approximate height of the grid in pixels; matplotlib draws at most 65,536 a side."""
+"""Approximate largest height of the grid in pixels; matplotlib draws at most 65,536."""
 _MOST_ASPECT = 8.0
 _GAP = 6
 _LONGEST = 500  # letters of a prompt in the file
 _INK = "#7a8087"
-"""Text colour, legible on white and on black, because the background is transparent."""
+"""Colour of text, legible on white and on black, because the background is transparent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +57,9 @@ class Fonts:
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """The `pictures` [H, W, 3] side by side; None is skipped.
+    """The `pictures` [H, W, 3] side by side, with a gap between them; None is skipped.
 
-    A given picture is left of the sample that begins with it.
+    It shows a given picture to the left of the sample that begins with it.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -74,9 +74,10 @@ def beside(*pictures: np.ndarray | None) -> np.ndarray:
 def draw_grid(
     firsts: Sequence[np.ndarray], prompts: Sequence[str], path: Path, *, title: str = ""
 ) -> list[NotShown]:
-    """Writes the grid; returns notices of missing samples and characters.
+    """Writes the grid of the first frames `firsts` to `path`, as a PNG file.
 
-    `title` is a line above the pictures.
+    `prompts` has the prompt of each, and `title` is a line above the pictures. Returns notices of
+    samples that are left out and of characters that no font has.
     """
     of_prompt: dict[str, list[np.ndarray]] = {}
     for picture_HW3, prompt in zip(firsts, prompts, strict=True):
@@ -109,12 +110,12 @@ def _spelled(fonts: Fonts) -> list[NotShown]:
 
 
 Box = tuple[int, int, int, int]
-"""(left, top, right, bottom) in pixels."""
+"""(left, top, right, bottom) of a rectangle in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """The pictures of one prompt and its label, with boxes on the page."""
+    """The pictures of one prompt and its label, with their boxes on the page."""
 
     prompt: str
     pictures: list[tuple[Box, Image.Image]]
@@ -123,7 +124,7 @@ class Block:
 
 
 def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) -> list[Block]:
-    """Blocks from left to right, in rows downwards from `top`."""
+    """Arranges the pictures of each prompt in blocks, in rows from `top` downwards."""
     height, width = _cell(list(shown.values()))
     # A label has room beneath the narrowest block.
     width = max(width, math.ceil(_LABEL / min(map(len, shown.values()))))
@@ -160,14 +161,17 @@ def _cells(count: int, columns: int, cell: tuple[int, int]) -> list[tuple[int, i
 def _placed(
     picture_HW3: np.ndarray, corner: tuple[int, int], cell: tuple[int, int]
 ) -> tuple[Box, Image.Image]:
-    """Box and image of a picture that fits into its cell, at the left and vertically centred."""
+    """Scales a picture to fit into its cell; it is at the left, and centred vertically.
+
+    `corner` is (left, top), `cell` (width, height). Returns its box and the image.
+    """
     image = _fitted(Image.fromarray(picture_HW3), width=cell[0], height=cell[1])
     left, top = corner[0], corner[1] + (cell[1] - image.height) // 2
     return (left, top, left + image.width, top + image.height), image
 
 
 def _drawn(blocks: Sequence[Block], fonts: Fonts, title: str) -> bytes:
-    """A PNG with a transparent background that lists its pictures (`CELLS`)."""
+    """A PNG file with a transparent background, which also lists its pictures (`CELLS`)."""
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox, IdentityTransform
 
@@ -214,7 +218,10 @@ def _named(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
-    """All pictures on a transparent canvas at least `least` pixels wide, with room for labels."""
+    """A transparent canvas with all pictures and room for labels.
+
+    It is at least `least` pixels wide.
+    """
     rights, ends = zip(*(block.label_box[2:] for block in blocks), strict=True)
     canvas = Image.new("RGBA", (max(least, *rights), max(ends)))
     for block in blocks:
@@ -224,7 +231,7 @@ def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
 
 
 def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """Height and width of a cell, chosen for the largest picture and the whole page."""
+    """(height, width) of a cell in pixels, for the largest picture and for all on the page."""
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
     cell = min(max(_CELL[0], *(height for height, _, _ in shapes)), _CELL[1], _PAGE / aspect)
@@ -233,7 +240,7 @@ def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
 
 
 def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
-    """`image` scaled to fit; enlarged pixels stay square."""
+    """`image` scaled to fit into `width` x `height`; enlarged pixels stay sharp squares."""
     scale = min(width / image.width, height / image.height)
     size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
     how = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
@@ -241,7 +248,7 @@ def _fitted(image: Image.Image, *, width: int, height: int) -> Image.Image:
 
 
 def short_label(caption: str) -> str:
-    """First three lines of a caption, without invisible and direction-changing characters.
+    """The first three lines of a caption, without invisible and direction-changing characters.
 
     Control characters become code points, because some fonts draw boxes for them.
     """
@@ -254,7 +261,7 @@ def short_label(caption: str) -> str:
 
 
 def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
-    """The caption in lines of `width` letters; letters without a font become code points."""
+    """The caption in lines of `width` letters; letters that no font has become code points."""
     text = _each_spelled(short_label(caption), fonts.missing)
     width = min(width, _LINE) * _width(text) // _LINE
     most = width * _LINES
@@ -262,7 +269,7 @@ def label(caption: str, fonts: Fonts, *, width: int = _LINE) -> str:
 
 
 def _width(text: str) -> int:
-    """Characters in a line: half as many if some of `text` have double width."""
+    """Characters in a line of a label: half as many if some of `text` have double width."""
     return _LINE // 2 if any(east_asian_width(one) in "WF" for one in text) else _LINE
 
 
@@ -276,7 +283,7 @@ def _selects(character: str) -> bool:
 
 
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
-    """The default font, and the fewest installed fonts that cover the characters it lacks.
+    """The fonts for `captions`: the default one, and the fewest that have what it lacks.
 
     `installed` are font files; None asks the system.
     """
@@ -298,7 +305,7 @@ def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None
 
 
 def _coverage(characters: set[str], files: Sequence[str]) -> dict[str, set[str]]:
-    """Font file -> the `characters` that it has."""
+    """Which of `characters` each of the font files has; damaged files are left out."""
     from matplotlib.font_manager import get_font
 
     found = {}

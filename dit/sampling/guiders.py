@@ -1,4 +1,4 @@
-"""Guidance by an object of Diffusers, a guider, as in some of its pipelines.
+"""Guidance by a guider, an object of Diffusers that some of its pipelines have.
 
 HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings are in guider/guider_config.json.
 HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and another one in ocr_guider/ for prompts
@@ -35,12 +35,12 @@ GUIDERS = (
     "TangentialClassifierFreeGuidance",
     "MagnitudeAwareGuidance",
 )
-"""Diffusers' guiders that combine two predictions element by element; others reach into the layers
-of Diffusers' network, or need rows and columns."""
+"""Diffusers' guiders that combine two predictions element by element; others change the layers of
+Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """The guider in a folder, or in the pipeline there; `scale` replaces its own.
+    """Opens the guider in `folder`, a guider's or a pipeline's; `scale` replaces its own scale.
 
     Raises:
         ValueError: there is no guider, or one that needs more than two predictions.
@@ -87,7 +87,7 @@ class Guiders:
     """Guider for prompts with words in quotation marks; None: the default one."""
 
     def of(self, batch: PackedBatch) -> list[Any]:
-        """A guider for each sample of the pack.
+        """A new guider for each sample of the pack.
 
         Each sample has its own, because some guiders keep a running mean.
         """
@@ -98,10 +98,10 @@ class Guiders:
 
 
 def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:
-    """All guiders in `folder`; `scale` is as in `open_guider`.
+    """Opens all guiders of the pipeline in `folder`; `scale`, if given, replaces their scales.
 
     Raises:
-        ValueError: as `open_guider`.
+        ValueError: there is no guider, or one that needs more than two predictions.
     """
     other = Path(folder) / OF_QUOTED
     return Guiders(
@@ -117,9 +117,10 @@ def guided_by(
     batch: PackedBatch,
     at: StepLevels,
 ) -> Network:
-    """A network that combines two predictions by guiders, for each sample separately.
+    """A network whose two predictions are combined by guiders, for each sample separately.
 
-    Guiders get the index of the step, and decide whether `unconditional` is called.
+    Guiders get the index of the step among the levels `at`, and decide whether `unconditional` is
+    called.
     """
     each = guiders.of(batch)
     networks = (conditional, unconditional)
@@ -147,7 +148,10 @@ def _combined(
     predicted: Callable[[int], Tensor],
     batch: PackedBatch,
 ) -> Tensor:
-    """The combined predictions [T, C] of all samples; zero for tokens outside targets."""
+    """Combines the predictions of all samples, [T, C]; zero for tokens outside targets.
+
+    `predicted` computes the prediction 0 (conditional) or 1 (unconditional).
+    """
     made_TC = torch.zeros_like(predicted(0))
     for index, (guider, of_sample) in enumerate(zip(guiders, states, strict=True)):
         first = batch.starts[index]

@@ -1,4 +1,4 @@
-"""Sizes in pixels -> sizes in latent cells, rounded up to sizes that decoder and model accept."""
+"""Converts sizes in pixels to sizes in latent cells that decoder and model accept."""
 
 # F H W 3 frames, rows, columns, colours
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from dit.config import ModelConfig
 
 MOST_PIXELS = 32_768
-"""Most rows, columns or frames of one sample; a larger number is a typing error and fills any
-memory."""
+"""Most rows, columns or frames of one sample; a larger number is taken for a typing error."""
 Size = tuple[int, int, int]
-"""(frames, rows, columns)."""
+"""(frames, rows, columns), in pixels or in latent cells."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """Pixels and frames of one latent cell, and divisors of sizes in cells."""
+    """Size of a latent cell in pixels and frames, and what must divide a latent's size in cells."""
 
     stride: int
     temporal_stride: int
@@ -30,7 +29,7 @@ class LatentStride:
 
     @classmethod
     def of(cls, decoder: Any, model: ModelConfig) -> LatentStride:
-        """The stride of a decoder, with the patch sizes of the model."""
+        """The sizes of the latent cells of `decoder`, and the patch sizes of `model`."""
         return cls(
             stride=decoder.stride,
             temporal_stride=decoder.temporal_stride,
@@ -39,7 +38,7 @@ class LatentStride:
         )
 
     def latent(self, pixels: Size) -> Size:
-        """Size of the smallest latent that covers these pixel frames, rows and columns."""
+        """Size in latent cells of the smallest latent that covers `pixels`."""
         frames, height, width = pixels
         cells = 1 + -(-(frames - 1) // self.temporal_stride)
         side, patch = self.stride * self.side_cells, self.side_cells
@@ -50,13 +49,13 @@ class LatentStride:
         )
 
     def pixels(self, latent: Size) -> Size:
-        """Frames, rows and columns that a decoder produces from a latent of this size."""
+        """Size in pixels of the video that a decoder makes of a latent of `latent` cells."""
         frames, rows, columns = latent
         return 1 + (frames - 1) * self.temporal_stride, rows * self.stride, columns * self.stride
 
 
 def rounding(asked: Size, made: Size) -> str:
-    """A notice that a larger size is generated than requested; empty if they are equal."""
+    """A notice that a larger size is generated than asked for; empty if both are equal."""
     names = ("frames", "rows", "columns")
     more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
     if not more:
@@ -65,6 +64,6 @@ def rounding(asked: Size, made: Size) -> str:
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:
-    """`video_FHW3` cut to its first frames, rows and columns."""
+    """`video_FHW3` cut to its first frames, rows and columns, as many as `size` says."""
     frames, height, width = size
     return video_FHW3[:frames, :height, :width]

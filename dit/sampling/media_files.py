@@ -1,4 +1,4 @@
-"""Pictures -> files: a PNG or MP4 with sound for each, samples.json, a grid of all (grid.py)."""
+"""Writes generated pictures: a PNG or MP4 with sound for each, samples.json, a grid of all."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LISTING, GRID = "samples.json", "grid.png"
 RATES = (0.01, 1000)
-"""Smallest and largest frame rate of a video file."""
+"""Smallest and largest frame rate of a video file, in frames per second."""
 _OURS = re.compile(r"\d{5,}\.(png|mp4|safetensors|wav|webp)")
 _WRITTEN = ("file", "latent", "waveform", "wav")  # keys of samples.json that name files
 _SHOWN = 3
@@ -38,7 +38,7 @@ _BT709, _LIMITED = 1, 1  # ITU-T H.273, tables 2 to 4; FFmpeg's number of levels
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture or video, with the prompt, seed and settings that produced it."""
+    """A generated picture or video, with the prompt, seed and settings that produced it."""
 
     frames_FHW3: np.ndarray  # uint8
     prompt: str
@@ -55,11 +55,11 @@ class Picture:
 
 
 def make_folder(folder: Path, *, count: int) -> None:
-    """Creates the folder for `count` pictures, so that problems are found before sampling.
+    """Creates `folder` for `count` pictures, so that problems are found before sampling.
 
     Raises:
-        ValueError: the folder cannot be written, or has a file under a name of a picture, the list
-            or the grid that no earlier generation wrote.
+        ValueError: the folder cannot be written, or it has a file with the name of a picture, of
+            the list or of the grid that no earlier generation wrote.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def make_folder(folder: Path, *, count: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """Files written for a list of pictures, and notices of failures."""
+    """The files that were written for pictures, and notices of failures."""
 
     grid: Path | None  # None where it could not be drawn
     lost: tuple[NotShown, ...]  # pictures that could not be written
@@ -92,7 +92,7 @@ class Written:
 
 
 def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
-    """Writes every picture (PNG) or video (MP4), samples.json and the grid.
+    """Writes every picture (PNG) or video (MP4), samples.json and the grid to `folder`.
 
     A picture that cannot be written is not listed; the others are written.
 
@@ -110,7 +110,7 @@ def write_media(pictures: Sequence[Picture], folder: Path) -> Written:
 
 
 def report_written(written: Written, folder: Path, *, count: int) -> None:
-    """Prints how many of `count` samples were written, and all notices.
+    """Prints how many of `count` samples were written to `folder`, and all notices.
 
     Raises:
         ValueError: some samples could not be written.
@@ -129,7 +129,7 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
 
 
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
-    """Writes one picture and returns its entry for samples.json.
+    """Writes the picture with the given number, and returns its entry for samples.json.
 
     A PNG has prompt and settings in its metadata.
     """
@@ -162,8 +162,8 @@ def write_listing(
 ) -> tuple[Path | None, list[NotShown]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
-    First frames that are None are left out of the grid, whose top line is `title`. Files that only
-    the previous samples.json lists are removed.
+    The path is None if there is no grid. First frames that are None are left out of the grid, whose
+    top line is `title`. Files that only the previous samples.json lists are removed.
 
     Raises:
         OSError: the list cannot be written.
@@ -185,7 +185,7 @@ def write_listing(
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Replaces a file atomically: a reader sees the old content or the new."""
+    """Replaces a file atomically: a reader gets either the old content or the new one."""
     partial = file.with_name(f"{file.name}.partial")
     try:
         partial.write_bytes(content)
@@ -195,7 +195,6 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def _names(listing: Path) -> set[str]:
-    """File names in samples.json that this module could have written."""
     each = _entries(listing) or []
     said = [one.get(key) for one in each if isinstance(one, dict) for key in _WRITTEN]
     return {name for name in said if isinstance(name, str) and _OURS.fullmatch(name)}
@@ -209,7 +208,6 @@ def _lists_samples(listing: Path) -> bool:
 
 
 def _entries(listing: Path) -> list[Any] | None:
-    """The entries of samples.json; None if the file is missing or holds no list."""
     try:
         entries = parse_json(listing.read_bytes())
     except (OSError, ValueError):
@@ -218,7 +216,10 @@ def _entries(listing: Path) -> list[Any] | None:
 
 
 def _remove_stale(folder: Path, *, before: set[str], now: set[str]) -> list[NotShown]:
-    """Removes files that only the previous list has; reports files that no list has."""
+    """Removes the files that only the previous list has; returns notices.
+
+    `before` and `now` are the names in both lists. Files that neither list has are reported.
+    """
     stale = sorted(name for name in before - now if (folder / name).is_file())
     for name in stale:
         (folder / name).unlink()
@@ -250,7 +251,7 @@ def _write_png(
 
 
 def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Waveform:
-    """The waveform of the latent of a sound, cut to its `seconds`."""
+    """The waveform of a sound's latent, cut to `seconds`."""
     from dit.codecs.sound.files import Waveform
 
     samples = round(seconds * codec.rate)
@@ -259,9 +260,9 @@ def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Wavefor
 
 
 def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
-    """Writes the waveform's picture, and the WAV if requested; returns their samples.json entries.
+    """Writes the waveform's picture, and a WAV file if requested, for sample `number`.
 
-    A picture without sound has neither.
+    Returns their entries in samples.json; empty for a picture without sound.
     """
     from dit.codecs.sound.files import wav_file, waveform_picture
 
@@ -279,7 +280,11 @@ def _write_sound(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
 def _write_mp4(
     path: Path, video_FHW3: np.ndarray, *, fps: float, sound: Waveform | None = None
 ) -> None:
-    """Writes a video as H.264, with its sound as AAC, which begins with the first frame."""
+    """Writes a video as H.264, and its sound as AAC, which begins with the first frame.
+
+    Raises:
+        ValueError: PyAV is not installed.
+    """
     import numpy as np
 
     from dit.codecs.sound.files import AacTrack
@@ -323,8 +328,8 @@ def _write_latents(path: Path, latents: Mapping[str, Tensor | None]) -> None:
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
     """The first three channels of a latent as red, green and blue, uint8 [F, H, W, 3].
 
-    The scale is fixed, so that steps of a run are comparable: black is -2.5 standard deviations,
-    white is 2.5.
+    The scale is fixed, so that pictures at different steps of a run are comparable: black is -2.5
+    standard deviations, white is 2.5.
     """
     import torch
 

@@ -35,40 +35,42 @@ from dit.objectives.objective import Prediction, SamplingPath, per_token, real_o
 from dit.pack_wire import to_device
 
 Network = Callable[[Tensor, Tensor], Tensor]
-"""Denoiser (input_TC, level_N), both float32, -> raw output [T, C]; text and positions are
-bound."""
+"""The network as a function of (input_TC, level_N), both float32, that returns its raw output [T,
+C]; text and positions are bound. `level_N` has a timestep for each sample."""
 Predict = Callable[[Tensor, Tensor], Prediction]
-"""Function (state_TC, level_N) -> the network's prediction at this state."""
+"""The network's prediction as a function of (state_TC, level_N), where `level_N` has noise levels.
+"""
 
 TINY_NORM = 1e-12
-"""Smallest divisor of a norm: padding tokens are zero."""
+"""Smallest norm by which is divided, because the norm of padding is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guidance:
-    """Classifier-free guidance: its scale, and the noise levels at which it applies."""
+    """Classifier-free guidance: its scale, the timesteps at which it acts, what it restores."""
 
     scale: float = 1.0
     """Guidance scale; 1: no guidance, with half the network calls."""
     between: tuple[float, float] | None = None
-    """Lowest and highest `level_N` with guidance (arXiv:2404.07724); None: all levels."""
+    """Lowest and highest timestep with guidance (arXiv:2404.07724); None: it acts at all."""
     of_references: float = 1.0
-    """Guidance scale for references (`guided_by_references`)."""
+    """Scale i of guidance by references (`guided_by_references`)."""
     rescale: float = 0.0
-    """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation without guidance."""
+    """phi of arXiv:2305.08891, Sec. 3.4: 1 restores the standard deviation of the conditional
+    prediction."""
     keeps_norm: KeptNorm | None = None
-    """Vectors whose norm is restored to that without guidance (tokens or pictures); None: none."""
+    """Which vectors get back the norm that they have without guidance; None: none."""
     least_norm: float = 0.0
-    """Least fraction of the guided norm that remains; 1 leaves norms as they are."""
+    """Least fraction of the guided norm that remains; 1 leaves norms unchanged."""
     patch: tuple[int, int] = (1, 1)
-    """(frames, rows or columns) of latent cells in one token."""
+    """Latent cells in a token: (frames, rows or columns)."""
 
     def at(self, level_N: Tensor) -> Tensor:
-        """The guidance scale [N] of each sample at its noise level."""
+        """The guidance scale [N] of each sample at its timestep; 1 where guidance does not act."""
         return torch.where(self.acts(level_N), self.scale, torch.ones_like(level_N))
 
     def acts(self, level_N: Tensor) -> Tensor:
-        """Whether each sample has guidance at its level, bool [N]."""
+        """Whether guidance acts on each sample at its timestep, bool [N]."""
         if self.between is None:
             return torch.ones_like(level_N, dtype=torch.bool)
         low, high = self.between
@@ -77,7 +79,7 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """Noise levels of all steps of a sampler, as the network gets them (timesteps)."""
+    """Timesteps of all steps of a sampler, which end with that of the last level."""
 
     level_SN: Tensor  # S + 1 of them, the last one of what is made
 
@@ -91,12 +93,12 @@ class StepLevels:
         return len(self.level_SN) - 1
 
     def number(self, level_N: Tensor) -> int:
-        """Index of the step that begins at the levels `level_N`."""
+        """Index of the step that begins at the timesteps `level_N`."""
         # One sample tells the step of all. The nearest level, as a device may round another way.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:
-        """Levels [N] at the end of the step that begins at `level_N`."""
+        """Timesteps [N] at the end of the step that begins at `level_N`."""
         return self.level_SN[self.number(level_N) + 1].to(level_N)
 
 
@@ -124,7 +126,7 @@ def guided(
 ) -> Network:
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
-    It acts on raw network outputs. At a given state, latent and velocity are affine in the raw
+    It combines raw network outputs. At a given state, latent and velocity are affine in the raw
     output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
     """
@@ -152,7 +154,10 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The guided prediction with its standard deviation moved towards `cond_TC`'s."""
+    """The guided prediction, with its standard deviation moved towards that of `cond_TC`.
+
+    The fraction `guidance.rescale` of the difference is taken away, for samples with guidance.
+    """
     if not guidance.rescale:
         return mixed_TC
     factor_N = deviations(cond_TC, batch) / deviations(mixed_TC, batch)
@@ -163,10 +168,11 @@ def rescaled(
 def guided_at_first(
     first: Network, after: Network, *, num_steps: int, part: float, sampler: Sampler
 ) -> Network:
-    """A network that is `first` in the first part of the steps, and `after` in the others.
+    """A network that is `first` in the first steps, and `after` in the others.
 
-    It serves a single sampling and counts its calls, because levels are ambiguous: Heun's second
-    call of a step has the level of the next step's first, and a step is guided as a whole.
+    `part` is the fraction of the first steps. The network counts its calls, so it serves a single
+    sampling: levels are ambiguous, because Heun's second call of a step has the level of the next
+    step's first, and a step is guided as a whole.
     """
     guided_steps = sum((i + 1) / num_steps <= part for i in range(num_steps))
     calls, guided_calls = count(), guided_steps * sampler.calls_a_step
@@ -178,7 +184,7 @@ def guided_at_first(
 
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
-    """Norm that guidance restores: [T, 1] of tokens, or [T, C] of whole pictures."""
+    """The norm that guidance restores: [T, 1] of each token, or [T, C] of rows of the picture."""
     if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
@@ -226,9 +232,9 @@ def sample(  # noqa: PLR0913  # each has a default but what a step cannot do wit
 ) -> Tensor:
     """Latents [T, C], whitened, float32, zero on padding, from standard normal `noise_TC`.
 
-    `step_noise` returns standard normal noise [T, C] for the end of a step, counted from 0; LCM
-    needs it. `each_step` is called once a step, with the clean latents [T, C] that the network
-    predicts at its start. `batch` gives the geometry; its latents are not read. The last step, to
+    `batch` gives the geometry; its latents are not read. `each_step` is called once a step, with
+    the clean latents [T, C] that the network predicts at its start. `step_noise` returns standard
+    normal noise [T, C] for the end of a step, by its index from 0; LCM needs it. The last step, to
     level 0, is of first order, because the network is not defined at level 0.
 
     Raises:
@@ -284,7 +290,7 @@ def euler_or_heun(
 
 @dataclass(frozen=True, slots=True)
 class LevelSchedule:
-    """Noise levels that a solver visits; each sample has its own."""
+    """The noise levels that a solver visits, and the factors of latent and noise at each."""
 
     noise_SN: Tensor  # float64, falling to 0
     signal_SN: Tensor
@@ -295,7 +301,7 @@ class LevelSchedule:
         return len(self.noise_SN) - 1
 
     def log_snr_step(self, i: int) -> Tensor:
-        """The step h = lambda' - lambda of step i, [N]."""
+        """The growth h = lambda' - lambda of the half log-SNR in step i, [N]."""
         lambda_2N = self.signal_SN[i : i + 2].log() - self.noise_SN[i : i + 2].log()
         return lambda_2N[1] - lambda_2N[0]
 
@@ -308,7 +314,7 @@ class LevelSchedule:
         return self.per_token(ratio_N) * state_TC + self.latent_factor(i) * latent_TC
 
     def latent_factor(self, i: int) -> Tensor:
-        """The factor a' (1 - e^-h) of the latent in step i, [T, 1]."""
+        """The factor a' (1 - e^-h) of the latent in step i, [T, 1] (formula of this file)."""
         return self.per_token(-self.signal_SN[i + 1] * torch.expm1(-self.log_snr_step(i)))
 
 
@@ -331,7 +337,7 @@ def consistency(
 
 
 def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
-    """Latents of DPM-Solver++(2M): arXiv:2211.01095, Algorithm 2; its last step is first order."""
+    """Latents of DPM-Solver++(2M) (arXiv:2211.01095, Algorithm 2); the last step is first order."""
     before_TC = None
     for i in range(levels.steps):
         now_TC = predict(state_TC, levels.noise_SN[i]).latent_TC
@@ -345,7 +351,7 @@ def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Ten
 
 
 def unipc(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
-    """The latents of UniPC-2 with B(h) = e^h - 1: arXiv:2302.04867, Algorithms 5 and 7 (data)."""
+    """Latents of UniPC-2 with B(h) = e^h - 1 (arXiv:2302.04867, Algorithms 5 and 7 for data)."""
     known: list[Tensor] = []  # predicted latents of the two newest steps
     start_TC = state_TC  # state at the start of the step before
     for i in range(levels.steps):
@@ -369,9 +375,10 @@ def _step_ratio(levels: LevelSchedule, i: int) -> Tensor:
 def _corrected(
     levels: LevelSchedule, i: int, start_TC: Tensor, known: list[Tensor], end_TC: Tensor
 ) -> Tensor:
-    """The state after step i, corrected by the latent predicted at the end of the step.
+    """The state after step i, corrected by the latent `end_TC` predicted at the end of the step.
 
-    `known` are the latents [T, C] predicted at its start and, if any, one step before.
+    `start_TC` is the state at its start, and `known` are the latents [T, C] predicted one step
+    before, if any, and at the start.
     """
     moved_TC = levels.step(i, start_TC, known[-1])
     ahead_TC = end_TC - known[-1]

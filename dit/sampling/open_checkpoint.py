@@ -44,7 +44,7 @@ _Expert = tuple[Path, RunConfig]
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A checkpoint loaded for generation: network, text encoder, decoder."""
+    """A checkpoint opened for generation: network, text encoder, decoder."""
 
     path: Path
     config: RunConfig
@@ -64,7 +64,9 @@ def open_checkpoint(
     options: LoadOptions | None = None,
     needs_decoder: bool = True,
 ) -> OpenCheckpoint:
-    """Loads the model, with the text encoder and decoder that made its dataset.
+    """Opens the checkpoint at `checkpoint_path`, with text encoder and decoder of its dataset.
+
+    `weights` is `ema` or `model`, as for --weights.
 
     Raises:
         ValueError: there is no checkpoint, it was trained without a text encoder or on a part of
@@ -105,9 +107,9 @@ def open_checkpoint(
 
 
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
-    """The checkpoint's null inputs, else the encoder's outputs for "".
+    """The null inputs of the checkpoint in `path`, or else the encoder's output for "".
 
-    Empty for an encoder that needs pictures, with which each sample has its own.
+    Empty for an encoder that needs pictures, with which each sample has its own null input.
     """
     if not encoder.reads_alone:
         return {}
@@ -119,7 +121,7 @@ def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullIn
 
 
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
-    """The second checkpoint (low-noise expert), and the lowest timestep of the first one.
+    """The second checkpoint (low-noise expert), if any, and the lowest timestep of the first one.
 
     Raises:
         ValueError: an expert is given alone, or the two do not fit together.
@@ -138,10 +140,10 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
 
 
 def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
-    """The checkpoint that guidance leads away from, or None.
+    """The checkpoint of the weaker network from which guidance moves away; None without one.
 
     Raises:
-        ValueError: the two do not fit together.
+        ValueError: the network does not fit the network of `config`, or there are two experts.
     """
     place = options.checkpoint_path_away
     if place is None:
@@ -180,7 +182,10 @@ def _load_experts(
 
 
 def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any] | None:
-    """Dataset card from the pipeline in `--t5_cache_dir`, for a checkpoint without one; or None."""
+    """A dataset card for the pipeline in --t5_cache_dir, for a checkpoint without a card.
+
+    None if that folder has no VAE.
+    """
     if options.t5_cache_dir is None or not (Path(options.t5_cache_dir) / "vae").is_dir():
         return None
     stored = model.text_pad_to is TextPadding.STORED
@@ -189,7 +194,7 @@ def _card_of_pipeline(options: LoadOptions, model: ModelConfig) -> dict[str, Any
 
 
 def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
-    """The run's configuration with the parallelism of `options`.
+    """`config`, the configuration of a run, with the parallelism and precision of `options`.
 
     Raises:
         ValueError: the parallelism does not divide the processes or the model.
@@ -221,9 +226,10 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
 def open_decoder(
     card: dict[str, Any], options: LoadOptions, model: ModelConfig, *, needed: bool
 ) -> tuple[Codec | None, LatentStride]:
-    """The decoder (VAE) of a dataset, and the size of a latent cell in pixels and frames.
+    """Opens the decoder (VAE) of a dataset; also returns the size of its latent cells.
 
-    Without a decoder the sizes come from the dataset card.
+    If it cannot be opened and is not `needed`, it is None, and the size comes from the dataset
+    card.
 
     Raises:
         ValueError: the decoder cannot be opened, and it is needed or the card lacks the sizes.

@@ -1,4 +1,4 @@
-"""Files of prompts: one on each line, or JSON, or a JSON entry on each line."""
+"""Reads files of prompts: one on each line, or JSON, or a JSON entry on each line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt, with its size and pictures in the file."""
+    """A prompt, with the size, pictures and negative prompt that its file states for it."""
 
     text: str
     height: int | None = None
@@ -39,7 +39,10 @@ class Prompt:
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
 
     def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
-        """(frames, rows, columns): the prompt's own, else those `asked` for, else `usual` ones."""
+        """Height, width and number of frames by name: the prompt's own, or those in `asked`.
+
+        Those that neither states are taken from `usual`, or are None.
+        """
         names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
         return {
             name: getattr(self, name) or getattr(asked, name) or usual.get(known)
@@ -48,7 +51,7 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of unknown keys in a file of prompts; empty without such keys."""
+    """A notice of unknown keys in a file of prompts; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
@@ -64,17 +67,17 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
 
 
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
-    """The prompts of a file, in order; error messages call the file by `option`.
+    """Reads the prompts of a file, in order; error messages call the file by `option`.
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
     another key. `image_path` and `last_image_path` are files of the first and the last frame, and
-    `reference_path` (or `control_path`) is the picture that the prompt changes, or a list of them:
+    `reference_path` (or `control_path`) is the picture that the prompt edits, or a list of them:
     all relative to the folder of the prompts or to the current one. .jsonl has one such entry on
     each line. Any other file has a prompt on each line.
 
     Raises:
-        ValueError: there is no such file, it is a table or not UTF-8, an entry is wrong, a picture
+        ValueError: the file does not exist, is a table or not UTF-8, an entry is wrong, a picture
             is missing, or there is no prompt.
     """
     where = f"{option} {file}"
@@ -103,7 +106,7 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
 
 def _with_places(prompt: Prompt, folder: Path) -> Prompt:
-    """The prompt with the paths of its pictures, relative to the current folder."""
+    """`prompt` with the paths of its pictures, which its file gives relative to `folder`."""
     given = {name: getattr(prompt, name) for name in _PICTURES.values()}
     found: dict[str, Any] = {
         name: _found(file, prompt, folder) for name, file in given.items() if file is not None
@@ -113,10 +116,10 @@ def _with_places(prompt: Prompt, folder: Path) -> Prompt:
 
 
 def _found(picture: str, prompt: Prompt, folder: Path) -> str:
-    """The path of a picture in the folder of the prompts, else in the current one.
+    """The path of `picture` in the folder of the prompts, or else in the current folder.
 
     Raises:
-        ValueError: it is in neither.
+        ValueError: the picture is in neither folder.
     """
     for path in (str(folder / picture), picture):
         if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
@@ -128,7 +131,7 @@ def _found(picture: str, prompt: Prompt, folder: Path) -> str:
 
 
 def _text(file: Path, where: str) -> str:
-    """The text of a file, without the byte order mark that some editors write first.
+    """The text of `file`, without the byte order mark that some editors write first.
 
     Raises:
         ValueError: the file does not exist, cannot be read, or is not UTF-8.
@@ -160,7 +163,7 @@ def _bare(line: str) -> str:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """The value of a JSON text.
+    """Parses the JSON in `text`; `where` names it in messages.
 
     Raises:
         ValueError: `text` is not JSON, or an object has the same key twice.
@@ -212,7 +215,7 @@ def _prompt(item: Any, where: str) -> Prompt:
 
 
 def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) -> tuple[str, ...]:
-    """Files that a key of an entry names: none, one, or a list if several are allowed.
+    """The files that the key `name` of an entry names: none, one, or a list if `several`.
 
     Raises:
         ValueError: the value is something else.

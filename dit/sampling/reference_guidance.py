@@ -4,8 +4,8 @@ Such a network has two guidance scales, s for the text and i for the references:
 
     none + i (references - none) + s (both - references)
 
-with predictions from neither, from the references and the negative prompt, and from the references
-and the prompt. Source: `OmniGen2Pipeline.processing` of the public code, which omits the second
+with predictions without both, with the references and the negative prompt, and with the references
+and the prompt. Source: `OmniGen2Pipeline.processing` of the published code, which omits the second
 prediction if i is at most 1: none + s (both - none).
 """
 
@@ -27,9 +27,10 @@ from dit.sampling.ode_solvers import Guidance, Network, rescaled
 def without_references(
     network: Callable[[PackedBatch], Network], batch: PackedBatch, bare: PackedBatch
 ) -> Network:
-    """The network's prediction for the targets of `batch` without its references.
+    """A network that predicts the targets of `batch` without its references.
 
-    `bare` is the pack of the same samples without references.
+    `network` makes a network of a pack, and `bare` is the pack of the same samples without
+    references. Its inputs and outputs have the tokens of `batch`; outputs are zero outside targets.
     """
     here, there = (to_device(_targets(one), batch.segment_T.device) for one in (batch, bare))
     run = network(bare)
@@ -45,7 +46,6 @@ def without_references(
 
 
 def _targets(batch: PackedBatch) -> Tensor:
-    """Rows of the tokens of all targets, in order."""
     spans = zip(batch.starts, batch.latent_tokens, strict=False)
     return torch.cat([torch.arange(start, start + tokens) for start, tokens in spans])
 

@@ -1,8 +1,8 @@
-"""Accuracy of generated handwritten digits: the program of evaluate_digits.py.
+"""Measures the accuracy of generated handwritten digits: the program of evaluate_digits.py.
 
-1. read      a `Kind` reads the data that it needs, and trains its judge on real digits
-2. generate  what its prompts ask for
-3. judge     the part that shows what was asked for: judges.py; spread and distance: likeness.py
+1. read      a `Kind` reads the data that it needs, and trains a classifier on real digits
+2. generate  samples for the prompts of that kind
+3. judge     the part that shows what its prompt says: judges.py; spread and distance: likeness.py
 4. conclude  evaluation.json, a picture, tables, and what is less than demanded
 """
 
@@ -46,13 +46,13 @@ KINDS: Mapping[tuple[bool, bool], type[Kind]] = {
     (False, True): EditedKind,
     (True, True): MirroredKind,
 }
-"""By the options --moving and --edits."""
+"""Kinds of digits by the options (--moving, --edits)."""
 
 
 OF_TEACHER = ("teacher_guidance", "teacher_per_prompt")
-"""Options that only --teacher reads."""
+"""Options that have an effect only with --teacher."""
 _OTHER_NOISE = (1_000_000_000, 2_000_000_000)
-"""Seeds of the two sets of a teacher."""
+"""First seeds of the two sets of samples of a teacher."""
 
 
 def digits_parser() -> argparse.ArgumentParser:
@@ -114,7 +114,7 @@ def digits_parser() -> argparse.ArgumentParser:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Raises for invalid options, before anything is trained or sampled.
+    """Checks the options, before anything is trained or sampled.
 
     Raises:
         ValueError: an option is out of range; the message names it.
@@ -138,7 +138,10 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 where less than is demanded is right."""
+    """Generates and judges digits as the command line `argv` asks for.
+
+    Returns exit code 0, or 1 if fewer samples are right than is demanded.
+    """
     parser = digits_parser()
     args = parser.parse_args(argv)
     kind = KINDS[args.moving, args.edits]
@@ -171,7 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def teacher_sets(
     args: argparse.Namespace, prompts: Sequence[Prompt], *, guidance: float
 ) -> Sequence[Sequence[np.ndarray]]:
-    """Two sets of pictures [F, H, W, 3] of --teacher, of other noise; its run folder keeps them."""
+    """Two sets of pictures [F, H, W, 3] that --teacher generates from different noise.
+
+    They are stored in its run folder, and read there the next time.
+    """
     from dit.sampling.commands.generate_media import generate_opened
     from dit.sampling.commands.options import GenerationOptions
     from dit.sampling.open_checkpoint import open_checkpoint
@@ -203,7 +209,10 @@ def conclude(
     drawn: Sequence[tuple[str, np.ndarray]],
     args: argparse.Namespace,
 ) -> int:
-    """Writes evaluation.json and the sheet, prints the result and returns the exit code."""
+    """Writes evaluation.json and a sheet of samples, and prints the result; returns the exit code.
+
+    The exit code is 1 if a part is smaller than demanded. `drawn` are the samples of the sheet.
+    """
     console, folder = Console(), report_folder(args)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     text = json.dumps(report | {"settings": settings}, indent=2)

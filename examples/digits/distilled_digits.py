@@ -1,20 +1,27 @@
-"""How much distilled guidance is left after four ways of tuning: a study of small digits.
+"""Measures how much guidance is left after tuning a network with distilled guidance in 4 ways.
 
     python examples/digits/distilled_digits.py runs/distilled
 
-1. base       conf/flux_digits.yaml from scratch
-2. distilled  the same with `objective.cfg_target` 3, from the base: guided without guidance
-3. unguided   plain adapters on inverted digits under new prompts, from the base
-4. adapter    plain adapters on the distilled network's own samples
-5. arms       adapters on inverted digits from the distilled network, in four ways
-6. judge      each saved step of each arm at guidance 1: read as asked, and the guidance left
+In this file, "old" digits are those of scikit-learn, light on dark, with the prompts of the base
+network. "New" digits are the same ones inverted, dark on white, with prompts that the base has
+never seen. An "arm" of the study is one of the four ways of tuning.
+
+1. base       trains a network on old digits from scratch (conf/flux_digits.yaml)
+2. distilled  trains the base on with `objective.cfg_target` 3, so that it predicts at guidance
+              scale 1 what the base predicts at scale 3
+3. unguided   tunes the base on new digits with plain adapters: a network without guidance for them
+4. adapter    tunes plain adapters on the distilled network's own samples, to remove its guidance
+5. arms       tunes the distilled network on new digits with adapters, in each of the four ways
+6. judge      samples each saved step of each arm at guidance scale 1: how many digits are read as
+              their prompts say, and how much guidance is left
 
 The guidance left is w = sum <f - u, v - u> / sum |v - u|² over held-out digits and noise levels,
-where f is the tuned network, and v and u are a network without guidance, with and without caption:
-the base for old digits, and for inverted ones the base after plain tuning (1: none, 3: all).
+where f are predictions of the tuned network with captions, and v and u are predictions of a network
+without guidance, with and without captions: of the base for old digits, of `unguided` for new ones.
+At w = 1 no guidance is left, at w = 3 all of it.
 
 What is finished in the folder is not done again. FOLDER/study.json has the figures, study.png shows
-them. With --checkpoint_path, judges one run, as recipes/compare_trainings.py asks for it.
+them. With --checkpoint_path it judges one run, as recipes/compare_trainings.py asks for it.
 """
 
 # N samples, T packed tokens, C patch features; F H W 3 frames, rows, columns, colours of a picture
@@ -50,12 +57,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "conf/flux_digits.yaml"
 GUIDANCE = 3.0  # that is distilled
 NEW = tuple(f"an inverted {name}" for name in NAMES)
-"""Prompts that the distilled network has never seen."""
+"""Prompts of new digits, which the distilled network has never seen."""
 QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the levels at which guidance is measured
 STEPS = 10  # of the sampler, Heun's
 TARGETS = "[attention,mlp,modulation,x_embedder,context_embedder,proj_out]"
 UNGUIDED = {"old": "base", "new": "unguided"}
-"""The network without guidance that has learned a dataset."""
+"""The network without guidance that was trained on a dataset, by the name of the dataset."""
 LABELS = {
     "new": "new prompts read as asked, %",
     "old": "old prompts read as asked, %",
@@ -66,7 +73,7 @@ LABELS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what is not done yet of the study, or judges one run."""
+    """Does the parts of the study that are not done yet, or judges one run; returns 0."""
     options = _parse(arguments)
     folder: Path = options.folder.resolve()
     if options.checkpoint_path is not None:
@@ -108,7 +115,7 @@ ARMS = ("plain", "drift", "cfg_target", "frozen_adapter")
 
 
 def keys_of(arm: str, folder: Path) -> list[str]:
-    """What an arm sets beside what all have."""
+    """Overrides by which the arm differs from the others."""
     return {
         "plain": [],
         "drift": ["objective.drift_weight=0.25"],
@@ -118,7 +125,7 @@ def keys_of(arm: str, folder: Path) -> list[str]:
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> None:
-    """Data, base, distilled network, and the adapter that is frozen."""
+    """Makes the data, the base, the distilled network, and the adapter that one arm freezes."""
     old, base, distilled = folder / "old", folder / "base", folder / "distilled"
     if not _packed(old):
         _python("-m", "data_prep", "digits", "--pooled_text", "--output_dir", old)
@@ -142,7 +149,7 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
 
 
 def compare(folder: Path, options: argparse.Namespace) -> None:
-    """Trains all arms with all seeds, and has each judged."""
+    """Trains all arms with all seeds, and judges each run."""
     script = [Path(__file__).resolve(), folder, "--per_prompt", options.per_prompt]
     script += ["--steps", *options.steps]
     words = ["--output", folder / "arms", "--config_file", CONFIG, "--seeds", *options.seeds]
@@ -163,7 +170,10 @@ def _from(run: Path) -> list[str]:
 
 
 def _tuning(start: Path, steps: Sequence[int]) -> list[str]:
-    """Adapters at a constant rate, so that each saved step is one of a run that ends there."""
+    """Overrides for tuning adapters of the network in `start`.
+
+    The learning rate is constant, so that each saved step equals the end of a run of that length.
+    """
     keys = ["lora.rank=8", "lora.alpha=16", f"lora.targets={TARGETS}", "optimizer.lr=3e-3"]
     keys += ["optimizer.weight_decay=0", "scheduler.lr_decay_style=constant"]
     keys += ["scheduler.lr_warmup_iters=10", "dataset.task_encoder_seq_length=800"]
@@ -174,7 +184,7 @@ def _tuning(start: Path, steps: Sequence[int]) -> list[str]:
 
 
 def _train(run: Path, keys: Sequence[str], options: argparse.Namespace) -> None:
-    """Trains a run unless that was done, and keeps its CPU seconds."""
+    """Trains the run in folder `run` unless that was done, and stores its CPU seconds."""
     if (kept := run / "cpu_s.json").exists():
         return
     before = os.times().children_user
@@ -198,7 +208,7 @@ def _packed(folder: Path) -> bool:
 
 
 def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -> None:
-    """Grey uint8 pictures [H, W] with their captions -> a dataset, whitened as the old digits."""
+    """Packs grey uint8 pictures [H, W] with their captions; the whitening is that of old digits."""
     media = folder / f"{name}_pictures"
     media.mkdir(exist_ok=True)
     rows = []
@@ -214,7 +224,7 @@ def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -
 
 
 def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
-    """The digits for training in dark ink on white, under new prompts."""
+    """Yields the new digits: training digits in dark ink on white, with their captions."""
     from dit.codecs.pretrained import ModelLocation
     from dit.codecs.vae import codec_of_card
     from examples.digits.judges import decoded
@@ -226,7 +236,7 @@ def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def own_samples(distilled: Path, each: int) -> Iterator[tuple[np.ndarray, str]]:
-    """What the distilled network makes of the old prompts without guidance."""
+    """Yields samples of the distilled network at guidance scale 1, `each` for every old prompt."""
     from dit.sampling.open_checkpoint import open_checkpoint
 
     captions = [caption for caption in CAPTIONS for _ in range(each)]
@@ -249,7 +259,10 @@ def _made(opened: Any, captions: Sequence[str], *, seed: int, scale: float = 1) 
 def read_as_asked(
     opened: Any, each: int, *, new: bool = False, scale: float = 1.0
 ) -> tuple[float, float]:
-    """Percent of `each` pictures of a prompt that are read as asked, as they are and inverted."""
+    """Percent of generated digits that are read as their prompt says, as they are and inverted.
+
+    There are `each` pictures for every prompt; `scale` is the guidance scale.
+    """
     captions = [caption for caption in (NEW if new else CAPTIONS) for _ in range(each)]
     pictures, judge = _made(opened, captions, seed=0, scale=scale), DigitJudge.trained()
     asked_N = np.repeat(np.arange(len(NAMES)), each)
@@ -259,10 +272,10 @@ def read_as_asked(
 
 
 def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """`new_STEP`, `old_STEP`, `left_new_STEP`, ... of each step that is asked for.
+    """Figures of a tuned network by name: `new_STEP`, `old_STEP`, `left_new_STEP`, ...
 
-    Pictures of new prompts are inverted back and read; those of old prompts are read as they are,
-    and as `old_inverted_STEP` inverted back.
+    STEP is each of --steps. Pictures of new prompts are inverted back and read; those of old
+    prompts are read as they are, and as `old_inverted_STEP` inverted back.
     """
     from dit.sampling.open_checkpoint import open_checkpoint
 
@@ -278,7 +291,7 @@ def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, fl
 
 
 def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float]:
-    """The network before tuning: old prompts at guidance 1 and at what was distilled."""
+    """Figures of the network `name` before tuning: old prompts at guidance scales 1 and 3."""
     from dit.sampling.open_checkpoint import open_checkpoint
 
     opened = open_checkpoint(folder / name, weights="ema")
@@ -290,7 +303,7 @@ def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict
 
 
 def left_beside(adapter: Path, folder: Path) -> float:
-    """The guidance that is left of the distilled network with the adapter that is to remove it."""
+    """The guidance left in the distilled network with `adapter`, which is to remove guidance."""
     from dit.sampling.commands.load_options import LoadOptions
     from dit.sampling.open_checkpoint import open_checkpoint
 
@@ -300,7 +313,10 @@ def left_beside(adapter: Path, folder: Path) -> float:
 
 
 def guidance_left(opened: Any, folder: Path, data: str) -> float:
-    """The fitted w over held-out digits of a dataset under their captions, at all `QUANTILES`."""
+    """The guidance left, w, in the network `opened`, over held-out digits of the dataset `data`.
+
+    It is fitted over all `QUANTILES` of noise levels.
+    """
     import torch  # late: --help answers without it
 
     from dit.sampling.open_checkpoint import open_checkpoint
@@ -323,7 +339,10 @@ def fitted(f_TC: Sequence[Tensor], v_TC: Sequence[Tensor], u_TC: Sequence[Tensor
 
 
 def _predictions(opened: Any, folder: Path, data: str, *, captions: bool) -> list[Tensor]:
-    """Those of a pack of held-out digits [T, C] at each quantile, always of the same noise."""
+    """Predictions [T, C] for a pack of held-out digits at each of `QUANTILES`.
+
+    The noise is always the same. If `captions` is False, the samples have the null text.
+    """
     from dit.checkpoint_paths import saved_config
     from dit.data import validation_groups
     from dit.objectives.pack_draws import with_null_inputs
@@ -345,7 +364,7 @@ def _predictions(opened: Any, folder: Path, data: str, *, captions: bool) -> lis
 
 
 def draw(rows: Sequence[dict[str, Any]], steps: Sequence[int], file: Path) -> None:
-    """A panel for each of `LABELS` against steps: means of the seeds, and each seed as a point."""
+    """Draws a panel for each of `LABELS`: means over the seeds by steps, and each seed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained", dpi=80)

@@ -1,4 +1,4 @@
-"""What drawing latents anew does to a small run: digits with noise as their variance.
+"""Measures what drawing latents anew does to a small run: digits with noise as their variance.
 
     python examples/digits/drawn_latents.py runs/drawn_latents
 
@@ -36,7 +36,7 @@ _KEYS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Packs, writes, trains and prints the table."""
+    """Packs, writes, trains and prints the table; returns the exit code."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("output", type=Path, help="folder of the datasets and runs")
@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(packed: Path, folder: Path, arm: str, *, digits: int, std: float) -> None:
-    """The dataset of an arm, with so many training digits."""
+    """Writes the dataset of `arm`, one of three forms of latents, with `digits` digits.
+
+    `std` is the standard deviation of the noise.
+    """
     import safetensors.torch  # late: --help answers without torch
     import torch
 
@@ -90,7 +93,6 @@ def write(packed: Path, folder: Path, arm: str, *, digits: int, std: float) -> N
 
 
 def _trained(options: Any, folder: Path, seed: int) -> list[float]:
-    """The validation losses of a training."""
     told = [f"rng.seed={seed}", f"train.train_iters={options.steps}", *_KEYS]
     told += [f"dataset.path={folder / 'data'}"]
     return [fmean(row) for row in trained(folder / str(seed), told)["losses"]]

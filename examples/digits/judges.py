@@ -1,9 +1,9 @@
-"""Real digits of the dataset, and what generated ones show beside them.
+"""Judges generated digits by real ones.
 
 1. DigitJudge   a classifier of still digits; `count_digits` compares
 2. ClipJudge    classifiers of moving digits: digit and direction; `score_motions` compares
-3. score_edits  which of all held-out digits, unedited and after every edit, an edited one is like;
-   `score_mirrored` the same of held-out clips and their mirror images
+3. score_edits  whether a picture is most like the right digit after the right edit, among all
+   held-out digits and edits; `score_mirrored` does the same for held-out clips and mirror images
 """
 
 # N pictures or clips; F H W 3 frames, rows, columns, colours of one; K digits; E states of a digit;
@@ -45,7 +45,10 @@ class DigitJudge:
 
     @classmethod
     def trained(cls, *, seed: int = 0) -> DigitJudge:
-        """On three quarters of scikit-learn's 1,797 digits; tested on the others."""
+        """Trains a classifier on three quarters of scikit-learn's 1,797 digits.
+
+        The other quarter tests it.
+        """
         from sklearn import svm
 
         train_NP, test_NP, train_N, test_N = digits_of_judge(seed=seed)
@@ -54,12 +57,12 @@ class DigitJudge:
         return cls(classifier=made, held_out_accuracy=float(made.score(test_NP, test_N)))
 
     def read(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """The digit in each uint8 [F, H, W, 3] picture; int64 [N]."""
+        """The digit in each uint8 picture [F, H, W, 3]; int64 [N]."""
         return self.classifier.predict(np.stack([grey_levels(p) for p in pictures]))
 
 
 def digits_of_judge(*, seed: int = 0) -> Sequence[Any]:
-    """Three quarters of scikit-learn's digits [N, P], the others, and what both show [N]."""
+    """Three quarters of scikit-learn's digits [N, P], the others, and the labels [N] of both."""
     from sklearn import datasets, model_selection
 
     image_NP, digit_N = datasets.load_digits(return_X_y=True)
@@ -72,7 +75,7 @@ def grey_levels(picture_FHW3: np.ndarray) -> np.ndarray:
     """The first frame of a uint8 picture on the scale of the real digits: float [64], 0 to 16.
 
     Raises:
-        ValueError: rows or columns are no multiple of 8.
+        ValueError: its height or width is no multiple of 8.
     """
     _, height, width, _ = picture_FHW3.shape
     if height % SIDE or width % SIDE:
@@ -83,12 +86,16 @@ def grey_levels(picture_FHW3: np.ndarray) -> np.ndarray:
 
 
 def part_light(pictures: Sequence[np.ndarray]) -> float:
-    """Part of the pictures whose mean grey is above `MIDDLE`."""
+    """The fraction of the pictures whose mean grey level is above `MIDDLE`."""
     return float(np.mean([grey_levels(picture).mean() > MIDDLE for picture in pictures]))
 
 
 def count_digits(*, asked: Sequence[int], read: Sequence[int]) -> dict[str, Any]:
-    """Pictures of each digit, those of them that were read as it, and counts of [asked][read]."""
+    """Counts pictures by the digit that their prompt asked for and the digit that was read.
+
+    Returns the pictures of each digit (`asked`), those that were read right (`right`), and the
+    counts [asked][read] (`confused`).
+    """
     confused = np.zeros((len(NAMES), len(NAMES)), dtype=int)
     np.add.at(confused, (np.asarray(asked), np.asarray(read)), 1)
     return {
@@ -99,7 +106,7 @@ def count_digits(*, asked: Sequence[int], read: Sequence[int]) -> dict[str, Any]
 
 
 class Motion(NamedTuple):
-    """What a clip shows."""
+    """The digit of a clip and the direction in which it moves, by number."""
 
     digit: int
     direction: int
@@ -113,7 +120,7 @@ MOTIONS = tuple(Motion(digit, d) for digit in range(len(NAMES)) for d in range(l
 
 
 class RealClip(NamedTuple):
-    """A clip of the dataset."""
+    """A clip of the dataset and what it shows."""
 
     motion: Motion
     frames_FHW3: np.ndarray  # uint8
@@ -121,7 +128,7 @@ class RealClip(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipJudge:
-    """Reads digit and direction of whole clips: all pixels of all frames.
+    """Reads digit and direction of whole clips, from all pixels of all frames.
 
     A digit that changes on its way may still be read right, so the last frame is read alone, too.
     """
@@ -148,13 +155,16 @@ class ClipJudge:
         )
 
     def read(self, clips: Sequence[np.ndarray]) -> list[Motion]:
-        """What each uint8 [F, H, W, 3] clip shows."""
+        """The digit and direction of each uint8 clip [F, H, W, 3]."""
         pixels_NP = pixels_of(clips)
         each = zip(self.digit.predict(pixels_NP), self.direction.predict(pixels_NP), strict=True)
         return [Motion(int(digit), int(direction)) for digit, direction in each]
 
     def score(self, asked: Sequence[Motion], clips: Sequence[np.ndarray]) -> dict[str, float]:
-        """As `score_motions`, and the part whose last frame shows the digit asked for."""
+        """The figures of `score_motions`, and how many last frames show the right digit.
+
+        `last_digit` is a fraction.
+        """
         last_N = self.last_digit.predict(pixels_of([clip[-1] for clip in clips]))
         right = np.mean(last_N == [motion.digit for motion in asked])
         return {**score_motions(asked, self.read(clips)), "last_digit": float(right)}
@@ -166,14 +176,14 @@ def pixels_of(clips: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def score_motions(asked: Sequence[Motion], read: Sequence[Motion]) -> dict[str, float]:
-    """Parts of the clips whose digit, whose direction, and whose digit and direction are right."""
+    """Fractions of the clips with the right digit, the right direction, and both."""
     same_N2 = np.array(asked) == np.array(read)
     digit, direction = same_N2.mean(0).tolist()
     return {"digit": digit, "direction": direction, "both": float(same_N2.all(1).mean())}
 
 
 class Edit(NamedTuple):
-    """What is made of a digit: the number of a held-out one, and that of an edit."""
+    """The edit of a digit that is asked for: the numbers of a held-out digit and of an edit."""
 
     digit: int
     edit: int
@@ -184,7 +194,7 @@ class Edit(NamedTuple):
 
 
 def after_edits(digits_KHW: np.ndarray) -> np.ndarray:
-    """Grey levels of digits [K, 8, 8] -> those of every state [K, E, 8, 8]."""
+    """Grey levels [K, E, 8, 8] of digits [K, 8, 8]: unedited, then after each edit."""
     framed_KHW = np.full_like(digits_KHW, LEVELS)
     framed_KHW[:, 1:-1, 1:-1] = digits_KHW[:, 1:-1, 1:-1]
     return np.stack([digits_KHW, framed_KHW, digits_KHW[:, :, ::-1]], axis=1)
@@ -193,11 +203,12 @@ def after_edits(digits_KHW: np.ndarray) -> np.ndarray:
 def score_edits(
     pictures: Sequence[np.ndarray], asked: Sequence[Edit], digits_KHW: np.ndarray
 ) -> dict[str, Any]:
-    """Parts of uint8 [F, H, W, 3] pictures that are right, in all and of each edit.
+    """The fraction of uint8 pictures [F, H, W, 3] that are right, in all and for each edit.
 
-    Right is one that is most like the given digit after the edit that was told, of all digits (grey
-    levels [K, 8, 8]) in all states. `found` counts [edit][state]; `distance` is the mean of the
-    root mean squared difference to what was asked for, of 16 levels.
+    A picture is right if, of all digits (grey levels [K, 8, 8]) in all states, it is most like the
+    given digit after the edit that was asked for. `found` counts pictures by [edit][state];
+    `distance` is the mean of the root mean squared difference to what was asked for, on a scale of
+    16 levels.
     """
     digit_N, edit_N = np.array(asked).T
     states_KEP = after_edits(digits_KHW).reshape(len(digits_KHW), len(STATES), -1)
@@ -219,10 +230,11 @@ def score_edits(
 def score_mirrored(
     made: Sequence[np.ndarray], asked: Sequence[int], clips: Sequence[np.ndarray]
 ) -> dict[str, float]:
-    """Part of the uint8 clips [F, H, W, 3] that are right, and their distance to those asked for.
+    """The fraction of uint8 clips [F, H, W, 3] that are right, and their mean distance.
 
-    Right is one that is most like the clip of that number, of all `clips` and their mirror images.
-    The distance is the mean of the root mean squared difference, of 16 levels.
+    A clip is right if, of all `clips` and their mirror images, it is most like the clip whose
+    number is in `asked`. The distance is the root mean squared difference to it, on a scale of 16
+    levels.
     """
     every_KP = pixels_of([*clips, *(clip[:, :, ::-1] for clip in clips)])
     error_NK = np.stack([np.square(every_KP - one_P).mean(1) ** 0.5 for one_P in pixels_of(made)])
@@ -232,10 +244,10 @@ def score_mirrored(
 
 
 def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
-    """All clips of a split that data_prep has packed.
+    """All clips in a split of moving digits that data_prep has packed to `folder`.
 
     Raises:
-        ValueError: there are none, or a caption is not that of a moving digit.
+        ValueError: there are no clips, or a caption is not that of a moving digit.
     """
     known = {motion.caption: motion for motion in MOTIONS}
     samples = decoded(folder, split, known, option="--moving", decoder=decoder)
@@ -249,10 +261,10 @@ def real_clips(folder: Path, split: str, decoder: Codec) -> list[RealClip]:
 
 
 def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
-    """Grey levels [K, 8, 8], 0 to 16, of the digits in the validation split.
+    """Grey levels [K, 8, 8], 0 to 16, of the unedited digits in the validation split.
 
     Raises:
-        ValueError: there are none, or they are no pairs of a digit and its edit.
+        ValueError: there are no digits, or they are no pairs of a digit and its edit.
     """
     samples = decoded(folder, "val", EDITS, option="--edits", decoder=decoder)
     found = [
@@ -269,10 +281,10 @@ def held_out_digits(folder: Path, decoder: Codec) -> np.ndarray:
 
 
 def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
-    """The uint8 [F, H, W, 3] targets of the validation split: mirror images of their references.
+    """The uint8 target clips [F, H, W, 3] of the validation split, which mirror their references.
 
     Raises:
-        ValueError: there are none, or they are no clips of moving digits.
+        ValueError: there are no samples, or they are no clips of moving digits.
     """
     kind = "--moving --edits"
     found = [clip for clip, _ in decoded(folder, "val", EDITS[1:], option=kind, decoder=decoder)]
@@ -287,7 +299,7 @@ def mirrored_clips(folder: Path, decoder: Codec) -> list[np.ndarray]:
 def decoded(
     folder: Path, split: str, captions: Collection[str], *, option: str, decoder: Codec
 ) -> Iterator[tuple[np.ndarray, str]]:
-    """The uint8 [F, H, W, 3] picture and the caption of each sample of a split.
+    """Yields the uint8 picture [F, H, W, 3] and the caption of each sample of a split.
 
     Raises:
         ValueError: a caption is none of `captions`, those of data packed with `option`.
@@ -303,7 +315,10 @@ def decoded(
 
 
 def _samples(tar: Path) -> Iterator[tuple[Any, str]]:
-    """Latent and caption of each sample; the files of a sample follow each other."""
+    """Yields the latent and the caption of each sample of a shard.
+
+    The files of a sample follow each other in the tar.
+    """
     from dit.data.records import read_record
 
     with tarfile.open(tar) as opened:

@@ -1,4 +1,4 @@
-"""Kinds of digits: what is asked for, how the result is judged, and how much is demanded."""
+"""Kinds of digits: their prompts, how results are judged, and how much is demanded."""
 
 # N pictures or clips; F H W 3 frames, rows, columns, colours of one; K digits or clips
 
@@ -53,13 +53,13 @@ HELD_OUT = 0.97  # part of the held-out real clips that the judge must read righ
 OTHERS = 0.9  # part of the clips that another reference must not lead to
 
 Report = dict[str, Any]
-"""What evaluation.json says, beside the settings."""
+"""The content of evaluation.json, except the settings."""
 Demands = dict[str, tuple[float, float]]
-"""Parts by name, and how much each must be."""
+"""(fraction that is right, fraction that is demanded) by name."""
 
 
 class Kind(ABC):
-    """A kind of digits: what is asked for, how it is judged, and what is demanded."""
+    """A kind of digits: its prompts, how results are judged, and what is demanded."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of options
     sheet: ClassVar[str] = ""  # file of the pictures that are drawn
@@ -67,25 +67,28 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, args: argparse.Namespace, opened: OpenCheckpoint, data: Path, folder: Path):
-        """Given pictures of the prompts are written into `folder`."""
+        """Reads the kind's data; given pictures of prompts are written into `folder`."""
 
     @abstractmethod
     def judged(self, pictures: Sequence[np.ndarray]) -> Report:
-        """What the uint8 [F, H, W, 3] pictures show that were made of the prompts."""
+        """Judges the uint8 pictures [F, H, W, 3] that were generated for the prompts."""
 
     def likeness(
         self,
         pictures: Sequence[np.ndarray],  # noqa: ARG002
         teacher: Sequence[Sequence[np.ndarray]] = (),  # noqa: ARG002
     ) -> Report:
-        """Spread and distance of the pictures; `teacher` has two sets of `teacher_prompts`."""
+        """Spread and distance of the pictures; empty for kinds without such figures.
+
+        `teacher` has two sets of pictures for `teacher_prompts`.
+        """
         return {}
 
     def teacher_prompts(self, each: int | None) -> list[Prompt]:
-        """What a teacher is asked for, so often each.
+        """The prompts for a teacher, each of them `each` times.
 
         Raises:
-            ValueError: there is no such comparison of this kind.
+            ValueError: this kind is not compared with a teacher.
         """
         raise ValueError(
             f"--teacher compares digits and clips (--teacher_per_prompt {each}), and not what is"
@@ -93,17 +96,20 @@ class Kind(ABC):
         )
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:  # noqa: ARG002
-        """The (caption, picture [H, W, 3]) pairs that the sheet of samples shows."""
+        """(caption, picture [H, W, 3]) of the samples on the sheet of this kind."""
         return []
 
     @staticmethod
     @abstractmethod
     def said(report: Report, least: float | None) -> tuple[list[Table | str], Demands]:
-        """The report as it is printed; `least` replaces what the kind demands."""
+        """The report as lines and tables to print, and what is demanded.
+
+        `least` replaces the fraction that the kind demands; None keeps it.
+        """
 
 
 class StillKind(Kind):
-    """Pictures of the ten captions; --inverted ones are inverted back before they are read."""
+    """Pictures for the ten captions; --inverted ones are inverted before they are read."""
 
     def __init__(self, args: argparse.Namespace, *_: Any):
         self._inverted, self._judge = args.inverted, DigitJudge.trained()
@@ -145,7 +151,7 @@ class StillKind(Kind):
 
 
 def digit_table(report: Report) -> Table:
-    """One line for each digit, and the total."""
+    """A table with a line for each digit, and the total."""
     shown = Table("prompt", "recognised", "read as something else")
     for digit, caption in enumerate(CAPTIONS):
         wrong = [
@@ -162,7 +168,7 @@ def digit_table(report: Report) -> Table:
 
 
 class MovingKind(Kind):
-    """Clips of all captions; of a run that reads first frames, those of held-out clips."""
+    """Clips for all captions; for a run that reads first frames, those of held-out clips."""
 
     defaults: ClassVar = {"per_prompt": 5, "min_accuracy": None}
     sheet = "clips.png"
@@ -202,7 +208,7 @@ class MovingKind(Kind):
         return [Prompt(text=motion.caption) for motion in MOTIONS for _ in range(each or 50)]
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Six clips: every second frame, side by side."""
+        """Six clips for the sheet: every second frame, side by side."""
         shown = [*zip(self._asked, pictures, strict=True)][:: max(1, len(pictures) // 6)][:6]
         return [(motion.caption, beside(*clip_FHW3[::2])) for motion, clip_FHW3 in shown]
 
@@ -227,7 +233,11 @@ class MovingKind(Kind):
 def asked_motions(
     args: argparse.Namespace, held_out: Sequence[RealClip], folder: Path | None
 ) -> tuple[list[Motion], list[Prompt]]:
-    """What is asked for; with a `folder`, held-out clips with their first frames, drawn by seed."""
+    """The motions and prompts to generate.
+
+    With a `folder` they are those of held-out clips, drawn by seed, whose first frames are written
+    there; else all captions.
+    """
     if folder is None:
         motions = [motion for motion in MOTIONS for _ in range(args.per_prompt)]
         return motions, [Prompt(text=motion.caption) for motion in motions]
@@ -239,7 +249,7 @@ def asked_motions(
 
 
 class EditedKind(Kind):
-    """Held-out digits, each of which is to be edited as its prompt says.
+    """Held-out digits that are to be edited as their prompts say.
 
     A result is wrong if it is the unedited digit, shows the other edit, or shows another digit.
     """
@@ -264,7 +274,7 @@ class EditedKind(Kind):
         return made | {"unedited": unedited["right"]}
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Twelve given digits, each beside what was made of it."""
+        """Twelve given digits for the sheet, each to the left of its edited result."""
         each = [*zip(self._asked, self._given, pictures, strict=True)][:12]
         return [(one.caption, np.concatenate((given, made[0]), 1)) for one, given, made in each]
 
@@ -283,10 +293,10 @@ class EditedKind(Kind):
 
 
 class MirroredKind(Kind):
-    """Held-out clips, whose mirror images are to be made; the prompt says neither digit nor way.
+    """Held-out clips whose mirror images are to be generated; prompts name no digit or direction.
 
-    Each is asked for once with its own clip as the reference, and once with another one, which must
-    not lead to it.
+    Each is asked for once with its own clip as the reference, and once with another one, from which
+    it must not result.
     """
 
     defaults: ClassVar = {"min_accuracy": None}
@@ -312,7 +322,7 @@ class MirroredKind(Kind):
         return own | more | {"clips": count, "held_out_clips": len(self._clips)}
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Six given clips, each above what was made of it: every second frame, side by side."""
+        """Six given clips for the sheet, each above its result, by every second frame."""
         pairs = [*zip(self._given, pictures, strict=False)][:6]
         rows = [[beside(*clip_FHW3[::2]) for clip_FHW3 in pair] for pair in pairs]
         return [(EDITS[1], np.concatenate(pair)) for pair in rows]
@@ -333,19 +343,17 @@ class MirroredKind(Kind):
 
 
 def asked_edits(digits: int, *, seed: int) -> list[Edit]:
-    """Edits of held-out digits, drawn by seed."""
+    """Edits of `digits` held-out digits to ask for, drawn by seed."""
     every = [Edit(digit, number) for digit in range(digits) for number in range(len(EDITS))]
     return random.Random(seed).sample(every, min(GIVEN, len(every)))
 
 
 def _as_picture(levels_HW: np.ndarray) -> np.ndarray:
-    """Grey levels of 16 as a uint8 picture [H, W, 3]."""
     grey_HW = np.round(levels_HW * (255 / LEVELS)).astype(np.uint8)
     return grey_HW[..., None].repeat(3, axis=-1)
 
 
 def _written(pictures: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Files of uint8 pictures [H, W, 3]."""
     files = [str(folder / f"{number:05d}.png") for number in range(len(pictures))]
     for picture_HW3, file in zip(pictures, files, strict=True):
         Image.fromarray(picture_HW3).save(file)
@@ -353,7 +361,7 @@ def _written(pictures: Sequence[np.ndarray], folder: Path) -> list[str]:
 
 
 def _written_clips(clips: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Files of uint8 clips [F, H, W, 3] that keep every level."""
+    """Writes uint8 clips [F, H, W, 3] losslessly into `folder`; returns the names of the files."""
     import av
 
     files = [str(folder / f"{number:05d}.mkv") for number in range(len(clips))]

@@ -1,7 +1,7 @@
-"""How alike sets of digits or clips are, by principal components of the pixels of real ones.
+"""Compares sets of digits or clips by principal components of the pixels of real ones.
 
-That a digit is read as asked says nothing about the steps of a sampler: one picture of each digit,
-always the same, is read as asked, too. These two figures see it:
+Whether a digit is read as its prompt says is no measure of a sampler's steps: one picture of each
+digit, always the same, would be read right, too. Two figures are:
 
 spread    mean variance within a digit, or within clips of a caption, over the components
 distance  Fréchet distance (arXiv:1706.08500, Eq. 6) of all pictures together to the real ones, or
@@ -23,7 +23,7 @@ COMPONENTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components of real digits or clips, and where these lie."""
+    """Principal components of real digits or clips, and the coordinates of these."""
 
     mean_P: np.ndarray
     axes_DP: np.ndarray
@@ -32,7 +32,7 @@ class Components:
 
     @classmethod
     def of(cls, real_NP: np.ndarray, labels: Sequence[Hashable]) -> Components:
-        """The components of real pictures [N, P], of which each has a label."""
+        """The components of real pictures [N, P], each of which has a label."""
         mean_P = real_NP.mean(0)
         *_, axes_PP = np.linalg.svd(real_NP - mean_P, full_matrices=False)
         axes_DP = axes_PP[:COMPONENTS]
@@ -40,7 +40,7 @@ class Components:
         return cls(mean_P=mean_P, axes_DP=axes_DP, real_ND=real_ND, real_labels=labels)
 
     def places(self, pixels_NP: np.ndarray) -> np.ndarray:
-        """Coordinates [N, D] of pictures along the components."""
+        """Coordinates [N, D] of pictures [N, P] along the components."""
         return (pixels_NP - self.mean_P) @ self.axes_DP.T
 
     def figures(
@@ -50,10 +50,10 @@ class Components:
         teacher: Sequence[np.ndarray] = (),
         teacher_labels: Sequence[Hashable] = (),
     ) -> dict[str, Any]:
-        """Spread and distance of generated pictures, beside those of what they are compared with.
+        """Spread and distance of generated pictures, and the spread of what they are compared with.
 
-        `teacher` are pixels [N, P] of two sets of the teacher. None where too few pictures have a
-        label.
+        `teacher` are pixels [N, P] of two sets of the teacher; without them real pictures are
+        compared. A figure is None if too few pictures have a label.
         """
         made_ND = self.places(pixels_NP)
         found = {"spread": spread(made_ND, labels)}
@@ -71,7 +71,10 @@ class Components:
 
 
 def spread(places_ND: np.ndarray, labels: Sequence[Hashable]) -> float | None:
-    """Mean over labels and components of the variance within a label; None: none has two."""
+    """The variance within a label, averaged over labels and components.
+
+    None if no label has two pictures.
+    """
     each = dict.fromkeys(labels)
     rows = [[row for row, of in enumerate(labels) if of == label] for label in each]
     variances = [places_ND[of_one].var(0, ddof=1).mean() for of_one in rows if len(of_one) > 1]
@@ -89,7 +92,7 @@ def _distance(one_ND: np.ndarray, other_ND: np.ndarray) -> float | None:
 
 
 def figure_lines(report: dict[str, Any]) -> list[str]:
-    """Lines to print about the result of `Components.figures`, which is `report`."""
+    """Lines to print about `report`, the result of `Components.figures`."""
     if report.get("spread") is None or report["distance"] is None:
         return []
     whose = "teacher" if "spread_teacher" in report else "real"

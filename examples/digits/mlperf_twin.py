@@ -1,6 +1,6 @@
-"""Training methods on conf/mlperf_digits.yaml at equal CPU seconds: when each has AdamW's loss.
+"""Compares training methods on small MLPerf data: when each reaches AdamW's loss.
 
-conf/mlperf_digits.yaml says how its digits are packed.
+conf/mlperf_digits.yaml, on which all are trained, says how its digits are packed.
 
     python examples/digits/mlperf_twin.py runs/mlperf_twin --cpu_seconds 90
 
@@ -8,13 +8,13 @@ conf/mlperf_digits.yaml says how its digits are packed.
 2. goal   the mean loss of the first variant at 80% of them
 3. table  CPU seconds of training until the loss is at the goal, between two validations by a line
 
-CPU seconds are steps times those of a step of the variant: the least mean of 12 steps in a row
-in all its trainings. So other work on the machine counts for no variant, nor do validations, which
-only measure. All losses are of the velocity at the same fixed levels k / 8 and noise. At k = 0 an
-x-prediction has another loss: its input is the picture itself, and its error that of the picture
-over 0.05, without the noise that no velocity can predict. So there are two tables: over all levels,
-as MLPerf has them, and over k = 1 to 7, where all variants have the same loss. What is finished is
-read and not trained again.
+CPU seconds are the number of steps times those of a step of the variant: the least mean of 12 steps
+in a row in all its trainings. So other work on the machine counts for no variant, nor do
+validations, which only measure. All losses are of the velocity at the same fixed levels k / 8 and
+noise. At k = 0 an x-prediction has another loss: its input is the picture itself, and its error
+that of the picture over 0.05, without the noise that no velocity can predict. So there are two
+tables: over all levels, as MLPerf has them, and over k = 1 to 7, where all variants have the same
+loss. What is finished is read and not trained again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Training = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains, prints the tables and writes table.json."""
+    """Trains all variants, prints the tables and writes table.json; returns the exit code."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("output", type=Path, help="folder of the runs")
@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def trained(folder: Path, keys: Sequence[str], *, cpu_seconds: float = math.inf) -> Training:
-    """A training on conf/mlperf_digits.yaml with these keys, in a new folder, or one that is done.
+    """Trains conf/mlperf_digits.yaml with the overrides `keys` in `folder`; reads a finished run.
 
-    It ends with its last step, or after so many CPU seconds and a few more.
+    It ends with its last step, or a little after `cpu_seconds` CPU seconds.
 
     Raises:
-        ValueError: it ended with an error.
+        ValueError: the training ended with an error.
     """
     done = folder / "training.json"
     if done.exists():
@@ -116,7 +116,10 @@ def trained(folder: Path, keys: Sequence[str], *, cpu_seconds: float = math.inf)
 
 
 def _watched(child: subprocess.Popen[bytes], log: Path, cpu_seconds: float) -> float:
-    """CPU seconds of a step of the training, which is ended after `cpu_seconds` of steps."""
+    """Watches a training run, and ends it after `cpu_seconds` CPU seconds of steps.
+
+    Returns the CPU seconds of a step.
+    """
     process, spent, means = psutil.Process(child.pid), dict[int, float](), [math.inf]
     while child.poll() is None:
         time.sleep(0.05)
@@ -134,7 +137,10 @@ def _watched(child: subprocess.Popen[bytes], log: Path, cpu_seconds: float) -> f
 
 
 def print_table(found: Mapping[str, list[Training]], cpu_seconds: float, levels: range) -> None:
-    """When each training of each variant has the goal: the mean loss over these levels."""
+    """Prints when each training reaches the goal, as the mean loss over `levels`.
+
+    `found` are the trainings of each variant, one for each seed.
+    """
     curves = {name: [LossByTime.of(one, of, levels) for one in of] for name, of in found.items()}
     goal = fmean(curve.at(_AT * cpu_seconds) for curve in next(iter(curves.values())))
     rows = [_row(name, of, goal, cpu_seconds) for name, of in curves.items()]
@@ -143,24 +149,24 @@ def print_table(found: Mapping[str, list[Training]], cpu_seconds: float, levels:
 
 
 class LossByTime(NamedTuple):
-    """A validation loss by CPU seconds; between two validations it is a line."""
+    """A validation loss over CPU seconds, interpolated linearly between validations."""
 
     seconds: list[float]
     losses: list[float]
 
     @classmethod
     def of(cls, one: Training, of: Sequence[Training], levels: Iterable[int]) -> LossByTime:
-        """The mean over `levels` in one of the trainings of a variant."""
+        """The mean loss over `levels` of the training `one`; `of` are all of its variant."""
         losses, step_s = one["losses"], min(each["step_s"] for each in of)
         seconds = [step_s * _EVERY * number for number in range(1, len(losses) + 1)]
         return cls(seconds, [fmean(row[k] for k in levels) for row in losses])
 
     def at(self, seconds: float) -> float:
-        """The loss after these seconds."""
+        """The loss after `seconds` CPU seconds."""
         return float(np.interp(seconds, self.seconds, self.losses))
 
     def first_at(self, goal: float) -> float | None:
-        """The seconds until the loss is at the goal; None if it never is."""
+        """The CPU seconds after which the loss is at `goal`; None if it never is."""
         points = [*zip(self.seconds, self.losses, strict=True)]
         for (begin, before), (end, after) in pairwise(points[:1] + points):
             if after <= goal:

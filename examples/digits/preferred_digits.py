@@ -1,4 +1,4 @@
-"""Handwritten digits that a person likes, and the same ones inverted, to learn a preference from.
+"""Makes pairs of a digit and the same one inverted, to learn a preference from, and judges.
 
 1. draw   FOLDER/mixed: each digit once as it is and once inverted, under one caption, for the base;
           FOLDER/preferred and FOLDER/rejected: the pairs, under one name
@@ -7,7 +7,7 @@
     python examples/digits/preferred_digits.py draw runs/preferences/digits
     python examples/digits/preferred_digits.py judge runs/preferences/samples
 
-docs/preferences.md has the commands between the two, and what they led to.
+docs/preferences.md has the commands between the two, and their results.
 """
 
 # N pictures; F H W 3 frames, rows, columns, colours of one
@@ -31,7 +31,7 @@ from examples.digits.judges import CAPTIONS, MIDDLE, DigitJudge, grey_levels
 
 
 def draw(folder: Path, *, digits: int | None, prompts: int) -> None:
-    """Writes so many pictures with their captions, and prompts that ask for all digits in turn."""
+    """Writes `digits` pictures with captions (None: all), and `prompts` prompts for all digits."""
     from data_prep.sources.digits import Digits  # late: --help answers without torch
 
     source = Digits(num_samples=digits)
@@ -61,15 +61,18 @@ def _write(file: Path, rows: Sequence[dict[str, str]]) -> None:
 
 
 def is_inverted(picture_FHW3: np.ndarray) -> bool:
-    """Whether its mean is lighter than mid grey, as of no real digit and of all inverted ones."""
+    """Whether the mean of a picture is lighter than mid grey.
+
+    That holds for every inverted digit and for no other.
+    """
     return bool(grey_levels(picture_FHW3).mean() > MIDDLE)
 
 
 def judge(folder: Path) -> tuple[float, float]:
-    """The parts of the samples of a folder that are preferred, and that are read as asked.
+    """The fractions of the samples in `folder` that are not inverted, and that are read right.
 
-    Inverted ones are inverted back before they are read, so that the two do not depend on each
-    other. Prints both.
+    Inverted ones are inverted back before they are read, so that both fractions are independent. It
+    prints them, too.
     """
     samples = json.loads((folder / "samples.json").read_text())
     pictures = [

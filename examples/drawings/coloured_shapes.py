@@ -1,4 +1,4 @@
-"""Coloured shapes of two sizes on white: pictures to train on, and a reader that judges samples.
+"""Draws coloured shapes of two sizes on white, to train on, and judges samples of them.
 
 1. draw   FOLDER/pictures with captions.jsonl for data_prep, FOLDER/prompts.jsonl for generate_dit
 2. read   a folder of generate_dit -> how many samples show the size, colour and shape asked for
@@ -53,7 +53,7 @@ TEMPLATE = 16  # pixels along a side of what is compared
 
 
 def coverage(shape: str, side: int) -> Image.Image:
-    """How much of each pixel a shape of `side` pixels covers, 0 to 255."""
+    """How much of each pixel a shape of `side` x `side` pixels covers, 0 to 255."""
     fine = side * FINE
     image = Image.new("L", (fine, fine))
     pen = ImageDraw.Draw(image)
@@ -67,12 +67,15 @@ def coverage(shape: str, side: int) -> Image.Image:
 
 @cache
 def template(shape: str) -> np.ndarray:
-    """What covers the box around a shape: float [H, W], 0 to 1."""
+    """The fraction of each pixel of its box that a shape covers, float [H, W]."""
     return np.asarray(coverage(shape, TEMPLATE)) / 255
 
 
 def picture_of(caption: str, random: Random, *, anywhere: bool = False) -> Image.Image:
-    """A picture whose size and exact side of its shape are drawn, and its place if `anywhere`."""
+    """A picture of the shape in `caption`; the size in pixels is drawn by `random`.
+
+    The shape is in the middle, or at a random place if `anywhere` is set.
+    """
     _, size, colour, shape = caption.split()
     width, height = random.choice(PICTURES)
     side = random.choice(SIDES[size])
@@ -85,7 +88,10 @@ def picture_of(caption: str, random: Random, *, anywhere: bool = False) -> Image
 
 
 def caption_of(picture: Image.Image) -> str:
-    """The caption of what is not white: its nearest colour, the template it is most like."""
+    """The caption of a picture: size, nearest colour and most similar shape.
+
+    They are those of all that is not white.
+    """
     picture_HW3 = np.asarray(picture.convert("RGB"), dtype=float)
     distance_HW = np.linalg.norm(255 - picture_HW3, axis=-1)
     ink_HW = distance_HW >= max(distance_HW.max() / 2, 1)
@@ -105,7 +111,7 @@ def caption_of(picture: Image.Image) -> str:
 
 
 def draw(folder: Path, *, pictures: int, prompts: int, anywhere: bool = False) -> None:
-    """Writes pictures with their captions, and prompts that ask for all captions in turn."""
+    """Writes `pictures` pictures with captions, and `prompts` prompts that repeat all captions."""
     random, media = Random(0), folder / "pictures"
     media.mkdir(parents=True, exist_ok=True)
     rows, asked = [], []
@@ -122,7 +128,10 @@ def draw(folder: Path, *, pictures: int, prompts: int, anywhere: bool = False) -
 
 
 def read(folder: Path) -> float:
-    """The part of the samples of a folder that are read as asked; prints it for each word, too."""
+    """The fraction of the samples in `folder` that show their prompt.
+
+    It also prints the fractions for size, colour and shape.
+    """
     samples = json.loads((folder / "samples.json").read_text())
     pairs = [(one["prompt"], caption_of(Image.open(folder / one["file"]))) for one in samples]
     found = {"as asked": [asked == seen for asked, seen in pairs]}
@@ -134,7 +143,10 @@ def read(folder: Path) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 where fewer samples than `--min_accuracy` are read as asked."""
+    """Draws pictures, or judges samples, as the command line `argv` asks for.
+
+    Returns exit code 0, or 1 if a smaller fraction than --min_accuracy shows its prompt.
+    """
     parser = OptionParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("action", choices=("draw", "read"))
     parser.add_argument("folder", type=Path, help="to draw into; of samples to read")

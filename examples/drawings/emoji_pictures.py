@@ -1,4 +1,4 @@
-"""1,400 small coloured drawings with transparency and captions: the emoji of Noto Color Emoji.
+"""Writes 1,400 small coloured drawings with transparency and captions: Noto Color Emoji.
 
     python examples/drawings/emoji_pictures.py runs/emoji/pictures --font NotoColorEmoji.ttf
 
@@ -24,7 +24,7 @@ _DIGITS = 0x100  # characters below are the digits of keycaps, drawn empty
 
 
 def emoji(font: Path) -> Iterator[tuple[int, str, bytes]]:
-    """Code point, name in small letters, and PNG file of each character that has a name."""
+    """Yields code point, name in lower case, and PNG file of each character that has a name."""
     opened = TTFont(font)
     pictures = opened["CBDT"].strikeData[0]
     for code, glyph in sorted((opened.getBestCmap() or {}).items()):
@@ -34,7 +34,7 @@ def emoji(font: Path) -> Iterator[tuple[int, str, bytes]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Writes FOLDER/1f436.png and so on, and FOLDER/captions.jsonl."""
+    """Writes FOLDER/1f436.png and so on, and FOLDER/captions.jsonl; returns the exit code."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="to write into")
     parser.add_argument("--font", type=Path, default=FONT, help="(%(default)s)")

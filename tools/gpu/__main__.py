@@ -1,4 +1,4 @@
-"""One command on a GPU: installs wheels, tests, measures, writes a page and a JSON file.
+"""Measures on a GPU by one command: installs wheels, tests, measures, writes a page.
 
 1. install   wheels of a wheelhouse, without the network; torch stays the machine's
 2. imports   the modules that the rows need, and a description of the machine; also the smoke test
@@ -63,7 +63,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(options: argparse.Namespace) -> list[Worker]:
-    """Starts the process that measures and the one that runs tests."""
+    """Installs the wheels, if any, and returns the worker that measures and the one that tests.
+
+    Raises:
+        ValueError: this Python has no torch, or the wheels cannot be installed.
+    """
     if find_spec("torch") is None:
         raise ValueError(f"{sys.executable} has no torch; name one that has: make gpu PYTHON=")
     if options.wheelhouse:
@@ -108,7 +112,7 @@ def _measure(options: argparse.Namespace, workers: list[Worker], ends_at: float)
 
 
 class Results:
-    """The results of all runs on one machine, in a file that is written again after each row."""
+    """The results of all runs on one machine, in a file that is written after each row."""
 
     def __init__(self, file: Path, *, about: dict[str, Any]):
         self.file = file
@@ -117,7 +121,7 @@ class Results:
         self.content = {"about": known.get("about", {}) | about, "rows": self.rows}
 
     def put(self, row: str, outcome: Outcome) -> None:
-        """Keeps the outcome; a row that did not begin does not replace an earlier result."""
+        """Stores the outcome of `row`; one that did not begin replaces no earlier result."""
         if outcome["state"] == State.NOT_BEGUN and row in self.rows:
             return
         self.rows[row] = outcome
@@ -134,10 +138,10 @@ def run_rows(
     ends_at: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Row, Outcome]]:
-    """Runs the rows that fit before `ends_at`; yields each with its outcome.
+    """Runs the rows that fit before the time `ends_at` of `clock`; yields each with its outcome.
 
-    `run` gets a row and the seconds that it may take, and is not trusted: its exceptions are
-    errors of the row. After a smoke test that fails, none begins.
+    `run` gets a row and the seconds that it may take; its exceptions are errors of the row. After a
+    smoke test that fails, no row begins.
     """
     stop = ""
     for row in rows:
@@ -156,7 +160,7 @@ def run_rows(
 
 
 def _show(row: Row, outcome: Outcome) -> None:
-    """Prints one line for a row; with an error also the end of its output."""
+    """Prints one line about the outcome of a row; after an error also the end of its log."""
     took, note, found = outcome.get("took_s", 0), outcome.get("why", ""), outcome.get("found", {})
     if "mfu" in found:
         mfu = ", ".join(f"{value:.1%} ({kind})" for kind, value in found["mfu"].items())

@@ -1,4 +1,4 @@
-"""Whether the rows' modules can be imported, the versions of packages, and the results of tests."""
+"""Checks the imports of the rows, reports versions of packages, and runs tests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ MODULES = (
     *("measuring.padded", "diffusers.models.transformers.transformer_cosmos"),
     *("pytest", "pytest_timeout", "hypothesis"),
 )
-"""Each imports much more; the packages that are missing are named, not these."""
+"""Modules that rows import, each with many others; errors name the package that is missing."""
 _VERSIONS = ("torch", "triton", "nvidia-cudnn-frontend", "megatron-core", "megatron-energon")
 _VERSIONS += ("numpy", "diffusers")
 
 
 def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) -> str:
-    """Reports the machine's packages and device; returns the modules that cannot be imported."""
+    """Reports the machine's packages and device, and checks that all modules can be imported.
+
+    Returns an error's text with the modules that cannot; empty if all can.
+    """
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
     failed = []
     for module in (*MODULES, *tests):
@@ -38,7 +41,7 @@ def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) 
 
 
 def _about() -> dict[str, Any]:
-    """The measured commit and the device; the commit is None where there is no repository."""
+    """Date, versions, commit and device; the commit is None if there is no repository."""
     import torch
 
     cuda, versions = torch.cuda.is_available(), {}
@@ -62,7 +65,7 @@ def _about() -> dict[str, Any]:
 
 
 class _Reports:
-    """A plugin of pytest that reports each test's result as soon as the test ends."""
+    """A pytest plugin that reports the result of each test as soon as the test ends."""
 
     def __init__(self, report: Callable[[Any], None]):
         self.report, self.failed = report, list[str]()
@@ -80,7 +83,10 @@ class _Reports:
 
 
 def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> str:
-    """Reports the result of each test by its name; returns the names of those that failed."""
+    """Runs the tests that `row` selects and reports the result of each by its name.
+
+    Returns an error's text; empty if all pass.
+    """
     import pytest
 
     plugin = _Reports(report)

@@ -11,11 +11,11 @@ from tools.gpu.plan import PLAN, State
 _ABOUT = {"date": "{}", "commit": "commit {}", "python": "Python {}", "cuda": "CUDA {}"}
 _ABOUT |= {"memory_gb": "{:.0f} GB", "cores": "{} cores"}
 _NAMED = ("matrix products", "attention", "communication")
-"""Kinds of kernels that the planner has by the same names."""
+"""Kinds of kernels that have the same names in the planner."""
 
 
 def page(content: dict[str, Any]) -> str:
-    """The page, from the JSON file's content."""
+    """The page in Markdown, from the content of the JSON file of results."""
     about, rows = content["about"], content["rows"]
     lines = [f"# {about.get('device', 'Unknown device')}", "", _intro(about), ""]
     lines += _steps(_found(rows, "steps:steps"))
@@ -40,7 +40,6 @@ def _intro(about: dict[str, Any]) -> str:
 
 
 def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
-    """Lines of a Markdown table with the columns of the first row; none without rows."""
     if shown := list(rows):
         yield from (f"| {' | '.join(shown[0])} |", "|---" * len(shown[0]) + "|")
         yield from (f"| {' | '.join(row.values())} |" for row in shown)
@@ -48,7 +47,6 @@ def _table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
 
 
 def _found(rows: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Results of the rows of `kind`, by row; an interrupted row has its values so far."""
     named = {row.name: rows.get(row.name, {}) for row in PLAN if row.kind == kind}
     return {name: one["found"] for name, one in named.items() if one.get("found")}
 
@@ -114,7 +112,7 @@ def _kernel(title: str, whole_s: float, name: str, seconds: float, calls: float)
 
 
 def _beside(found: dict[str, Any], planned: dict[str, Any]) -> Iterator[str]:
-    """Lines that compare the kernels of layers and optimizer with the expected traffic."""
+    """Yields lines that compare the times of kernels in a step with the planner's expectation."""
     measured, expected = found["by_kind_s"], planned["by_kind_s"]
     rows = {name: (expected[name], measured.get(name, 0.0)) for name in _NAMED}
     rows["all other kernels: memory traffic of layers and optimizer"] = (
@@ -159,4 +157,4 @@ _SECTIONS = {
     "steps:padded_loop": ("Against a padded loop", _padded),
     "checks:run_tests": ("Tests: {}", _tests),
 }
-"""Kind of row -> the heading of each, and the lines below it."""
+"""The heading of each row, and the function that writes its lines, by kind of row."""

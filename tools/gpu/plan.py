@@ -1,4 +1,4 @@
-"""The rows that `make gpu` measures, the most useful first, each with its seconds."""
+"""The plan of `make gpu`: its rows, the most useful first, with their durations."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ _FULL = {
     "lora": "lora.rank=16 dataset.task_encoder_seq_length=4608",
     "fp8base": "lora.base_dtype=float8_e4m3",
 }
-"""What a word in the name of a row sets on a GPU."""
+"""Overrides of the configuration on a GPU, by a word in the name of a row."""
 _TINY = _FULL | {
     "flash_2": "model.attention_backend=auto",
     "offload": "model.cpu_offloading_num_layers=1",
     "lora": "lora.rank=16 dataset.task_encoder_seq_length=256",
     "fp8base": "lora.base_dtype=float8_e4m3 model.precision=bf16",
 }
-"""The same on a CPU."""
+"""Overrides of the configuration on a CPU, by a word in the name of a row."""
 _COMPILERS = "compiled or chosen_blocks or returns"
-"""Tests that wait minutes for a compiler, and the one that starts a training."""
+"""pytest expression for tests that wait minutes for a compiler, and one that starts a training."""
 
 Outcome = dict[str, Any]
-"""Of a row: `state`, `found`, `took_s`; `why` it is not done, with the end of the `log`."""
+"""The outcome of a row: `state`, `found` (its results), `took_s`; if it is not done also `why`, and
+the end of its `log`."""
 
 
 class State(StrEnum):
@@ -53,29 +54,32 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A measurement of the plan, which a row of its page shows."""
+    """A measurement of the plan, which is a row of the page of results."""
 
     name: str
-    """Of steps: a shape of `measuring.shapes`, and words that set keys."""
+    """Name of the row; for steps a shape of `measuring.shapes`, then words that set keys."""
     expected_s: float
-    """It does not begin where less time is left."""
+    """Seconds that the row is expected to take; it does not begin if fewer are left."""
     kind: str = "steps:steps"
-    """The function of this folder that measures it, behind its file."""
+    """The function that measures the row, as file:function of this folder."""
     tests: str = ""
-    """Which tests of tests/gpu, as `pytest -k` takes them."""
+    """Expression for `pytest -k` that selects tests of tests/gpu."""
 
     @property
     def shape(self) -> str:
         return "-".join(word for word in self.name.split("-") if word not in _FULL)
 
     def keys(self, size: str) -> list[str]:
-        """Overrides of the configuration of the row's shape, for a GPU or in tiny sizes."""
+        """Overrides of the configuration of the row's shape, for a GPU or a CPU.
+
+        `size` is full for a GPU, and tiny for a CPU.
+        """
         words = _TINY if size == "tiny" else _FULL
         return [key for word in self.name.split("-") for key in words.get(word, "").split()]
 
 
 IMPORTS = Row("imports", 40, "checks:check_imports")
-"""It comes before all others, whatever is chosen."""
+"""The row that comes before all others, whatever rows are chosen."""
 SMOKE = Row(
     "smoke",
     25,
@@ -83,9 +87,9 @@ SMOKE = Row(
     "(adaln and pack) or (queries and 5000) or (across and 900) or dropout or fused_updates"
     " or (one_by_one and tight)",
 )
-"""Of each kernel and width one or two tests of its numbers. It begins while packages are imported,
-and compiles kernels for all others meanwhile. Where it fails, nothing is measured: times of wrong
-kernels are worth nothing."""
+"""One or two tests of the numbers of each kernel and width. It runs while packages are imported,
+and meanwhile compiles kernels for the other rows. If it fails, nothing is measured: times of wrong
+kernels are worthless."""
 PLAN = (
     SMOKE,
     Row("ceilings", 8, "steps:table"),
@@ -121,7 +125,7 @@ NAMES = tuple(row.name for row in PLAN)
 
 
 def chosen(asked: str, *, done: Sequence[str]) -> list[Row]:
-    """The rows named in a list, the most useful first; all rows without a name.
+    """The rows that `asked` names, the most useful first; all rows if it names none.
 
     The name `missing` stands for all rows that are not in `done`.
 

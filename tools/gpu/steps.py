@@ -1,4 +1,4 @@
-"""Rows that measure: bounds, steps of a shape, their kernels, and a padded loop for comparison."""
+"""Functions of rows that measure: bounds, steps of a shape, their kernels, a padded loop."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def padded_loop(_row: Row, *, size: str, report: Callable[[Any], None], **_: Any
 
 
 def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
-    """Reports medians and parts of a step's time, as benchmark.py has them, and expected values."""
+    """Reports medians of the figures of steps that benchmark.py measures, and expected values."""
     found = _measured(row, size, keys, count=_STEPS[size][1], around=nullcontext())
     on_gpu, tflops = torch.cuda.is_available(), found["model_tflops"]["median"]
     found["reserved_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9 if on_gpu else 0.0
@@ -67,7 +67,10 @@ def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any],
 def _measured(
     row: Row, size: str, keys: Sequence[str], *, count: int, around: AbstractContextManager[Any]
 ) -> dict[str, Any]:
-    """Figures of benchmark.py, the losses, the attention kernel, the pack and expected values."""
+    """Figures of benchmark.py for a row, its losses, attention kernel, pack and expected values.
+
+    `count` steps are measured, in the context `around`.
+    """
     torch.compiler.reset()
     config, pack = fitting_config(row, size, keys)
     with watched_processes(config):  # the kernel that the run takes, for the planner, too
@@ -81,7 +84,7 @@ def _measured(
 
 
 def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunConfig, str]:
-    """The configuration of a row, and a note where its packs are smaller than asked.
+    """The configuration of a row, and a note if its packs are smaller than planned.
 
     All rows of a shape take as many quarters of its packs as fit the device in the row that needs
     most memory, so that they can be compared; a quarter is the least. Packs that the user sets in
@@ -106,7 +109,10 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
 
 @cache
 def _config(row: Row, size: str, quarters: int, *more: str) -> RunConfig:
-    """The configuration with so many quarters of the packs, which still hold a sample."""
+    """The configuration of a row with packs of so many quarters of the planned size.
+
+    They still hold a sample.
+    """
     overrides = [*shape_keys(row.shape, size), *more, *row.keys(size)]
     config = benchmark.only_steps(load_config(default_config(), overrides=overrides))
     packs = config.dataset

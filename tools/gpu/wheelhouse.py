@@ -19,16 +19,17 @@ from dit.command_line import OptionParser
 from tools.gpu.plan import ROOT
 
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
-"""Of the optional dependencies: what tests/gpu and compare_padded.py import."""
+"""Optional dependencies that tests/gpu and compare_padded.py import."""
 ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
-"""Fetched without the 92 MB that they declare; the library of cuDNN is that of torch."""
+"""Packages that are fetched without the 92 MB that they declare; cuDNN's library is torch's."""
 UNUSED = {"s3fs": "9999"}
-"""Taken to be there: what Megatron-Energon declares, and no run imports; S3 is read by others."""
+"""Packages that are not fetched, with a version that satisfies Megatron-Energon, which declares
+them; no run imports them, and S3 is read by others."""
 MINE = ".".join(map(str, sys.version_info[:2]))
 GLIBC = (2, 28)
-"""Newest C library that a wheel may ask for."""
+"""Newest version of the C library (glibc) that a wheel may need."""
 _FIXED = re.compile(r"torch|(pytorch-)?triton|(nvidia|cuda)-(?!cutlass-|cudnn-frontend).*")
-"""Packages that are never fetched: they belong to the driver of the machine."""
+"""Pattern of packages that are never fetched, because they must fit the machine's driver."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_present(file: Path) -> dict[str, str]:
-    """Package -> version, from lines `name==version`.
+    """Reads the packages of a machine from lines `name==version`, as a dict of versions.
 
     Raises:
         ValueError: a line has another form, or torch is missing.
@@ -106,7 +107,7 @@ def _normalised(name: str) -> str:
 def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     """Requirements of training, and of the optional dependencies EXTRAS and `also`.
 
-    Megatron-Core gets the image's version, so that both measure one program.
+    Megatron-Core has the version of the Docker image, so that both measure the same program.
 
     Raises:
         ValueError: one of `also` is no optional dependency.
@@ -122,7 +123,7 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 
 class StandIn:
-    """An environment whose metadata claim the packages `present`, so that pip resolves for it.
+    """An environment whose metadata claim the packages `present`, so that pip resolves for them.
 
     Raises:
         ValueError: pip fails; every method raises it, with pip's output.
@@ -143,7 +144,7 @@ class StandIn:
         )
 
     def resolve(self, *needed: str) -> dict[str, str]:
-        """Package -> version: what pip would add.
+        """The packages that pip would add for the requirements `needed`, with their versions.
 
         pip keeps a package of the machine if it satisfies every requirement. One that does not is
         in the result with another version; torch, Triton and CUDA never are.
@@ -154,7 +155,11 @@ class StandIn:
         return {_normalised(one["name"]): one["version"] for one in found}
 
     def fetch(self, versions: dict[str, str]) -> list[Path]:
-        """Fetches wheels into a folder of their own; those that are built here are pure Python."""
+        """Fetches or builds wheels of the packages `versions`; returns their files.
+
+        Raises:
+            ValueError: a wheel was compiled, and may need a newer C library than the machine has.
+        """
         if versions:
             exact = (f"{name}=={version}" for name, version in versions.items())
             place = f"--wheel-dir={self.folder / 'wheels'}"
@@ -181,7 +186,11 @@ def _pip(*arguments: str) -> None:
 
 
 def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
-    """Prints the size of each wheel, the largest first, and refuses a sum above the limit."""
+    """Prints the size of each wheel, the largest first, and checks their sum.
+
+    Raises:
+        ValueError: the sum is above `limit_mb`, in units of 10^6 bytes.
+    """
     sizes = {" ".join(one.name.split("-")[:2]): one.stat().st_size / 1e6 for one in wheels}
     total = sum(sizes.values())
     rows = sorted(sizes.items(), key=lambda row: -row[1])
@@ -198,7 +207,7 @@ def install(wheelhouse: Path, site: Path) -> int:
     """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
 
     Raises:
-        ValueError: there are none, pip fails, or one would replace the machine's torch.
+        ValueError: there are no wheels, pip fails, or a wheel would replace the machine's torch.
     """
     wheels = sorted(wheelhouse.glob("*.whl"))
     if not wheels:
@@ -220,7 +229,7 @@ def install(wheelhouse: Path, site: Path) -> int:
 
 
 def write_metadata(site: Path, name: str, number: str) -> None:
-    """Writes metadata by which pip and `importlib.metadata` take a package as installed."""
+    """Writes metadata by which pip and `importlib.metadata` take a package for installed."""
     folder = site / f"{name.replace('-', '_')}-{number}.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")

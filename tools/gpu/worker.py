@@ -1,10 +1,10 @@
-"""The process in which rows run one after the other, with one start of torch and of the device.
+"""Runs rows one after the other in one process, so that torch and the device start once.
 
-A line on its standard input is the name of a row. Lines of JSON on its standard output are what the
-row finds, bit by bit; the last one, with a `state`, is how it ended, and whether the process can be
-used `again`. What the row prints goes to the standard error. A row that ends the process, or leaves
-the device unusable, loses only its own later results: the next row gets a new process. So does the
-row after tests, because their modules and settings would stay.
+A line on the standard input of the process is the name of a row. Lines of JSON on its standard
+output are what the row finds, bit by bit; the last one, with a `state`, is how it ended, and
+whether the process can be used `again`. What the row prints goes to the standard error. A row that
+ends the process, or leaves the device unusable, loses only its own later results: the next row gets
+a new process. So does the row after tests, because their modules and settings would stay.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dit.streams import with_streams
 from tools.gpu.plan import IMPORTS, PLAN, ROOT, SMOKE, Outcome, Row, State
 
 _HEADING = "--- {}\n"
-"""The line of the log before what a row prints."""
+"""The line of the log that precedes what a row prints."""
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """Environment variables for a row: the checkout is first on the path, then the wheels.
+    """Environment variables for a row: its path has the checkout first, then the wheels in `site`.
 
-    The allocator is set by them, because CUDA reads it once, at the start of a process.
+    They also set the allocator, because CUDA reads that once, at the start of a process.
     """
     places = [ROOT, ROOT / "benchmarks", site, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(str(place) for place in places if place)
@@ -46,7 +46,10 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 class Worker:
-    """A process that runs rows with `settings`, seen from outside; `log` gets their output."""
+    """A process that runs rows with `settings`, as the main process controls it.
+
+    `log` gets its output.
+    """
 
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
@@ -55,7 +58,7 @@ class Worker:
         log.unlink(missing_ok=True)
 
     def begin(self, row: Row) -> None:
-        """Starts a row; `outcome` waits for its result."""
+        """Starts a row, and the process if there is none; `outcome` waits for the result."""
         if self.process is None:
             with self.log.open("a") as log:
                 self.process = subprocess.Popen(
@@ -73,7 +76,7 @@ class Worker:
         self.begun = row
 
     def outcome(self, row: Row, seconds: float) -> Outcome:
-        """Results of the row and how it ended; after `seconds` the process is killed."""
+        """Results of the row and how it ended; after `seconds` seconds the process is killed."""
         if self.begun != row:
             self.begin(row)
         assert self.process is not None and self.process.stdout is not None
@@ -98,7 +101,7 @@ class Worker:
         return said | {"found": found}
 
     def close(self) -> int | None:
-        """Ends the process and its children; returns its exit code."""
+        """Kills the process and its children; returns its exit code, or None if there is none."""
         if (process := self.process) is None:
             return None
         with suppress(ProcessLookupError):
@@ -108,7 +111,7 @@ class Worker:
 
 
 def main() -> int:
-    """Runs rows in this process until its standard input ends."""
+    """Runs the rows that the standard input names in this process; returns 0 at its end."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     _, size, *keys = sys.argv
@@ -126,7 +129,10 @@ def main() -> int:
 
 
 def _end(row: Row, **settings: Any) -> Outcome:
-    """Runs a row; returns how it ended. The row's function returns an error's text, or nothing."""
+    """Runs a row, and returns how it ended.
+
+    The row's function returns the text of an error, or an empty one.
+    """
     try:
         why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result
@@ -136,7 +142,7 @@ def _end(row: Row, **settings: Any) -> Outcome:
 
 
 def _frees_device() -> bool:
-    """Frees the row's device memory; False after an error that the device does not recover from."""
+    """Frees the device memory of a row; False after an unrecoverable error."""
     gc.collect()
     try:
         import torch

@@ -1,4 +1,4 @@
-"""Sound: files -> waveforms in step with their frames -> latents -> waveforms -> files.
+"""Reads the sound of files as waveforms in step with their frames, and encodes it.
 
 tracks      a file with sound -> its track; a span of it -> samples at the rate of a codec
 codec       the interface: waveform -> scaled latent -> waveform
@@ -22,13 +22,13 @@ from dit.codecs.sound.wave import Wave
 
 SOUND_CODECS = Registry(SoundCodec, (Wave, Ltx2Sound), known="known are")
 SOUND_LATENT = "sound_latent"
-"""Key of a dataset card with the settings of its sound codec."""
+"""Key of a dataset card with the number of channels, dtype and scale of sound latents."""
 
 
 def sound_codec_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> SoundCodec | None:
-    """The sound codec of a dataset; None for a dataset without sound.
+    """The sound codec of the dataset with this `card`; None for a dataset without sound.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is missing.

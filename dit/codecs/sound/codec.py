@@ -17,9 +17,9 @@ from dit.codecs.normalization import Moments
 
 @dataclass(frozen=True, kw_only=True)
 class SoundCodec(DatasetEncoder):
-    """Interface of sound codecs: waveforms -> latents -> waveforms.
+    """Converts waveforms to latents, and latents to waveforms.
 
-    A new one is a subclass and a name in `SOUND_CODECS`.
+    A new codec is a subclass and a name in `SOUND_CODECS`.
     """
 
     kind: ClassVar[str] = "audio processor"
@@ -28,7 +28,7 @@ class SoundCodec(DatasetEncoder):
 
     description: ClassVar[str]
     scale: float = 1.0
-    """Divisor of latents, so that their standard deviation is about 1."""
+    """Number by which latents are divided, so that their standard deviation is about 1."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class SoundCodec(DatasetEncoder):
     @property
     @abstractmethod
     def channels(self) -> int:
-        """Number of channels of a latent."""
+        """Number of channels of a latent, K."""
 
     @abstractmethod
     def frames_of(self, samples: int) -> int:
@@ -56,14 +56,14 @@ class SoundCodec(DatasetEncoder):
 
     @abstractmethod
     def encode_raw(self, samples_CS: Tensor) -> Tensor:
-        """The latent [K, A] of a waveform [C, S] with full scale 1, before division by `scale`."""
+        """The latent [K, A] of a waveform [C, S] in [-1, 1], before division by `scale`."""
 
     @abstractmethod
     def decode_raw(self, latent_KA: Tensor) -> Tensor:
         """The inverse of `encode_raw`: a waveform [C, S] of whole frames, at `decoded_rate`."""
 
     scales_by_dataset: ClassVar[bool] = False
-    """Whether `scale` is measured on the sound of the dataset, before encoding."""
+    """Whether `scale` is measured on the sound of each dataset, before encoding."""
 
     def measure(self, samples_CS: Tensor) -> Moments:
         """Mean and variance of all samples of one waveform."""
@@ -72,12 +72,16 @@ class SoundCodec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """A copy whose scale is the power of two nearest to the deviation of `moments`."""
+        """A copy whose scale is the power of two nearest to the standard deviation of `moments`."""
         deviation = moments.whitening().std[0] if moments.count else 1.0
         return replace(self, scale=2.0 ** round(math.log2(deviation)))
 
     def encode(self, samples_CS: Tensor) -> Tensor:
-        """The scaled latent [K, A], float32, of a waveform [C, S]."""
+        """The scaled latent [K, A], float32, of a waveform [C, S] in [-1, 1].
+
+        Raises:
+            ValueError: the waveform has another number of channels than `sound_channels`.
+        """
         if samples_CS.dim() != 2 or samples_CS.shape[0] != self.sound_channels:
             raise ValueError(
                 f"{self.kind} {self.name!r} encodes waveforms [{self.sound_channels}, S], and was"

@@ -1,4 +1,4 @@
-"""Files of waveforms: lossless WAV, AAC in MP4 beside a video or alone, and a picture."""
+"""Writes waveforms as files: lossless WAV, AAC in MP4 beside a video or alone, a picture."""
 
 # C channels, S samples; H W rows and columns of a picture
 
@@ -30,16 +30,19 @@ AAC_RATES = (
     88200,
     96000,
 )
-"""Sampling rates of AAC (ISO/IEC 14496-3, table 1.18)."""
+"""Sampling rates of AAC in Hz (ISO/IEC 14496-3, table 1.18)."""
 AAC_FRAME = 1024
-"""Samples in an AAC frame, by which a track in a file may be longer than its waveform."""
+"""Samples in an AAC frame; a track in a file may be longer than its waveform by as many."""
 _FLOAT = 3  # WAVE_FORMAT_IEEE_FLOAT
 _SHOWN_RATE = 24_000  # of sound on pages
 _SHOWN_BITS = 40_000  # a second and channel
 
 
 def wav_file(samples_CS: np.ndarray, rate: int) -> bytes:
-    """A WAV file of a waveform in 32-bit floats, which is lossless; 1 is full scale."""
+    """A WAV file of a waveform [C, S] in 32-bit floats, which is lossless; 1 is full scale.
+
+    `rate` is in Hz.
+    """
     channels, count = samples_CS.shape
     content = np.ascontiguousarray(samples_CS.T, "<f4").tobytes()
     head = struct.pack("<HHIIHHH", _FLOAT, channels, rate, 4 * channels * rate, 4 * channels, 32, 0)
@@ -52,7 +55,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def aac_rate(rate: int) -> int:
-    """AAC's sampling rate for a waveform of `rate`: the same, or the next higher one."""
+    """The sampling rate in AAC for a waveform of `rate` Hz: the same, or the next higher one."""
     return next((one for one in AAC_RATES if one >= rate), AAC_RATES[-1])
 
 
@@ -68,7 +71,10 @@ class AacTrack:
     """The sound track of an MP4 file that is being written."""
 
     def __init__(self, container: Any, sound: Waveform, bits: int | None = None):
-        """Adds a track for a waveform; `bits` per second and channel, by default FFmpeg's."""
+        """Adds a track for `sound` to `container`, an MP4 file.
+
+        `bits` are those per second and channel; None uses FFmpeg's default.
+        """
         self._container, self._rate = container, aac_rate(sound.rate)
         self._samples_CS = resampled(sound.samples_CS, sound.rate, self._rate)
         self._layout = "mono" if len(self._samples_CS) == 1 else "stereo"
@@ -77,7 +83,7 @@ class AacTrack:
             self._stream.bit_rate = bits * len(self._samples_CS)
 
     def write(self) -> None:
-        """Encodes and writes the whole track, after every track of the file was added."""
+        """Encodes and writes the whole track; call it after all tracks have been added."""
         import av
 
         stream, clipped_CS = self._stream, self._samples_CS.clip(-1, 1)
@@ -91,7 +97,7 @@ class AacTrack:
 
 
 def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
-    """An MP4 file of a waveform, small enough for a page that holds many."""
+    """An MP4 file of a waveform at `rate` Hz, small enough for a page with many of them."""
     import av
 
     content, shown_CS = io.BytesIO(), samples_CS
@@ -103,9 +109,9 @@ def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
 
 
 def waveform_picture(samples_CS: np.ndarray, *, width: int = 256, height: int = 32) -> bytes:
-    """A WebP picture of a waveform: its range in each column, one lane for each channel.
+    """A WebP picture of a waveform: in each column the range of its samples.
 
-    A lane is as high as full scale.
+    There is one lane for each channel, which is as high as full scale.
     """
     from PIL import Image
 
@@ -116,7 +122,7 @@ def waveform_picture(samples_CS: np.ndarray, *, width: int = 256, height: int = 
 
 
 def _lane(samples_S: np.ndarray, width: int, height: int) -> np.ndarray:
-    """A waveform, blue on white, uint8 [H, W, 3]."""
+    """The picture of one channel: a waveform, blue on white, uint8 [H, W, 3]."""
     edges = np.linspace(0, len(samples_S), width + 1).astype(int)
     edges[1:] = np.maximum(edges[1:], edges[:-1] + 1)
     pieces = [samples_S[low:high] for low, high in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Sound of a sample in a shard: a file with its latent, and an object in its `.json`."""
+"""Reads and describes the sound of a sample in a shard: its file, its object in `.json`."""
 
 # C channels of sound, S samples, K channels of a latent, A frames of a latent
 
@@ -31,7 +31,7 @@ class StoredSound:
     samples: int
 
     def waveform(self, codec: SoundCodec) -> Tensor:
-        """The waveform [C, S], without the silence that pads the last frame."""
+        """Decodes the waveform [C, S], without the silence that pads its last frame."""
         return codec.decode(self.latent_KA, self.samples)
 
     @property
@@ -40,16 +40,16 @@ class StoredSound:
 
 
 def about_sound(codec: SoundCodec, samples_CS: Tensor) -> dict[str, int]:
-    """The object in the `.json` of a sample with this waveform."""
+    """The object about the sound of a sample in its `.json`, for the waveform `samples_CS`."""
     channels, samples = samples_CS.shape
     return {"rate": codec.rate, "channels": channels, "samples": samples}
 
 
 def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSound | None:
-    """The sound of a sample from its files and `.json`; None without sound.
+    """The sound of a sample, from its files `parts` and its `.json` `about`; None without sound.
 
     Raises:
-        ValueError: either is missing or damaged, or they contradict each other.
+        ValueError: file or object is missing or damaged, or they contradict each other.
     """
     said, payload = about.get(ABOUT), parts.get(PART)
     if said is None and payload is None:

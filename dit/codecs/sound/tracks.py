@@ -1,12 +1,12 @@
-"""Samples of a time span of a file's sound track, at the rate and channels of a codec.
+"""Reads the samples of a time span of a file's sound track, at the rate of a codec.
 
 1. `SoundTrack.of`         file -> the track that is taken, by its header
 2. `SoundTrack.read_span`  start and seconds -> samples; what the track lacks there is silent
 3. `_frames_of`            packets -> decoded frames of at most two channels, with their times
 4. `_runs_of`              these frames -> runs of samples without a gap, each at its time
 
-The clock is that of the pictures: FFmpeg applies edit lists, start offsets and the delays of
-encoders to the time stamps of both. Frames that follow each other within `_JITTER` are one run,
+Times are those of the pictures: FFmpeg applies edit lists, start offsets and the delays of encoders
+to the time stamps of both. Frames that follow each other within `_JITTER` seconds are one run,
 however coarse or uneven their time stamps are. The time of a run is the median of what its frames
 say, so that rounding to milliseconds (Matroska, FLV) moves nothing.
 """
@@ -39,7 +39,7 @@ _CHUNK = 1 << 16  # samples that are resampled at once
 
 
 class SoundFault(StrEnum):
-    """Reason why a clip has no sound; data preparation counts each."""
+    """Reasons why a clip has no sound; data preparation counts each."""
 
     NO_TRACK = "no sound track"
     NO_SUCH_TRACK = "no sound track of that number"
@@ -50,7 +50,7 @@ class SoundFault(StrEnum):
 
 
 class SoundError(ValueError):
-    """The sound of one file cannot be used; its pictures still can."""
+    """The error that the sound of a file cannot be used; its pictures still can."""
 
     def __init__(self, fault: SoundFault, detail: str):
         self.fault, self.detail = fault, detail
@@ -59,7 +59,7 @@ class SoundError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundSpan:
-    """Samples of a span of a track, and how much of the span the track lacks."""
+    """Samples of a span of a track, and how many seconds of the span the track lacks."""
 
     samples_CS: np.ndarray  # float32, full scale is 1; silent where the track has nothing
     late: float = 0.0  # seconds of silence before the first sample of the track
@@ -69,31 +69,31 @@ class SoundSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundTrack:
-    """A sound track of a file, and the sampling rate and channels of its output."""
+    """A sound track of a file, and the sampling rate and channels that `read_span` returns."""
 
     file: Path | BinaryIO
     rate: int
-    """Samples per second that `read_span` returns."""
+    """Samples per second of what `read_span` returns."""
     channels: int
-    """Channels that `read_span` returns: 1 or 2."""
+    """Channels of what `read_span` returns: 1 or 2."""
     number: int
-    """Index among the file's sound tracks, from 0, as FFmpeg's `a:N`."""
+    """Index among the file's sound tracks, from 0, as in FFmpeg's `a:N`."""
     tracks: int
     """Number of sound tracks in the file."""
     file_rate: int
-    """Samples per second in the file's header."""
+    """Samples per second according to the file's header."""
     file_channels: int
-    """Channels in the file's header."""
+    """Channels according to the file's header."""
     codec: str
 
     @classmethod
     def of(
         cls, file: Path | BinaryIO, *, rate: int, channels: int, number: int | None = None
     ) -> Self:
-        """Track `number` of a file; for None its default track, or its first.
+        """Opens the track `number` of a file; None: its default track, or else its first.
 
         Raises:
-            SoundError: there is none, or it cannot be decoded.
+            SoundError: there is no such track, or the track cannot be decoded.
             OSError: the file cannot be opened, or FFmpeg does not know its format.
         """
         if channels not in (1, 2) or rate < 1:
@@ -121,10 +121,12 @@ class SoundTrack:
             )
 
     def read_span(self, start: Fraction | float, seconds: Fraction | float) -> SoundSpan:
-        """The round(seconds * rate) samples from `start` on, a time of the file's clock.
+        """Reads round(seconds * rate) samples from the time `start` on.
+
+        `start` is in seconds on the clock of the file.
 
         Raises:
-            SoundError: the track has nothing there, or is damaged there.
+            SoundError: the track has nothing in this span, or is damaged there.
         """
         begin, end = float(start), float(start + seconds)
         count = round(seconds * self.rate)
@@ -150,7 +152,10 @@ class SoundTrack:
         )
 
     def _runs(self, begin: float, end: float) -> list[_SoundRun]:
-        """Runs of samples near a span, decoded from `_BEFORE` it or from the start."""
+        """Runs of samples near the span from `begin` to `end`, in seconds.
+
+        Decoding starts `_BEFORE` seconds before the span, or else at the start of the file.
+        """
         for seek_to in (begin - _BEFORE, None):
             with _opened(self.file) as container:
                 stream = container.streams.audio[self.number]
@@ -164,7 +169,7 @@ class SoundTrack:
 
 
 class _HeardFrame(NamedTuple):
-    """A decoded frame of sound."""
+    """A decoded frame of sound; its time, in seconds, may be unknown."""
 
     time: float | None  # seconds, as its time stamp says
     samples_CS: np.ndarray  # float32, of one or two channels
@@ -181,16 +186,16 @@ class _SoundRun:
     length: int = 0  # samples
 
     def joined(self) -> np.ndarray:
-        """All its samples, float32 [C, S]."""
+        """All samples of the run, float32 [C, S]."""
         return np.concatenate(self.pieces, axis=1)
 
     @property
     def time(self) -> float:
-        """Time of its first sample, in seconds."""
+        """Time of the run's first sample, in seconds."""
         return median(self.starts)
 
     def continues(self, frame: _HeardFrame, tolerance: float) -> bool:
-        """Whether a frame follows this run within `tolerance` seconds, in the same form."""
+        """Whether `frame` follows this run within `tolerance` seconds, in the same form."""
         if (frame.rate, len(frame.samples_CS)) != (self.rate, len(self.pieces[0])):
             return False
         at = frame.time
@@ -204,7 +209,11 @@ class _SoundRun:
 
 
 def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], float]:
-    """Runs of samples of a stream near a span, and the time of the first decoded frame."""
+    """Runs of samples of a stream near the span from `begin` to `end`, in seconds.
+
+    The second value is the time of the first decoded frame, in seconds; callers check that it
+    precedes the span.
+    """
     tolerance, runs = _JITTER + float(stream.time_base), list[_SoundRun]()
     heard, now = None, _start_of(stream)  # `now` is where the last frame ended
     for frame in _frames_of(stream, begin, end):
@@ -224,10 +233,10 @@ def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], fl
 
 
 def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
-    """All decoded frames of a stream, from the present position of its container.
+    """Yields all decoded frames of a stream, from the present position of its container.
 
     Raises:
-        SoundError: a packet between `begin` and `end` is damaged.
+        SoundError: a packet between `begin` and `end` (seconds) is damaged.
     """
     import av.error
 
@@ -253,8 +262,8 @@ def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
 def _few_channels(frame: Any, mixers: dict[Any, Any]) -> np.ndarray:
     """Samples of a frame, float32 [C, S], with one or two channels; more are mixed into two.
 
-    `mixers` caches converters by the form of frames. FFmpeg's matrix for the layout mixes them,
-    which preserves the loudness of the front channels.
+    `mixers` caches resamplers by format, layout and rate. FFmpeg's matrix for the layout mixes the
+    channels, which preserves the loudness of the front ones.
     """
     import av
 
@@ -276,7 +285,7 @@ def mixed(samples_CS: np.ndarray, channels: int) -> np.ndarray:
 
 
 def resampled(samples_CS: np.ndarray, old: int, new: int) -> np.ndarray:
-    """Samples at the rate `old`, resampled to the rate `new`; the first sample's time stays."""
+    """Samples at `old` Hz resampled to `new` Hz; the first sample keeps its time."""
     import av
 
     if old == new:
@@ -295,7 +304,7 @@ def resampled(samples_CS: np.ndarray, old: int, new: int) -> np.ndarray:
 
 @contextmanager
 def _opened(file: Path | BinaryIO) -> Iterator[Any]:
-    """The container in a file; its titles may be of any encoding."""
+    """Opens the container in `file`; titles in any encoding raise no error."""
     import av
 
     stream = file.open("rb") if isinstance(file, Path) else file
@@ -309,7 +318,10 @@ def _opened(file: Path | BinaryIO) -> Iterator[Any]:
 
 
 def _sought(stream: Any, time: float) -> bool:
-    """Seeks the container to a packet of `stream` at a time or before; False if it cannot."""
+    """Seeks the container to a packet of `stream` at `time` (seconds) or before.
+
+    Returns False if it cannot seek there.
+    """
     import av.error
 
     if time <= _start_of(stream):
@@ -326,7 +338,7 @@ def _start_of(stream: Any) -> float:
 
 
 def _default_of(tracks: Any) -> int:
-    """Index of the first track that the file marks as default; 0 if it marks none."""
+    """Index of the first of `tracks` that the file marks as default; 0 if it marks none."""
     from av.stream import Disposition
 
     told = (n for n, track in enumerate(tracks) if track.disposition & Disposition.default)

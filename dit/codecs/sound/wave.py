@@ -23,8 +23,8 @@ _RATES = (1000, 192_000)
 class Wave(SoundCodec):
     """Sound codec without weights: `frame` samples of each channel form one latent frame.
 
-    Channels of a latent are ordered (channel of sound, sample). The last frame ends with silence.
-    Latents are float32, divided by a power of two: every sample is restored exactly.
+    Channels of a latent are ordered (channel of sound, sample). Silence fills the last frame.
+    Latents are float32, divided by a power of two, so that every sample is restored exactly.
     """
 
     name = "wave"

@@ -37,7 +37,7 @@ text_encoder_named = TEXT_ENCODERS.named
 def text_encoder_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> TextEncoder:
-    """The text encoder of a dataset, for prompts.
+    """The text encoder of the dataset with this `card`, to encode prompts.
 
     Raises:
         CodecError: the card names no known encoder, or one whose embeddings have changed since.

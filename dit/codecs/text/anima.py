@@ -1,4 +1,4 @@
-"""Text encoders of Anima, by its pipeline's functions: Qwen3, with or without conditioner.
+"""Text encoders of Anima, by functions of its pipeline: Qwen3, with or without conditioner.
 
 The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: its
 output has a row for each token. Training fills these rows up with zeros (`model.text_pad_to`).
@@ -22,7 +22,7 @@ from dit.token_ids import TOKEN_IDS, as_digits
 class AnimaText(PretrainedTextEncoder):
     """Text encoder of Anima: Qwen3 and the conditioner, with a row for each token of T5.
 
-    The end token counts as a token.
+    The end token has a row, too.
     """
 
     name = "anima"
@@ -41,7 +41,7 @@ class AnimaText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """The components of Diffusers' pipeline that its encoding step needs."""
+        """The components that the encoding step of Diffusers' pipeline reads."""
         return SimpleNamespace(
             text_encoder=self.load_network(self.network, self.subfolders[0]),
             tokenizer=self.load_tokenizer(self.read_by_network),
@@ -53,7 +53,7 @@ class AnimaText(PretrainedTextEncoder):
         return super().is_cut(caption) or len(ids) > self.max_length
 
     def read(self, caption: str) -> dict[str, Any]:
-        """States of Qwen3 and token ids of T5 for a caption, each with the pipeline's mask."""
+        """States of Qwen3 and token ids of T5 for `caption`, each with its mask of padding."""
         from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
         return AnimaTextEncoderStep.encode_prompt(
@@ -78,7 +78,7 @@ class AnimaText(PretrainedTextEncoder):
 
 
 class AnimaStates(AnimaText):
-    """Text encoder for networks that contain Anima's conditioner: the conditioner's inputs.
+    """Text encoder that returns the inputs of Anima's conditioner, for networks that contain it.
 
     They are the hidden states of Qwen3 and token ids of T5. For the empty caption Qwen3 has no
     token, so one row of zeros replaces its states, which adds nothing in attention.

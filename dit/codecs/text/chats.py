@@ -1,9 +1,9 @@
 """Text encoders that read a caption as a chat, as in the pipelines of Z-Image and OmniGen2.
 
-Z-Image reads states of the layer before the last of Qwen3: the caption is the user's turn, and the
-answer is begun. OmniGen2 reads the last states of Qwen2.5-VL, which sees no picture here: the
-caption is the user's turn after a system prompt (`OmniGen2Pipeline.encode_prompt` of the public
-code). No rows are cut off, and negative prompts and the empty caption are chats, too.
+Z-Image uses the states of Qwen3's layer before the last: the caption is the user's turn, and the
+answer is begun. OmniGen2 uses the last states of Qwen2.5-VL, without pictures: the caption is the
+user's turn after a system prompt (`OmniGen2Pipeline.encode_prompt` of the published code). No rows
+are cut off, and negative prompts and the empty caption are chats, too.
 """
 
 # L tokens, E width of the embedding
@@ -41,7 +41,7 @@ class ZImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.chat_tokens
 
     def clean(self, caption: str) -> str:
-        """A caption in the form in which `ZImagePipeline.encode_prompt` tokenises it."""
+        """The chat of `caption` as text, as `ZImagePipeline.encode_prompt` tokenises it."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         chat: Any = tokenizer.apply_chat_template(
             [{"role": "user", "content": caption}],
@@ -58,10 +58,7 @@ class ZImageText(PretrainedTextEncoder):
 
 
 class OmniGen2Text(PretrainedTextEncoder):
-    """Text encoder of OmniGen2: Qwen2.5-VL, with captions at their true length.
-
-    The pipeline's mask hides all padding.
-    """
+    """Text encoder of OmniGen2: Qwen2.5-VL on a caption without padding."""
 
     name = "omnigen2"
     network = "Qwen2_5_VLForConditionalGeneration"
@@ -74,7 +71,7 @@ class OmniGen2Text(PretrainedTextEncoder):
         return super().length_of(caption) + self.chat_tokens
 
     def clean(self, caption: str) -> str:
-        """A caption in the form in which the pipeline tokenises it."""
+        """The chat of `caption` as text, as OmniGen2's pipeline tokenises it."""
         turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": caption}]
         tokenizer = self.load_tokenizer(self.subfolders[1])
         chat: Any = tokenizer.apply_chat_template(

@@ -19,26 +19,26 @@ from dit.codecs.dataset_encoder import DatasetEncoder
 
 
 class TextEncoder(DatasetEncoder):
-    """Interface of text encoders: caption -> embeddings; subclasses are in this folder."""
+    """Encodes captions as embeddings; subclasses are in this folder."""
 
     kind: ClassVar[str] = "text encoder"
     card_part: ClassVar[str] = "text_encoder"
     subfolder: ClassVar[str] = "text_encoder"
 
     most_pictures: ClassVar[int] = 0
-    """Largest number of control pictures that the encoder reads with a caption."""
+    """Most control pictures that the encoder reads with a caption; 0: it reads captions alone."""
     sees_alpha: ClassVar[bool] = False
-    """Whether control pictures may be RGBA; the encoder puts them on white itself."""
+    """Whether the encoder also accepts RGBA control pictures, which it puts on white itself."""
     reads_alone: ClassVar[bool] = True
-    """Whether the encoder accepts captions without control pictures."""
+    """Whether the encoder accepts a caption without control pictures."""
     sees_first_frame: ClassVar[bool] = False
-    """Whether the encoder sees the first frame of a clip beside its caption. Its embeddings of
-    captions alone are for negative prompts and the empty caption."""
+    """Whether the encoder reads the first frame of a clip with its caption. Its embeddings of a
+    caption alone are then only for negative prompts and the empty caption."""
 
     revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
-    """Most tokens of a caption; longer captions are cut."""
+    """Most tokens of a caption; the rest is cut off."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -46,21 +46,21 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """The embedding [L, E] of a caption without padding, as stored in shards.
+        """The embedding [L, E] of `caption` without padding, as stored in shards.
 
-        "" returns the null text.
+        The empty caption gives the null text.
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """All tensors of a caption by their names in a shard: `text`, and more for some models."""
+        """The tensors of `caption` by their names in a shard: `text`, and more for some models."""
         return {"text": self.encode(caption)}
 
     def encode_negative(self, prompt: str) -> dict[str, Tensor]:
-        """All tensors of a negative prompt; some pipelines encode it unlike a caption."""
+        """The tensors of a negative prompt by name; some pipelines encode it unlike a caption."""
         return self.encode_all(prompt)
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """All tensors of a caption that edits `pictures`, or of a clip that begins with one.
+        """The tensors of a caption that edits `pictures`, or of a clip whose first frame is given.
 
         The pictures are upright RGB, or RGBA with `sees_alpha`. An encoder for edits also returns
         `null_text`: the embedding of the empty caption with the same pictures.
@@ -69,32 +69,32 @@ class TextEncoder(DatasetEncoder):
         return self.encode_all(caption)
 
     def words_of(self, caption: str) -> list[str]:
-        """The words of a caption, for encoders that read whole words; else empty."""
+        """The words of `caption`; empty for encoders that do not read whole words."""
         del caption
         return []
 
     def length_of(self, caption: str) -> int:
-        """An estimate of a caption's number of tokens, made without a tokenizer."""
+        """The estimated number of tokens of `caption`, without the use of a tokenizer."""
         return len(caption) // 4 + 2
 
     def rows_of(self, caption: str) -> int:
-        """An estimate of the rows of a caption's embedding."""
+        """The estimated number of rows of the embedding of `caption`."""
         return min(self.length_of(caption), self.max_length)
 
     def is_cut(self, caption: str) -> bool:
-        """Whether a caption is too long, so that its end is cut off."""
+        """Whether `caption` is so long that its end is cut off."""
         return self.length_of(caption) > self.max_length
 
     def notes_on(self, caption: str) -> tuple[str, ...]:
-        """Notes on a caption that the summary of a packing counts."""
+        """Notes on `caption` that the summary of a packing counts."""
         return (f"caption cut to {self.max_length} tokens",) if self.is_cut(caption) else ()
 
 
 def requested_length(args: Namespace, default: int) -> int:
-    """The largest number of tokens of a caption, as `--max_sequence_length` sets it.
+    """The most tokens of a caption: --max_sequence_length in `args`, or else `default`.
 
     Raises:
-        CodecError: it would be below 1.
+        CodecError: the option is below 1.
     """
     length = getattr(args, "max_sequence_length", None)
     if length is not None and length < 1:
@@ -103,15 +103,15 @@ def requested_length(args: Namespace, default: int) -> int:
 
 
 MOST_WORDS = 10_000
-"""Number of words in a card's list, the most frequent ones."""
+"""Most words in the list of a dataset card, which has the most frequent ones."""
 WORDS = "words"
-"""Key of the list of words in a card."""
+"""Key of the list of words in a dataset card."""
 
 
 def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
-    """Counts of the different words in all captions, and of the most frequent ones.
+    """The number of distinct words in `captions`, and the counts of the most frequent ones.
 
-    It is empty for encoders that do not read whole words.
+    Returns an entry of the dataset card; it is empty for encoders that do not read whole words.
     """
     counts = Counter(chain.from_iterable(map(encoder.words_of, captions)))
     if not counts:
@@ -123,9 +123,10 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence on words of `prompts` that no caption of the data has; None if all occur.
+    """A sentence on words of `prompts` that are not in the captions of the data, or None.
 
-    Cards of earlier versions, and of encoders that do not read whole words, have no list of words.
+    None also if the `card` has no list of words, as those of earlier versions, and of encoders that
+    do not read whole words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

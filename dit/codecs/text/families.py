@@ -1,4 +1,4 @@
-"""Text encoders of most families, as in Diffusers' pipelines.
+"""Text encoders of several families, as in Diffusers' pipelines.
 
 Other families have files of their own.
 """
@@ -37,7 +37,8 @@ _LTX = {
     "LTXImageToVideoPipeline": (False, 128),
     "LTXConditionPipeline": (True, 256),
 }
-"""Pipeline class of LTX-Video -> (whether T5 gets the mask of padding, tokens of a caption)."""
+"""For each pipeline class of LTX-Video: whether T5 gets the mask of padding, tokens of a caption.
+"""
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 
@@ -95,7 +96,7 @@ _CLIP_ROWS = 77  # `model_max_length` of CLIP's tokenizers
 class Sd3Text(UnmaskedTextEncoder):
     """Text encoders of Stable Diffusion 3: two CLIPs with pooled outputs, then T5.
 
-    CLIP's rows are filled with zeros to the width of T5's.
+    The features of both CLIPs are concatenated, and filled with zeros to the width of T5's rows.
     """
 
     name = "sd3"
@@ -124,7 +125,10 @@ class Sd3Text(UnmaskedTextEncoder):
         return {"text": text_LE, "pooled_text": torch.cat(pooled)}
 
     def _clip(self, caption: str, end: str) -> tuple[Tensor, Tensor]:
-        """Rows [L, E] and pooled vector [E] of the CLIP encoder in a folder that ends in `end`."""
+        """Rows [L, E] and pooled vector [P] of `caption` from one of the two CLIP encoders.
+
+        `end` is the end of the name of its folder: "" or "_2".
+        """
         length = self.load_tokenizer("tokenizer").model_max_length
         ids, mask = self.tokens(caption, f"tokenizer{end}", length)
         network = self.load_network("CLIPTextModelWithProjection", f"text_encoder{end}")
@@ -133,9 +137,9 @@ class Sd3Text(UnmaskedTextEncoder):
 
 
 class HunyuanText(PretrainedTextEncoder):
-    """Text encoders of HunyuanVideo 1.5: Qwen2.5-VL on an instruction and the caption, and ByT5.
+    """Text encoders of HunyuanVideo 1.5: Qwen2.5-VL and ByT5.
 
-    ByT5 reads the words in quotation marks.
+    Qwen2.5-VL reads an instruction and the caption, ByT5 the words in quotation marks.
     """
 
     name = "hunyuan"
@@ -167,11 +171,12 @@ class HunyuanText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
-    """Text encoder of Cosmos-Predict2.5: normalised states of all layers of Qwen2.5-VL.
+    """Text encoder of Cosmos-Predict2.5: concatenated states of all layers of Qwen2.5-VL.
 
-    They are concatenated. The pipeline pads captions to `max_length` tokens and gives the network
-    no mask. Rows of padding are attended to and depend on the caption before them, so all rows are
-    kept.
+    The states are normalised first.
+
+    The pipeline pads captions to `max_length` tokens and gives the encoder no mask. The network
+    attends to rows of padding, which depend on the caption before them, so all rows are kept.
     """
 
     name = "cosmos_predict25"
@@ -180,7 +185,7 @@ class CosmosPredict25Text(PretrainedTextEncoder):
     options = PretrainedTextEncoder.options | {"text_projection"}
 
     text_projection: str | None = None
-    """Folder of the transformer whose frozen text projection is applied; None for none."""
+    """Folder of the transformer whose frozen text projection is applied; None: no projection."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -285,9 +290,10 @@ class LtxText(PretrainedTextEncoder):
 
     @property
     def _of_pipeline(self) -> tuple[bool, int]:
-        """Whether the class of the pipeline lets T5 see padding, and its length.
+        """Whether T5 gets the mask of padding in this pipeline, and the tokens of a caption.
 
-        Raises CodecError if unknown.
+        Raises:
+            CodecError: the class of the pipeline is unknown.
         """
         found = pipeline_class(self._part(self.network, self.subfolders[0]))
         if found not in _LTX:
@@ -311,7 +317,7 @@ _WEIGHT, _BIAS = "crossattn_proj.0.weight", "crossattn_proj.0.bias"
 
 @lru_cache
 def projection_of(folder: str) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a Diffusers transformer's `crossattn_proj`, float32.
+    """Weight and bias of `crossattn_proj` in the Diffusers transformer in `folder`, float32.
 
     Raises:
         CodecError: the folder has none.

@@ -1,6 +1,6 @@
 """Text encoders without weights: fixed random vectors, equal on every machine.
 
-1. FixedVectors  options, lengths and positions, which both share
+1. FixedVectors  options, lengths and positions of both encoders
 2. ByteTable     `bytes`: a vector for each byte. Networks learn to follow such captions only after
                  they have learned to read, which `words` spares them
 3. WordTable     `words`: a row for the whole caption, then a vector for each word, made of the word
@@ -45,7 +45,7 @@ class FixedVectors(TextEncoder):
     options = frozenset((*option_names(VectorOptions), "max_sequence_length"))
     usual_width: ClassVar[int]
     most_rows: ClassVar[int]
-    """Tokens of a caption, unless --max_sequence_length is set."""
+    """Most tokens of a caption, unless --max_sequence_length is set."""
     revision = "1"
 
     def __init__(self, *, width: int, max_length: int | None = None, pooled: bool = False):
@@ -76,17 +76,17 @@ class FixedVectors(TextEncoder):
 
     @abstractmethod
     def rows(self, caption: str) -> np.ndarray:
-        """The rows of a caption [L, E], float64; `encode` rounds them to half precision."""
+        """The rows of `caption` [L, E], float64; `encode` rounds them to half precision."""
 
     @abstractmethod
     def pool(self, caption: str) -> np.ndarray:
-        """A vector [E] of a caption, float64 with unit variance, for any order of its words."""
+        """One vector [E] of `caption`, float64 with unit variance, for any order of words."""
 
     def encode(self, caption: str) -> Tensor:
         return torch.from_numpy(self.rows(caption).astype(np.float16))
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
-        """The tensors of a caption: `text`, and `pooled_text` [E] if requested."""
+        """The tensors of `caption` by name: `text` [L, E], and `pooled_text` [E] if requested."""
         found = {"text": self.encode(caption)}
         if self.pooled:
             found["pooled_text"] = torch.from_numpy(self.pool(caption).astype(np.float16))
@@ -99,7 +99,10 @@ _BEGIN = 256  # token before the first byte, so that the empty string has a toke
 
 @lru_cache
 def byte_table(width: int) -> np.ndarray:
-    """The vectors of all bytes, [257, width] float64, uniform with zero mean and unit variance."""
+    """The vectors of all bytes and of the begin token, [257, width] float64.
+
+    They are uniform with zero mean and unit variance.
+    """
     # Raw Philox words are the same in every version of NumPy and on every machine; NumPy does not
     # promise that of its distributions.
     words = np.random.Philox(np.random.SeedSequence((_SEED, width))).random_raw((257, width))
@@ -110,7 +113,7 @@ def byte_table(width: int) -> np.ndarray:
 class ByteTable(FixedVectors):
     """A text encoder of fixed vectors whose tokens are the UTF-8 bytes of a caption.
 
-    One more token begins each text.
+    Each text begins with one more token.
     """
 
     name = "bytes"
@@ -118,7 +121,7 @@ class ByteTable(FixedVectors):
     most_rows = 4096
 
     def rows(self, caption: str) -> np.ndarray:
-        """Rows of a caption, [1 + number of bytes kept, E]: (byte + position) / sqrt(2)."""
+        """Rows of `caption`, [1 + number of bytes kept, E]: (byte + position) / sqrt(2)."""
         tokens_L = self._tokens(caption)
         text_LE = byte_table(self.width)[tokens_L] + positions(len(tokens_L), self.width)
         return text_LE / np.sqrt(2)
@@ -128,7 +131,7 @@ class ByteTable(FixedVectors):
         return byte_table(self.width)[tokens_L].sum(0) / len(tokens_L) ** 0.5
 
     def _tokens(self, caption: str) -> np.ndarray:
-        """Indices of the caption's bytes in the table [L], int64."""
+        """Indices of the begin token and of the bytes of `caption` in the table [L], int64."""
         kept = caption.encode()[: self.max_length - 1].decode(
             errors="ignore"
         )  # no part of a character
@@ -166,7 +169,10 @@ def words_of(caption: str) -> list[str]:
 
 
 def _kind(character: str) -> str:
-    """Class of a character: a letter, d digit, m mark, ' or . joiner, " " space, x its own word."""
+    """Class of a character: a letter, d digit, m mark, ' and . as joiners, " " space, x other.
+
+    A character of class x is a word of its own.
+    """
     if character in "'.,":
         return "." if character == "," else character
     major = category(character)
@@ -195,7 +201,7 @@ def pieces_of(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=10_000)
 def vector(word: str, width: int) -> np.ndarray:
-    """The vector [width] of a word: 4/5 of its variance from the word, 1/5 from its pieces."""
+    """The vector [width] of `word`: 4/5 of its variance from the word, 1/5 from its pieces."""
     pieces_PE = np.stack([drawn(piece, width) for piece in pieces_of(word)])
     return (2 * drawn(f"w:{word}", width) + pieces_PE.sum(0) / len(pieces_PE) ** 0.5) / 5**0.5
 
@@ -203,8 +209,8 @@ def vector(word: str, width: int) -> np.ndarray:
 class WordTable(FixedVectors):
     """A text encoder with a row for the whole caption, then one for each of its words.
 
-    The first row is the sum over the words. It is different for each set of words, whatever their
-    order, so a network follows captions from its first steps on.
+    The first row is the scaled sum over the distinct words. It differs between sets of words,
+    whatever their order, so a network follows captions from its first steps on.
     """
 
     name = "words"
@@ -212,14 +218,14 @@ class WordTable(FixedVectors):
     most_rows = 1024
 
     def rows(self, caption: str) -> np.ndarray:
-        """Rows of a caption, [1 + number of words kept, E], of unit variance."""
+        """Rows of `caption`, [1 + number of words kept, E], of unit variance."""
         words = self._kept(caption)
         vectors = [self.pool(caption), *(vector(word, self.width) for word in words)]
         text_LE = np.stack(vectors) + _POSITION * positions(len(vectors), self.width)
         return text_LE / (1 + _POSITION**2) ** 0.5
 
     def pool(self, caption: str) -> np.ndarray:
-        """Sum of the vectors of a caption's distinct words, or a special vector if it has none."""
+        """The scaled sum of the vectors of distinct words, or a special vector without words."""
         words = dict.fromkeys(self._kept(caption))
         if not words:
             return drawn("", self.width)

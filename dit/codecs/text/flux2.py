@@ -1,8 +1,9 @@
 """Text encoders of FLUX.2, FLUX.3 and Ideogram 4, by functions of their pipelines.
 
 They read a chat with the caption, padded to `max_length` tokens (FLUX.3: to a multiple of 80), with
-a mask of the padding, and join states of some layers. The networks attend to all rows, also those
-of padding, which depend on the caption; so all are kept. Ideogram 4's chat has no padding.
+a mask of the padding, and concatenate the states of some layers. The networks attend to all rows,
+also those of padding, which depend on the caption; so all are kept. Ideogram 4's chat has no
+padding.
 """
 
 # L tokens, E width of the embedding
@@ -44,7 +45,7 @@ class Flux2Text(WholeTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoder alone.
+        """Diffusers' pipeline with the text encoder and no other component.
 
         Its tokenizer is Pixtral's without the part for pictures, which needs torchvision.
         """
@@ -53,7 +54,7 @@ class Flux2Text(WholeTextEncoder):
         return self.pipeline_of(Flux2Pipeline)
 
     def chat_of(self, caption: str) -> list[int]:
-        """Tokens of the whole chat."""
+        """Token ids of the whole chat with `caption`."""
         from diffusers.pipelines.flux2.pipeline_flux2 import format_input
 
         (chat,) = format_input([caption])  # with the system message of encode_prompt
@@ -72,9 +73,9 @@ class Flux2Text(WholeTextEncoder):
 
 
 class Flux2KleinText(Flux2Text):
-    """The text encoder of FLUX.2 klein: Qwen3 on the caption as user's turn, without thinking.
+    """The text encoder of FLUX.2 klein: Qwen3, without thinking.
 
-    The answer is begun.
+    The caption is the user's turn of a chat whose answer is begun.
     """
 
     name = "flux2_klein"
@@ -100,9 +101,9 @@ class Flux2KleinText(Flux2Text):
 
 
 class Flux3KleinText(Flux2Text):
-    """The text encoder of FLUX.3 klein: Qwen3-VL on the caption as user's turn.
+    """The text encoder of FLUX.3 klein: Qwen3-VL, padded to whole windows of 80 tokens.
 
-    Padded to whole windows. The answer is begun.
+    The caption is the user's turn of a chat whose answer is begun.
     """
 
     name = "flux3_klein"
@@ -151,10 +152,10 @@ class Flux3KleinText(Flux2Text):
 
 
 class Ideogram4Text(PretrainedTextEncoder):
-    """The text encoder of Ideogram 4: Qwen3-VL on the caption as user's turn.
+    """The text encoder of Ideogram 4: Qwen3-VL.
 
-    The answer is begun. The numbers of a token are the first numbers of all thirteen layers, then
-    the second ones, and so on.
+    The caption is the user's turn of a chat whose answer is begun. The features of a token are the
+    first feature of all thirteen layers, then the second one of all layers, and so on.
     """
 
     name = "ideogram4"

@@ -1,8 +1,8 @@
 """Text encoders of the first HunyuanVideo, by functions of its pipelines.
 
-Both read an instruction followed by the caption, drop the instruction's rows, and add CLIP-L's
-pooled output. Text-to-video has Llama. Image-to-video has Llava, which sees the first frame; the
-rows of the frame stand before those of the caption.
+The language model reads an instruction followed by the caption; the instruction's rows are dropped,
+and CLIP-L's pooled output is added. It is Llama for text-to-video. For image-to-video it is Llava,
+which also reads the first frame, whose rows precede those of the caption.
 """
 
 # L tokens, E width of the embedding, P that of the pooled text
@@ -25,7 +25,7 @@ from dit.codecs.text.pretrained_encoder import PretrainedTextEncoder, as_stored
 _PICTURE_ROWS = 576  # that Llava makes of a picture: 24 x 24 patches
 _BEHIND = 4  # tokens of the instruction behind a caption, which the pipeline cuts out of its rows
 INTERLEAVE = {"token_replace": 4, "latent_concat": 2}
-"""Kind of network -> interval of a picture's rows that its pipeline keeps: 4 or 2."""
+"""Interval of a picture's rows that the pipeline keeps, by the network's `image_condition_type`."""
 
 
 class HunyuanVideoText(PretrainedTextEncoder):
@@ -41,7 +41,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
         "text encoder 'hunyuanvideo' reads captions alone, with Llama: give such a folder, or"
         " --processor hunyuanvideo_i2v to prepare data for image-to-video"
     )
-    """Advice if the folder has another network."""
+    """Advice in the message about a folder with another network."""
 
     @property
     def width(self) -> int:  # type: ignore[override] # the model's configuration has it
@@ -69,7 +69,7 @@ class HunyuanVideoText(PretrainedTextEncoder):
         return {"text": text_1LE[mask_1L.bool()], "pooled_text": pooled_1P[0]}
 
     def _check_network(self) -> None:
-        """Raises CodecError if the folder belongs to the other pipeline."""
+        """Raises CodecError if the folder has the text encoder of the other pipeline."""
         folder = self.subfolders[0]
         kind = load(self._part("AutoConfig", folder)).model_type
         if kind != self.model_type:
@@ -99,7 +99,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
     )
 
     image_embed_interleave: int = 2
-    """Interval n: the first of each n rows of a first frame is kept."""
+    """Interval n of a first frame's rows: the first of each n rows is kept."""
 
     @classmethod
     def from_arguments(cls, args: Namespace) -> Self:
@@ -124,7 +124,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
         return self._encoded_by(self.pipeline, prompt=caption, image=black)
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] and `pooled_text` [P] of a caption with its first frame."""
+        """`text` [L, E] and `pooled_text` [P] of `caption` with the first frame in `pictures`."""
         (first,) = pictures
         kept = {"image_embed_interleave": self.image_embed_interleave}
         with torch.inference_mode():
@@ -146,7 +146,7 @@ class HunyuanVideoImageText(HunyuanVideoText):
         """This encoder with the interval of a picture's rows; None: that of the folder's network.
 
         Raises:
-            CodecError: the folder does not say which network it has.
+            CodecError: the folder does not say which network it has, or has another one.
         """
         if interleave is None:
             self._check_network()

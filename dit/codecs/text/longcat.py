@@ -1,8 +1,8 @@
-"""Text encoders of LongCat-Image and its edit model, by their pipelines' functions.
+"""Text encoders of LongCat-Image and its edit model, by functions of their pipelines.
 
 Both are Qwen2.5-VL on an instruction and the caption, in which text in quotation marks is tokenised
 character by character. Captions are padded to `max_length` tokens, to all of which the networks
-attend; rows of the instruction are dropped. The edit model's encoder sees the picture.
+attend; rows of the instruction are dropped. The edit model's encoder also reads the picture.
 """
 
 # L tokens, M those of the empty caption, E width of the embedding
@@ -23,9 +23,9 @@ from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import WholeTextEncoder, as_stored
 
 _INNER = "\ue000"
-"""Character in place of the apostrophe in a word. In a text with two such words, as `don't` and
-`it's`, the pipelines swap them, in an order that each process draws anew; with this letter they
-see no such word."""
+"""A character in place of the apostrophe in words. In a text with two words such as `don't` and
+`it's`, the pipelines swap them, in an order that each process draws anew; with this character they
+find no such word."""
 _PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28 pixels
 
 
@@ -43,7 +43,7 @@ class _Apostrophes:
 
 
 class LongCatText(WholeTextEncoder):
-    """Text encoder of LongCat-Image: the caption's rows of Qwen2.5-VL, behind an instruction."""
+    """Text encoder of LongCat-Image: Qwen2.5-VL; rows of the instruction are dropped."""
 
     name = "longcat"
     network = "Qwen2_5_VLForConditionalGeneration"
@@ -51,7 +51,7 @@ class LongCatText(WholeTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline with the text encoder and no component that rewrites prompts."""
+        """Diffusers' pipeline with the text encoder, without the part that rewrites prompts."""
         from diffusers.pipelines.longcat_image.pipeline_longcat_image import LongCatImagePipeline
 
         return self._whole(self.pipeline_of(LongCatImagePipeline, text_processor=None))
@@ -102,10 +102,10 @@ class LongCatEditText(LongCatText):
         return self._whole(self.pipeline_of(LongCatImageEditPipeline, text_processor=processor))
 
     def load_processor(self) -> Any:
-        """The processor that turns pictures into the network's inputs.
+        """The processor that makes the network's inputs of pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "text_processor"))
 
@@ -119,7 +119,7 @@ class LongCatEditText(LongCatText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] of the caption, and `null_text` [M, E], both beside the picture."""
+        """`text` [L, E] of `caption` with the picture; `null_text` [M, E] of the empty caption."""
         (picture,) = pictures
         with torch.inference_mode():
             pipe = self.pipeline
@@ -129,7 +129,7 @@ class LongCatEditText(LongCatText):
             return as_stored(found)
 
     def _cut(self, caption: str) -> str:
-        """The part of a caption that the encoder reads; the pipeline fails on longer ones."""
+        """The part of `caption` that the encoder reads; the pipeline fails on longer captions."""
         if not self.is_cut(caption):
             return caption
         ends = range(len(caption))

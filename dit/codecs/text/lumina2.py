@@ -28,7 +28,7 @@ class Lumina2Text(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoder alone."""
+        """Diffusers' pipeline with the text encoder and no other component."""
         from diffusers.pipelines.lumina2.pipeline_lumina2 import Lumina2Pipeline
 
         return self.pipeline_of(Lumina2Pipeline)
@@ -37,10 +37,7 @@ class Lumina2Text(PretrainedTextEncoder):
         return super().length_of(caption) + self.instruction_tokens * bool(caption)
 
     def clean(self, caption: str) -> str:
-        """A caption after the instruction of `Lumina2Pipeline.encode_prompt`.
-
-        An empty one stays empty.
-        """
+        """`caption` after the instruction of Lumina's pipeline; an empty caption stays empty."""
         return f"{self.pipeline.system_prompt} <Prompt Start> {caption}" if caption else ""
 
     def embed(self, caption: str) -> dict[str, Tensor]:
@@ -62,7 +59,7 @@ class Lumina2Text(PretrainedTextEncoder):
 
 
 class ErnieImageText(PretrainedTextEncoder):
-    """Text encoder of ERNIE-Image: Ministral 3 on the caption; an empty one is the start token."""
+    """Text encoder of ERNIE-Image: Ministral 3; the empty caption is a start token."""
 
     name = "ernie_image"
     network = "Mistral3Model"
@@ -70,7 +67,7 @@ class ErnieImageText(PretrainedTextEncoder):
     default_length = 1024  # the pipeline cuts nothing
 
     def embed(self, caption: str) -> dict[str, Tensor]:
-        """Rows of a caption as `ErnieImagePipeline.encode_prompt` makes them."""
+        """The rows `text` [L, E] of `caption`, computed as by ErnieImagePipeline."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         ids = tokenizer(caption, truncation=True, max_length=self.max_length).input_ids
         begins = tokenizer.bos_token_id

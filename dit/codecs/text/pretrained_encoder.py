@@ -1,4 +1,4 @@
-"""Text encoders of Transformers, from the folder of a Diffusers pipeline."""
+"""Text encoders that Transformers loads from the folder of a Diffusers pipeline."""
 
 # L tokens, E width of the embedding
 
@@ -22,13 +22,13 @@ TEXT_DTYPE = torch.bfloat16
 
 
 def as_stored(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a caption, [L, E] or pooled [E], in the form of shards: bfloat16 on the CPU."""
+    """The tensors of a caption, [L, E] or pooled [E], as in shards: bfloat16 on the CPU."""
     return {name: tensor.to(TEXT_DTYPE).cpu() for name, tensor in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedTextEncoder(TextEncoder):
-    """A text encoder with weights; its embeddings have no padding."""
+    """A text encoder with weights; unless a subclass says otherwise, embeddings have no padding."""
 
     default_model: ClassVar[str]
     network: ClassVar[str]  # class name
@@ -102,17 +102,17 @@ class PretrainedTextEncoder(TextEncoder):
         return self.count(caption) > self.max_length
 
     def count(self, caption: str) -> int:
-        """Number of a caption's tokens, including those that the tokenizer adds."""
+        """Number of tokens of `caption`, including those that the tokenizer adds."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         return len(tokenizer(self.clean(caption), verbose=False).input_ids)
 
     def clean(self, caption: str) -> str:
-        """A caption in the form in which the pipeline tokenises it."""
+        """`caption` in the form in which the pipeline tokenises it."""
         return caption
 
     @abstractmethod
     def embed(self, caption: str) -> dict[str, Tensor]:
-        """The tensors of a caption by their names in a shard, in the network's precision."""
+        """The tensors of `caption` by their names in a shard, in the network's precision."""
 
     def _part(self, kind: str, subfolder: str) -> PipelineComponent:
         return PipelineComponent.of(self, "transformers", kind, subfolder)
@@ -126,7 +126,10 @@ class PretrainedTextEncoder(TextEncoder):
         return load(replace(self._part("AutoTokenizer", subfolder), cache=cache))
 
     def pipeline_of(self, kind: Any, **more: Any) -> Any:
-        """Diffusers' pipeline of class `kind` with the text encoders and no other component."""
+        """Diffusers' pipeline of class `kind` with the text encoder and the components `more`.
+
+        The scheduler, the VAE and the transformer are None, unless `more` has them.
+        """
         parts: Any = dict.fromkeys(("scheduler", "vae", "transformer")) | more
         if "text_encoder" not in more:
             parts["text_encoder"] = self.load_network(self.network, self.subfolders[0])
@@ -134,7 +137,10 @@ class PretrainedTextEncoder(TextEncoder):
         return kind(**parts)
 
     def tokens(self, caption: str, subfolder: str, length: int) -> tuple[Tensor, Tensor]:
-        """Token ids and mask of a caption, both [1, length], padded, on the device."""
+        """Token ids and mask of `caption`, both [1, length], padded, on the encoder's device.
+
+        `subfolder` is that of the tokenizer in the pipeline's folder.
+        """
         given = self.load_tokenizer(subfolder)(
             [caption], padding="max_length", max_length=length, truncation=True,
             return_attention_mask=True, return_tensors="pt",
@@ -143,7 +149,7 @@ class PretrainedTextEncoder(TextEncoder):
 
 
 class WholeTextEncoder(PretrainedTextEncoder):
-    """A text encoder that returns all rows, because networks also attend to padding.
+    """A text encoder that returns the rows of padding, too, because networks attend to them.
 
     The encoder itself masks the padding.
     """
@@ -170,7 +176,7 @@ class MaskedTextEncoder(PretrainedTextEncoder):
     """A text encoder of a single network, which masks padding."""
 
     padding_rows: ClassVar[int] = 0
-    """Number of padding rows that are stored, because the published network attends to them."""
+    """Number of rows of padding that are stored, because the published network attends to them."""
 
     def rows_of(self, caption: str) -> int:
         return min(super().rows_of(caption) + self.padding_rows, self.max_length)
@@ -185,9 +191,9 @@ class MaskedTextEncoder(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class UnmaskedTextEncoder(PretrainedTextEncoder):
-    """A text encoder for networks that attend to padding.
+    """A text encoder that does not mask padding, for networks that attend to it.
 
-    A dataset keeps or trims the padding's hidden states.
+    `padding` says whether a dataset keeps the hidden states of padding or trims them.
     """
 
     options: ClassVar[frozenset[str]] = PretrainedTextEncoder.options | {"text_padding"}
@@ -212,7 +218,7 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
 
     @property
     def most_rows(self) -> int:
-        """Number of rows of a text, padding included."""
+        """Number of rows of a text whose padding is kept."""
         return self.max_length
 
     @property
@@ -232,6 +238,6 @@ class UnmaskedTextEncoder(PretrainedTextEncoder):
         return self.most_rows if self.padding is EncoderPadding.KEEP else super().rows_of(caption)
 
     def stored(self, states_LE: Tensor, mask_1L: Tensor) -> Tensor:
-        """The rows of `states_LE` that a shard stores; their mask [1, L] is 0 on padding."""
+        """The rows of `states_LE` that a shard stores; the mask is 0 on padding."""
         kept = self.padding is EncoderPadding.KEEP
         return states_LE if kept else states_LE[: int(mask_1L.sum())]

@@ -1,7 +1,7 @@
 """Text encoders of Qwen-Image, its edit models, Qwen-Image-2.1, HunyuanImage and Krea 2.
 
 Their outputs equal those of the pipelines. All are Qwen2.5-VL or Qwen3-VL on an instruction and the
-caption; the rows of the instruction before the caption are dropped. Edit models also see the
+caption; the rows of the instruction before the caption are dropped. Edit models also read the
 pictures to be edited, so each sample has its own embedding of the empty caption. HunyuanImage adds
 ByT5.
 """
@@ -39,7 +39,7 @@ class QwenImageText(PretrainedTextEncoder):
 
     @property
     def pipeline(self) -> Any:
-        """Diffusers' pipeline around the text encoder alone."""
+        """Diffusers' pipeline with the text encoder and no other component."""
         from diffusers.pipelines.qwenimage.pipeline_qwenimage import QwenImagePipeline
 
         return self.pipeline_of(QwenImagePipeline)
@@ -48,7 +48,7 @@ class QwenImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.rows_after
 
     def count(self, caption: str) -> int:
-        """Rows of a caption before it is cut, including the instruction's end after it."""
+        """Number of rows of `caption` if it is not cut, with the instruction's end after it."""
         pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
         whole = tokenizer(pipe.prompt_template_encode.format(caption), verbose=False).input_ids
         return len(whole) - pipe.prompt_template_encode_start_idx
@@ -62,9 +62,9 @@ class QwenImageText(PretrainedTextEncoder):
 
 
 class Krea2Text(QwenImageText):
-    """The text encoder of Krea 2: states of twelve layers of Qwen3-VL, side by side.
+    """The text encoder of Krea 2: states of twelve layers of Qwen3-VL, concatenated.
 
-    Padding before the end is dropped.
+    The padding, which comes before the end of the instruction, is dropped.
     """
 
     name = "krea2"
@@ -139,10 +139,10 @@ class QwenImageEditText(QwenImageText):
         return self.pipeline_of(QwenImageEditPipeline, processor=self.load_processor())
 
     def load_processor(self) -> Any:
-        """The processor that turns captions and pictures into the network's inputs.
+        """The processor that makes the network's inputs of captions and pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen2VLProcessor", "processor"))
 
@@ -161,7 +161,7 @@ class QwenImageEditText(QwenImageText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] and `null_text` [M, E], of the caption and of none with these pictures."""
+        """`text` [L, E] of `caption`, `null_text` [M, E] of the empty one, with the pictures."""
         with torch.inference_mode():
             pipe = self.pipeline
             shown = self.shown(pipe, pictures)
@@ -173,7 +173,7 @@ class QwenImageEditText(QwenImageText):
             return as_stored(found)
 
     def shown(self, pipe: Any, pictures: Sequence[Image.Image]) -> Any:
-        """The picture, resized as `QwenImageEditPipeline` resizes it for the text encoder."""
+        """The only picture, resized as `QwenImageEditPipeline` resizes it for the text encoder."""
         (picture,) = pictures
         return _scaled(pipe, picture, _MEGAPIXEL)
 
@@ -204,7 +204,7 @@ class QwenImageEditPlusText(QwenImageEditText):
 class QwenImage21Text(QwenImageText):
     """The text encoder of Qwen-Image-2.1: the last states of Qwen3-VL, before its final norm.
 
-    It sees up to ten pictures of about a megapixel, which the chat lists before the caption.
+    It reads up to ten pictures of about a megapixel, which the chat lists before the caption.
     """
 
     name = "qwen_image21"
@@ -228,10 +228,10 @@ class QwenImage21Text(QwenImageText):
         return self.pipeline_of(pipeline, **parts)
 
     def load_processor(self) -> Any:
-        """The processor that turns captions and pictures into the network's inputs.
+        """The processor that makes the network's inputs of captions and pictures.
 
         Raises:
-            CodecError: it cannot be loaded, as when torchvision is missing.
+            CodecError: the processor cannot be loaded, as when torchvision is missing.
         """
         return load(self._part("Qwen3VLProcessor", "processor"))
 
@@ -245,17 +245,19 @@ class QwenImage21Text(QwenImageText):
         return {"text": rows_1LE[0]}
 
     def cut(self, caption: str) -> str:
-        """A caption cut to `max_length` tokens, which the pipeline itself does not do."""
+        """`caption` cut to `max_length` tokens, which the pipeline itself does not do."""
         tokenizer = self.load_tokenizer(self.subfolders[1])
         tokens = tokenizer(caption, add_special_tokens=False, verbose=False).input_ids
         most = self.max_length - self.rows_after
         return caption if len(tokens) <= most else tokenizer.decode(tokens[: max(most, 1)])
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text_before_0`, ... [L, E] before each picture, `text` after all, and `null_text`.
+        """The tensors of a caption with pictures, whose places in the text split it into parts.
 
-        In place of the encoder's states of a picture the network has latents. The caption comes
-        last, so texts before pictures are the same with and without it.
+        They are `text_before_0`, ... [L, E], the rows before each picture, `text` after the last
+        one, and `null_text`, which is `text` for the empty caption. In place of the encoder's
+        states of a picture the network has latents. The caption comes last, so the parts before
+        pictures do not depend on it.
         """
         with torch.inference_mode():
             pipe = self._pipeline(self.load_processor())
@@ -266,7 +268,7 @@ class QwenImage21Text(QwenImageText):
             return as_stored(found | {"text": text, "null_text": null})
 
     def _parts(self, pipe: Any, caption: str, shown: list[Image.Image]) -> list[Tensor]:
-        """Hidden states of a chat, split at the positions of its pictures."""
+        """Hidden states of a chat, split at its pictures, whose own states are left out."""
         rows_1LE, _, is_slot_1L = pipe.encode_prompt(caption, shown, torch.device(self.device))
         ends = is_slot_1L[0].int().diff(prepend=is_slot_1L.new_zeros(1).int()).nonzero().flatten()
         parts = rows_1LE[0].tensor_split(ends.tolist())

@@ -30,7 +30,7 @@ codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
-    """The codec that encoded a dataset; its `decode` turns latents of the dataset into pictures.
+    """The codec that encoded the dataset with this `card`; its `decode` restores pictures.
 
     Raises:
         CodecError: the card names no known codec, lacks a setting, or its model is missing.
@@ -50,9 +50,9 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
 
 
 def usual_size(card: dict[str, Any]) -> dict[str, int]:
-    """Frames, rows and columns of most samples of a dataset, as far as its card says.
+    """The most frequent size in a dataset: num_frames, height and width, if its card says so.
 
-    Without a list of sizes, a codec for pictures implies one frame.
+    If the card lists no sizes, a codec for pictures implies one frame.
     """
     if sizes := card.get("sizes"):
         return sizes[0]

@@ -27,7 +27,7 @@ from dit.codecs.pretrained import (
 from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
-"""Settings that a dataset card must have."""
+"""Settings that every dataset card of these codecs has."""
 """Tensors of a shard that have a latent distribution."""
 
 
@@ -50,7 +50,7 @@ class Autoencoder(Codec):
     statistics: ClassVar[tuple[str, ...]] = ()  # tensors of its weights that are no weights
 
     ratios: ClassVar[tuple[str, str]] = ("spatial_compression_ratio", "temporal_compression_ratio")
-    """Names in the VAE's configuration of a cell's strides, in pixels and in frames."""
+    """Names of a latent cell's strides, in pixels and in frames, in the VAE's configuration."""
 
     model_name: str
     precision: str = "float32"
@@ -66,10 +66,10 @@ class Autoencoder(Codec):
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
-        """The pipeline's normalisation of latents.
+        """The pipeline's normalisation of latents, by the VAE's configuration `config`.
 
-        By default one mean and deviation for each channel. `config` is that of the VAE, with the
-        tensors of `statistics`.
+        `config` also has the tensors of `statistics`. By default there is one mean and one
+        deviation for each channel.
         """
         return Whitening(mean=tuple(config["latents_mean"]), std=tuple(config["latents_std"]))
 
@@ -152,7 +152,7 @@ class Autoencoder(Codec):
 
     @property
     def _image_part(self) -> PipelineComponent | None:
-        """The component with the image encoder; None if the model has none."""
+        """The image encoder of the pipeline as a component; None if the model has none."""
         if self.image_encoder is None:
             return None
         part = PipelineComponent.of(self, "transformers", self.image_encoder, "image_encoder")
@@ -170,7 +170,7 @@ class Autoencoder(Codec):
 
     @property
     def model(self) -> Any:
-        """The VAE's network; the first use loads it."""
+        """The VAE, which is loaded at its first use."""
         model = load(replace(self._part, precision=self.precision, device=self.device))
         if self.tiling:
             model.enable_tiling()
@@ -200,7 +200,10 @@ class Autoencoder(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """Tensors to store for each of `videos` [C, F, H, W], encoded as one batch, by name."""
+        """The tensors to store for each of `videos` [C, F, H, W], by name, encoded as one batch.
+
+        `keys` are the keys of the samples, which seed random draws.
+        """
         video_NCFHW = torch.stack(list(videos))
         if self.latent_distribution:
             mean, logvar = self._distribution(video_NCFHW)
@@ -240,8 +243,9 @@ class Autoencoder(Codec):
     ) -> list[dict[str, Tensor]]:
         """The inputs of image-to-video models for each video, float32 on the CPU, by name.
 
-        The pictures are in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the latent of the first
-        picture, `image_embed` [tokens, E] its features.
+        `first_NCHW` are the first frames, in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the
+        latent of a first frame, `image_embed` [tokens, E] has its features if the model has an
+        image encoder.
         """
         del last_NCHW, frames
         firsts = self._encode(first_NCHW[:, :, None], None)
@@ -268,7 +272,10 @@ class Autoencoder(Codec):
         return variances + inputs * LATENT_DTYPE.itemsize
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
-        """Latents [N, C, F, H, W] on the CPU: means, or with `keys` draws seeded by each key."""
+        """Latents [N, C, F, H, W] before whitening, on the CPU.
+
+        They are means, or if `keys` are given, random draws, each seeded by its key.
+        """
         mean, logvar = self._distribution(video_NCFHW)
         if keys is None or logvar is None:
             return self._cells(mean.float().cpu())
@@ -277,16 +284,15 @@ class Autoencoder(Codec):
         return self._cells(mean.float().cpu() + std * noise)
 
     def _cells(self, values_NCFHW: Tensor) -> Tensor:
-        """The autoencoder's output, rearranged to latents; subclasses may regroup it."""
+        """The autoencoder's output, regrouped as latents where a subclass needs it."""
         return values_NCFHW
 
     def _whitened(self, mean_CFHW: Tensor, logvar_CFHW: Tensor) -> dict[str, Tensor]:
-        """Mean and log variance of the whitened latent, as in a shard."""
         both = self.whitening.apply(mean_CFHW), self.whitening.apply_to_logvar(logvar_CFHW)
         return {k: v.to(DISTRIBUTION_DTYPE) for k, v in zip(DISTRIBUTION, both, strict=True)}
 
     def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Means and log variances [N, c, F, H, W]; None if the autoencoder has no variance."""
+        """Means and log variances [N, c, F, H, W] of the VAE; None if the VAE has no variance."""
         if len(video_NCFHW) > 1 and not self.takes_batches:
             means, logvars = zip(*map(self._distribution, video_NCFHW.split(1)), strict=True)
             return torch.cat(means), None if logvars[0] is None else torch.cat(logvars)
@@ -299,7 +305,7 @@ class Autoencoder(Codec):
         return mean[:, :, None], None if logvar is None else logvar[:, :, None]
 
     def _image_embeds(self, pictures: list[Image.Image]) -> Tensor:
-        """Features of the pictures [N, tokens, E], float32."""
+        """Features of `pictures` [N, tokens, E] from the image encoder, float32."""
         part = self._image_part
         assert part is not None, f"{self.name} has no image encoder"
         processor = load(replace(part, kind="AutoImageProcessor", subfolder=self.image_processor))
@@ -310,12 +316,15 @@ class Autoencoder(Codec):
         return self.features_of(answer).float().cpu()
 
     def features_of(self, answer: Any) -> Tensor:
-        """The part of the image encoder's output on which the diffusion model is conditioned."""
+        """The part of the image encoder's output `answer` that the diffusion model reads."""
         return answer.last_hidden_state
 
 
 def _moments(latents: Any) -> tuple[Tensor, Tensor | None]:
-    """Mean and log variance of a latent distribution; None for autoencoders without variance."""
+    """Mean and log variance of the latent distribution `latents` of Diffusers.
+
+    The log variance is None for an autoencoder without variance.
+    """
     return latents.mode(), getattr(latents, "logvar", None)
 
 

@@ -19,14 +19,14 @@ from dit.codecs.rgb import on_white
 
 LATENT_DTYPE = torch.float16
 DISTRIBUTION, DISTRIBUTION_DTYPE = ("latent", "latent_logvar"), torch.bfloat16
-"""Names of mean and log variance in a shard with latent distributions, and their dtype."""
+"""Names in a shard of mean and log variance, for latents stored as distributions; their dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(DatasetEncoder):
-    """Interface of codecs: videos and pictures -> whitened latents -> pictures.
+    """Encodes videos and pictures as whitened latents, and decodes latents.
 
-    A new one is a subclass in a file of this folder.
+    A new codec is a subclass in a file of this folder.
     """
 
     kind: ClassVar[str] = "processor"
@@ -38,18 +38,18 @@ class Codec(DatasetEncoder):
     default_model: ClassVar[str]  # hub name of the model that is downloaded, or "none"
     text_encoder: ClassVar[str] = "words"  # the one that its diffusion models were trained with
     patch: ClassVar[int] = 2
-    """Patch size in latent cells, in the networks that take these latents."""
+    """Side of a patch in latent cells, in the networks that take these latents."""
 
     side_cells: ClassVar[int | None] = None
-    """Latent cells that must divide a picture's sides; None: the patch size."""
+    """Number of latent cells that must divide a picture's sides; None: that of a patch."""
 
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with these latents edit pictures, which they scale to `reference_size`."""
 
     tuning: ClassVar[tuple[str, ...]] = ()
-    """Configuration file and keys for fine-tuning a published network with these latents."""
+    """Configuration file, then keys, to fine-tune a published network with these latents."""
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
-    """Additional keys for a network that edits pictures."""
+    """Additional keys to fine-tune a network that edits pictures."""
     crops_references: ClassVar[bool] = False
     """Whether editing pipelines crop reference pictures to whole tokens, around the centre."""
 
@@ -58,7 +58,7 @@ class Codec(DatasetEncoder):
     @property
     @abstractmethod
     def pixel_channels(self) -> int:
-        """Number of colour channels of the codec's videos: 1 (grey), 3 (RGB) or 4 (RGBA)."""
+        """Number of colour channels of videos: 1 (grey), 3 (RGB) or 4 (RGBA)."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class Codec(DatasetEncoder):
     def extra_bytes(self, *, frames: int, height: int, width: int) -> int:
         """Bytes in a shard of the tensors that `encode_batch` returns besides the latent.
 
-        `frames`, `height` and `width` are the video's, in pixels.
+        `frames`, `height` and `width` are those of the video, the latter two in pixels.
         """
         del frames, height, width
         return 0
@@ -97,18 +97,22 @@ class Codec(DatasetEncoder):
 
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """The inverse of `encode_raw`: the video of a latent before whitening, float32."""
+        """The video of a latent before whitening, float32; the counterpart of `encode_raw`."""
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """The width and height to which the pipeline scales a picture to be edited."""
+        """The (width, height) to which the pipeline scales a picture of this size to be edited.
+
+        Raises:
+            NotImplementedError: the codec has no `edits_pictures`.
+        """
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
     is_exact: ClassVar[bool] = False
     """Whether `decode` restores the encoded 8-bit pixels exactly, without a network."""
 
     whitens_by_dataset: ClassVar[bool] = False
-    """Whether the whitening is measured on all clips of the dataset, before encoding."""
+    """Whether the whitening is measured on the clips of each dataset, before encoding."""
 
     def measure(self, video_CFHW: Tensor) -> Moments:
         """Mean and variance of the latent of one video, before whitening."""
@@ -117,12 +121,15 @@ class Codec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """This codec, whitened by the `moments` of a dataset; each latent cell counts once."""
+        """A copy that whitens by `moments`, which weight each latent cell of a dataset alike.
+
+        Returns the codec itself if no latent was measured.
+        """
         return replace(self, whitening=moments.whitening()) if moments.count else self
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:
-        """A context in which the network is on `device`.
+        """While the context is open, the codec's network is on `device`.
 
         Afterwards it returns to its former device.
         """

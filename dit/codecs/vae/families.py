@@ -1,4 +1,4 @@
-"""Codecs of Wan, Cosmos, Qwen-Image and families that share theirs, as in Diffusers' pipelines."""
+"""Codecs of Wan, Cosmos, Qwen-Image, and families with their autoencoders, as in Diffusers."""
 
 # N samples, C colour or latent channels, F frames, H rows, W columns, E width
 
@@ -24,9 +24,9 @@ class Wan(Autoencoder):
     """The codec of Wan: images, videos of 4n + 1 frames, and inputs of image-to-video.
 
     The autoencoder of Wan 2.2 5B cuts pixels into patches and has 48 channels and a stride of 16
-    pixels; its network takes the clean latent of the first frame. Networks on the other autoencoder
-    take `condition_latent`, as `WanImageToVideoPipeline.prepare_latents` computes it, and CLIP
-    features.
+    pixels; its network takes the clean latent of the first frame. Networks on Wan 2.1's autoencoder
+    take CLIP features and `condition_latent`, as computed by
+    `WanImageToVideoPipeline.prepare_latents`.
     """
 
     name = text_encoder = "wan"
@@ -63,7 +63,7 @@ class Wan(Autoencoder):
 
     @property
     def _keeps_first_frame(self) -> bool:
-        """Whether the models take the first frame clean, in place of its noisy tokens."""
+        """Whether networks replace the noisy tokens of the first frame with its clean latent."""
         return self._config.get("patch_size") is not None
 
     @property
@@ -79,11 +79,12 @@ class Wan(Autoencoder):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """The inputs of `Autoencoder`, and `condition_latent` [C, F, H, W] of all frames.
+        """The inputs of image-to-video models for each video, float32 on the CPU, by name.
 
-        It is the latent of the given pictures with grey frames between or after them, which differs
-        from the first frame's latent in later frames, too. `image_embed` holds the features of both
-        pictures in order.
+        Besides those of `Autoencoder` there is `condition_latent` [C, F, H, W]: the latent of a
+        clip with the given first (and last) frame and grey frames elsewhere, which differs from the
+        first frame's latent in later frames, too. `image_embed` has the features of both frames in
+        order. Networks that take the first frame clean have no `condition_latent`.
         """
         if self._keeps_first_frame:
             return super().image_inputs(first_NCHW, last_NCHW, frames=frames)
@@ -110,9 +111,9 @@ class Wan(Autoencoder):
 
 
 class CosmosPredict2(Wan):
-    """The codec of Cosmos-Predict2: Wan 2.1's.
+    """The codec of Cosmos-Predict2: the autoencoder of Wan 2.1.
 
-    Video-to-world reads given frames from the latent itself.
+    Video-to-world takes given frames from the latent itself.
     """
 
     name = "cosmos_predict2"
@@ -133,7 +134,10 @@ class CosmosPredict25(CosmosPredict2):
 
 
 class Cosmos(Autoencoder):
-    """The codec of Cosmos: images and videos of 8n + 1 frames. The objective applies sigma_data."""
+    """The codec of Cosmos: images and videos of 8n + 1 frames.
+
+    The pipeline's factor sigma_data is applied by the objective.
+    """
 
     name = text_encoder = "cosmos"
     description = "(latent - latents_mean) / latents_std by frame; 8n+1 frames"
@@ -169,7 +173,7 @@ class QwenImage(Autoencoder):
 
 
 class QwenImageEdit(QwenImage):
-    """Codec of Qwen-Image-Edit: Qwen-Image's, with one control picture that the encoder sees."""
+    """Codec of Qwen-Image-Edit: Qwen-Image's; its text encoder reads one control picture."""
 
     name = text_encoder = "qwen_image_edit"
     description = "as qwen_image; text of the caption and one control picture"
@@ -179,7 +183,10 @@ class QwenImageEdit(QwenImage):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """A megapixel of this aspect in steps of 32, as in QwenImageEditPipeline."""
+        """About a megapixel with the aspect of `width` and `height`, as in QwenImageEditPipeline.
+
+        Sides are multiples of 32 pixels.
+        """
         from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 
         wide, high, _ = calculate_dimensions(1024 * 1024, width / height)
@@ -187,7 +194,7 @@ class QwenImageEdit(QwenImage):
 
 
 class QwenImageEditPlus(QwenImageEdit):
-    """Codec of Qwen-Image-Edit-2509 and 2511: Qwen-Image-Edit's, with several control pictures."""
+    """Codec of Qwen-Image-Edit-2509 and 2511: Qwen-Image's, with several control pictures."""
 
     name = text_encoder = "qwen_image_edit_2511"
     description = "as qwen_image; text of the caption and all control pictures"
@@ -218,7 +225,10 @@ class QwenImage21(Autoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """A megapixel of this ratio in steps of 32, as QwenImage21Pipeline has it."""
+        """About a megapixel with the aspect of `width` and `height`, as in QwenImage21Pipeline.
+
+        Sides are multiples of 32 pixels.
+        """
         scaled = published(f"{_QWEN_IMAGE21}:calculate_dimensions")
         wide, high, _ = scaled(1024 * 1024, width / height)
         return wide, high
@@ -259,7 +269,7 @@ class Krea2(QwenImage):
 
 
 class AnimaWithStates(Anima):
-    """The codec of Anima if shards hold the inputs of the text conditioner, not its outputs."""
+    """The codec of Anima for shards with the inputs of the text conditioner, not its outputs."""
 
     name = text_encoder = "anima_states"
     description = "as anima; text for model.text_conditioner=trained"

@@ -54,7 +54,7 @@ class Flux(FluxAutoencoder):
 
 
 class Sd3(FluxAutoencoder):
-    """The codec of Stable Diffusion 3: images, normalised as FLUX's, by another autoencoder."""
+    """The codec of Stable Diffusion 3: images, normalised like FLUX's, by another autoencoder."""
 
     name = text_encoder = "sd3"
     description = "(latent - shift_factor) * scaling_factor, as StableDiffusion3Pipeline"
@@ -63,7 +63,7 @@ class Sd3(FluxAutoencoder):
 
 
 class HunyuanImage(FluxAutoencoder):
-    """Codec of HunyuanImage: images with cells of 32 x 32 pixels; latents are latent * scale."""
+    """Codec of HunyuanImage: images with cells of 32 x 32 pixels; latents are only scaled."""
 
     name = text_encoder = "hunyuanimage"
     description = "latent * scaling_factor, as HunyuanImagePipeline"
@@ -113,7 +113,7 @@ class LongCat(FluxAutoencoder):
 
 
 class LongCatEdit(LongCat):
-    """Codec of LongCat-Image-Edit: LongCat's, with one control picture that the encoder sees."""
+    """Codec of LongCat-Image-Edit: LongCat's; its text encoder reads one control picture."""
 
     name = text_encoder = "longcat_edit"
     description = "as longcat; text of the caption and one control picture"
@@ -123,7 +123,10 @@ class LongCatEdit(LongCat):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """A megapixel of this aspect in steps of 16, as in LongCatImageEditPipeline."""
+        """About a megapixel of the same aspect, as in LongCatImageEditPipeline.
+
+        Sides are multiples of 16 pixels.
+        """
         from diffusers.pipelines.longcat_image.pipeline_longcat_image_edit import (
             calculate_dimensions,
         )
@@ -150,7 +153,7 @@ class HiDream(FluxAutoencoder):
 
 
 class OmniGen2(FluxAutoencoder):
-    """Codec of OmniGen2: FLUX's autoencoder, with references that the text encoder does not see."""
+    """Codec of OmniGen2: FLUX's autoencoder; the text encoder does not read references."""
 
     name = text_encoder = "omnigen2"
     description = "(latent - shift_factor) * scaling_factor, as OmniGen2Pipeline"
@@ -161,7 +164,10 @@ class OmniGen2(FluxAutoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """Whole tokens of 16 pixels, with sides of at most 1024, as in OmniGen2Pipeline."""
+        """`width` and `height` scaled down to at most 1024 x 1024 pixels, as in OmniGen2Pipeline.
+
+        Sides are rounded down to multiples of 16 pixels.
+        """
         # Equal for squares but for rounding, which takes a token from the sides of some.
         ratio = min(1024 / max(width, height), (1024**2 / (width * height)) ** 0.5, 1.0)
         wide, high = (int(side * ratio) // 16 * 16 for side in (width, height))

@@ -1,4 +1,4 @@
-"""The codecs on FLUX.2's autoencoder, which normalises 2 x 2 cells together."""
+"""Codecs on FLUX.2's autoencoder, which normalises 2 x 2 cells together."""
 
 # N pictures, C channels of the autoencoder, F frames, H rows, W columns
 
@@ -17,10 +17,10 @@ _MOST_PIXELS = 1024 * 1024  # of a reference, in the pipelines
 
 
 class Flux2(Autoencoder):
-    """The codec of FLUX.2: images with cells of 16 x 16 pixels, each 2 x 2 x 32 numbers (c, h, w).
+    """The codec of FLUX.2: images with cells of 16 x 16 pixels.
 
-    Each of the 128 numbers is normalised by the running mean and variance of the autoencoder's
-    batch norm, which are stored with its weights.
+    A cell has 32 x 2 x 2 numbers, ordered (c, h, w). Each of the 128 is normalised by the running
+    mean and variance of the autoencoder's batch norm, which are stored with its weights.
     """
 
     name = text_encoder = "flux2"
@@ -40,7 +40,7 @@ class Flux2(Autoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """At most a megapixel of the same aspect, as Flux2ImageProcessor scales a picture."""
+        """A size of the same aspect with at most a megapixel, as in Flux2ImageProcessor."""
         if width * height <= _MOST_PIXELS:
             return width, height
         scale = math.sqrt(_MOST_PIXELS / (width * height))
@@ -54,7 +54,7 @@ class Flux2(Autoencoder):
 
     @staticmethod
     def eps_of(config: dict[str, Any]) -> float:
-        """The eps that the configuration of the VAE adds to variances."""
+        """The number that is added to variances, by the VAE's configuration `config`."""
         return config["batch_norm_eps"]
 
     @property
@@ -118,7 +118,7 @@ class Flux2Klein(Flux2):
 class Flux3Klein(Flux2):
     """The codec of FLUX.3 klein: FLUX.2's, with FLUX.3's text encoder.
 
-    References are scaled as in its pipeline when that gets several of them.
+    References are scaled as by FLUX.3's pipeline for several of them.
     """
 
     name = text_encoder = "flux3_klein"

@@ -52,7 +52,7 @@ class HunyuanVideo(Hunyuan):
 
 
 class HunyuanVideoI2V(HunyuanVideo):
-    """The codec of HunyuanVideo I2V, whose text encoder sees the first frame."""
+    """The codec of HunyuanVideo I2V, whose text encoder reads the first frame."""
 
     name = text_encoder = "hunyuanvideo_i2v"
     description = "as hunyuanvideo; text of the caption and the first frame"

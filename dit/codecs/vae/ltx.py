@@ -18,7 +18,7 @@ from dit.codecs.vae.autoencoder import Autoencoder
 class Ltx(Autoencoder):
     """The codec of LTX-Video: videos of 8n + 1 frames, latent cells of 32 x 32 pixels.
 
-    Decoders from 0.9.1 on expect a little noise in latents, which they remove.
+    Decoders from version 0.9.1 on are trained on latents with a little noise, which they remove.
     """
 
     name = text_encoder = "ltx"
@@ -62,10 +62,10 @@ class Ltx(Autoencoder):
         return ()
 
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """The video of a latent.
+        """The video of a latent before whitening, float32.
 
-        Decoders that expect noise get the same noise for each latent of a size, so that results
-        repeat.
+        Decoders that expect noise always get the same noise for latents of one size, so that
+        results repeat.
         """
         if not self._config["timestep_conditioning"]:
             return super().decode_raw(latent_CFHW)

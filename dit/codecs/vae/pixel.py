@@ -1,4 +1,7 @@
-"""The codec without weights: space to depth, as pixels or as their frequencies."""
+"""The codec without weights: each square of pixels becomes a latent cell (space to depth).
+
+The channels are the pixels themselves, or their frequencies.
+"""
 
 # N videos, C colour or latent channels, F frames, H rows, W columns, K frequencies
 
@@ -23,7 +26,9 @@ from dit.command_line import option_names
 
 
 def cosines(size: int) -> Tensor:
-    """The matrix [K, size] of the orthonormal DCT-II, float64: row k is a cosine of k half periods.
+    """The matrix [K, size] of the orthonormal DCT-II, float64.
+
+    Row k is a cosine of k half periods.
 
     N. Ahmed, T. Natarajan and K. R. Rao, "Discrete Cosine Transform" (1974), Eq. 1.
     """
@@ -37,9 +42,9 @@ def cosines(size: int) -> Tensor:
 def frequencies(colours: int, block: int) -> Tensor:
     """The orthonormal matrix [C, C], float32, from the pixels of a cell to its frequencies.
 
-    Pixels and frequencies are ordered (colour, row, column). The cosines of three colours are
-    proportional to (1, 1, 1), (1, 0, -1) and (1, -2, 1): grey, red against blue, and green against
-    both.
+    A cell has `block` x `block` pixels with `colours` colours. Pixels and frequencies are ordered
+    (colour, row, column). The cosines of three colours are proportional to (1, 1, 1), (1, 0, -1)
+    and (1, -2, 1): grey, red against blue, and green against both.
     """
     plane = torch.kron(cosines(block), cosines(block))
     return torch.kron(cosines(colours), plane).float()
@@ -51,13 +56,14 @@ class Pixel(Codec):
 
     With `basis` dct, channels are the frequencies of the cell (`frequencies`), each divided by the
     root of its standard deviation, with a common factor that makes the mean square 1. Large shapes
-    then emerge from the noise before details, and little noise is little in every pixel; whitened
-    frequencies, like pixels, have as much noise in the finest detail as in the overall colour.
+    then emerge from the noise before details, and low noise levels change every pixel little;
+    whitened frequencies, like pixels, have as much noise in the finest detail as in the overall
+    colour.
 
-    The 256 levels of 8-bit pictures come back exactly: whitening and rounding to half precision
-    change a pixel by at most 2 * 2**-11, an eighth of the distance between two levels. Frequencies
-    are rounded by at most 2**-11 of each, so the root mean square change of a cell's pixels is at
-    most 2 * 2**-11 as well.
+    8-bit pictures are restored exactly: whitening and rounding to half precision change a pixel by
+    at most 2 * 2**-11, an eighth of the distance between two of the 256 levels. Frequencies are
+    rounded by at most 2**-11 of each, so the root mean square change of a cell's pixels is at most
+    2 * 2**-11 as well.
     """
 
     name = "pixel"
@@ -80,7 +86,7 @@ class Pixel(Codec):
 
     @classmethod
     def of(cls, *, block: int, colours: int, **others: Any) -> Self:
-        """A codec whose whitening has not been measured yet."""
+        """A codec whose whitening has not been measured yet; `others` are further fields."""
         whitening = Whitening.identity(colours * block**2)
         return cls(block=block, colours=colours, whitening=whitening, **others)
 
@@ -133,7 +139,10 @@ class Pixel(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """Tensors to store for each of `videos` [C, F, H, W], with inputs from its first frame."""
+        """The tensors to store for each of `videos` [C, F, H, W], by name.
+
+        With `image_conditioning` they include the inputs of image-to-video models.
+        """
         found = super().encode_batch(videos, keys=keys)
         if not self.image_conditioning:
             return found
@@ -147,11 +156,11 @@ class Pixel(Codec):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """The inputs of image-to-video models for pictures in [-1, 1], as Wan's codec makes them.
+        """The inputs of image-to-video models for each picture, as Wan's codec computes them.
 
-        `condition_latent` [C, F, H, W] is the latent of a clip with the given first (and last)
-        frame and grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is the first frame's
-        latent.
+        Pictures are in [-1, 1]. `condition_latent` [C, F, H, W] is the latent of a clip with the
+        given first (and last) frame and grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is
+        the first frame's latent.
         """
         samples, _, *size = first_NCHW.shape
         video_NCFHW = first_NCHW.new_zeros(samples, self.colours, frames, *size)  # 0 is mid grey
@@ -162,7 +171,7 @@ class Pixel(Codec):
         return [{"condition_latent": c, "first_frame_latent": c[:, :1]} for c in conditions]
 
     def _coloured(self, picture_NCHW: Tensor) -> Tensor:
-        """Pictures [N, C, H, W] in this codec's number of colours; grey by Pillow's weights."""
+        """Pictures [N, C, H, W] in this codec's number of colours; grey as in ITU-R 601-2."""
         if picture_NCHW.shape[1] == self.colours:
             return picture_NCHW
         weights_C = picture_NCHW.new_tensor([0.299, 0.587, 0.114])  # ITU-R 601-2
@@ -178,7 +187,7 @@ class Pixel(Codec):
         return functional.pixel_shuffle(frames_FCHW, self.block).transpose(0, 1)
 
     def _turned(self, cells_CFHW: Tensor, *, back: bool) -> Tensor:
-        """Pixels of each cell, transformed to latent channels; `back` transforms them back."""
+        """Transforms pixels of each cell to latent channels by `basis`; `back` is the inverse."""
         if self.basis is Basis.PIXELS:
             return cells_CFHW
         matrix_CC = frequencies(self.colours, self.block).to(cells_CFHW)

@@ -8,5 +8,5 @@ generate_program  the program of generate_dit.py: prompts and a checkpoint -> fi
 generate_media    prompts -> pictures and videos, from an open checkpoint
 decode_latents    saved latents -> pictures and videos
 evaluation        options and report of programs that judge what a checkpoint generates
-picture_accuracy  whether captions give their pictures, and without noise
+picture_accuracy  whether captions generate their training pictures, and without noise
 """

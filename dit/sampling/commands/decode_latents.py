@@ -1,8 +1,8 @@
 """Decodes the latents of an earlier generation to pictures and videos.
 
-python recipes/decode_latents.py --latents samples --output_dir samples/decoded
+    python recipes/decode_latents.py --latents samples --output_dir samples/decoded
 
-The output may be the folder of the latents: they stay, and are listed with their pictures.
+The output folder may be that of the latents, which stay there and are listed with their pictures.
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """Codecs of the dataset card that was saved with the latents."""
+    """The codecs that the dataset card beside the latents names; `keeps_wav` also writes WAV."""
 
     video: Any
     sound: Any = None  # None where the dataset has no sound
@@ -67,9 +67,11 @@ class LatentDecoders:
 def decode(
     entries: Sequence[dict[str, Any]], decoders: LatentDecoders, *, latents: Path, folder: Path
 ) -> Written:
-    """Writes the pictures of all latents that can be decoded.
+    """Decodes the latents of `entries` and writes their pictures and videos to `folder`.
 
-    If `folder` is the folder of the latents, every entry stays in samples.json with its latent.
+    `entries` are those of samples.json in the folder `latents`; one that cannot be decoded is
+    reported. If `folder` is the folder of the latents, every entry stays in its samples.json with
+    its latent.
     """
     at_home = folder.resolve() == latents.resolve()
     lost: list[NotShown] = []
@@ -90,11 +92,11 @@ def decode(
 
 
 class _AsWritten(argparse.RawDescriptionHelpFormatter):
-    """A help formatter that keeps the line breaks of the description."""
+    """A help formatter that keeps the line breaks of descriptions."""
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
-    """The entries of samples.json in a folder.
+    """The entries of samples.json in `folder`.
 
     Raises:
         ValueError: the file cannot be read, or names no latent.
@@ -166,7 +168,6 @@ def _decoded(folder: Path, entry: dict[str, Any], decoders: LatentDecoders) -> P
 
 
 def _waveform(latent_KA: Any, frames: int, entry: dict[str, Any], codec: Any) -> Any:
-    """The sound of a video, as long as its frames; None without a latent or without its codec."""
     fps = entry.get("fps")
     if latent_KA is None or codec is None or not fps:
         return None

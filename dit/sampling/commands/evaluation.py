@@ -9,14 +9,14 @@ from dit.sampling.commands.options import GenerationOptions
 
 
 def generation_options(args: argparse.Namespace) -> GenerationOptions:
-    """Sampling options that the command line sets; the others keep their defaults."""
+    """The sampling options in `args`; those that are None keep their defaults."""
     names = ("num_steps", "guidance", "sampler", "weights")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return GenerationOptions(**given)
 
 
 def report_folder(args: argparse.Namespace) -> Path:
-    """The folder of the report: --output_dir, else that of the run."""
+    """The folder of the report, which is created: --output_dir, or else that of the run."""
     checkpoint = Path(args.checkpoint_path)
     folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)
     folder.mkdir(parents=True, exist_ok=True)

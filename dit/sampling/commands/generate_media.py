@@ -1,4 +1,4 @@
-"""Prompts -> pictures and videos, from an open checkpoint."""
+"""Generates pictures and videos from prompts and an open checkpoint."""
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
 
@@ -51,11 +51,12 @@ def generate_opened(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Picture]:
-    """A picture or video for each prompt, in order, with its prompt and settings.
+    """A picture or video for each of `prompts`, in order, with its prompt and settings.
 
-    The i-th starts from the noise of seed + i. With several processes, each data-parallel replica
-    generates a part. The first process returns all pictures, the others an empty list. `track`
-    shows the progress of the first process; `watch` is as in `generate_latents`.
+    The i-th starts from the noise of seed + i. With `latents` each picture also keeps its latent.
+    With several processes, each data-parallel replica generates a part; the first process returns
+    all pictures, the others an empty list. `track` shows the progress of the first process; `watch`
+    is as in `generate_latents`.
     """
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
@@ -103,11 +104,13 @@ def _encoded(
 ) -> list[PromptTexts]:
     """The text encoder's tensors for each (prompt, negative prompt) in `words`.
 
-    The encoder runs on the GPU if it fits there beside the network, and then returns to the host;
-    else on the host. Ranks that share a layer decide alike, from the same numbers.
+    `given` has the pictures of each prompt. The encoder runs on the GPU if it fits there beside the
+    network, and then returns to the host; else on the host. Ranks that share a layer all use the
+    same device.
 
     Raises:
-        ValueError: the encoder sees the first frame or the pictures to edit, and a prompt has none.
+        ValueError: the encoder reads the first frame or the pictures to edit, and a prompt has
+            none.
     """
     where, encoder, why, texts = device(), opened.encoder, "", list[PromptTexts]()
     if where.type == "cuda":
@@ -148,10 +151,10 @@ def _texts(
 def _pictures_of(
     prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
 ) -> list[GivenPictures]:
-    """First and last frame, and pictures to edit, for each prompt.
+    """First and last frame, and pictures to edit, for each of `prompts`; `each` are its options.
 
     Raises:
-        ValueError: the network takes none, or needs some.
+        ValueError: the network takes no such pictures, or lacks one that it needs.
     """
     taken = family_of(opened.config.model).inputs(opened.config.model)
     given = [
@@ -170,7 +173,7 @@ def _pictures_of(
 
 
 def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
-    """Pictures and clips that are given at certain frames of a video.
+    """The pictures and clips in `options` that are given at certain frames of a video.
 
     Raises:
         ValueError: the network takes none, or one of their options is wrong.
@@ -196,7 +199,10 @@ def _conditions(
 
 
 def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> SamplingSettings:
-    """Settings of the sampler; unless `scale` is given, a pipeline's guiders have their own."""
+    """The settings of sampler and guidance in `options`.
+
+    `scale` replaces the guidance scale of --guider's guiders; None keeps it.
+    """
     assert options.guidance is not None and options.reference_guidance is not None
     return SamplingSettings(
         num_steps=options.num_steps,
@@ -216,7 +222,6 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
 def _picture_inputs(
     opened: OpenCheckpoint, given: GivenPictures, *, size: Size
 ) -> dict[str, Tensor]:
-    """Network inputs from the given pictures, at the size that will be decoded."""
     stride, model = opened.latent_stride, opened.config.model
     size, wanted = stride.pixels(stride.latent(size)), family_of(model).inputs(model)
     multiple = stride.stride * model.side_cells
@@ -255,7 +260,6 @@ def _picture(
 
 
 def _sound_of(opened: OpenCheckpoint, options: GenerationOptions) -> SoundRequest | None:
-    """The sound of a video, as long as its frames; None of networks without sound."""
     model, frames = opened.config.model, options.num_video_frames or 1
     count = sound_frames(model, frames=frames, fps=options.fps or FPS)
     return SoundRequest(frames=count) if count else None
@@ -264,7 +268,11 @@ def _sound_of(opened: OpenCheckpoint, options: GenerationOptions) -> SoundReques
 def _with_sound(
     picture: Picture, sound_KA: Tensor, opened: OpenCheckpoint, *, fps: float, keep: bool
 ) -> Picture:
-    """The video with its sound, decoded by the codec of the dataset card."""
+    """`picture` with its sound, decoded by the sound codec of the dataset card.
+
+    The sound is as long as the video; None if the card has no sound codec. With `keep` the picture
+    also keeps the latent of the sound.
+    """
     codec = sound_codec_of_card(opened.card)
     latent_KA = sound_KA.cpu()
     return replace(
@@ -277,10 +285,12 @@ def _with_sound(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """`options` with the run's guidance scales if none are set; guiders have their own scale.
+    """`options`, with guidance scales that are not set taken from the run.
+
+    With a --guider, the scale of its guiders is used instead.
 
     Raises:
-        ValueError: a scale is given that the network has no input for.
+        ValueError: a scale is given for which the network has no input, or which has no effect.
     """
     trained, given = opened.config.objective.guidance, options.distilled_guidance
     if trained is None and given is not None:
@@ -321,12 +331,12 @@ def options_of_prompt(
 ) -> GenerationOptions:
     """The options for one prompt, with its size, its pictures and its negative prompt.
 
-    The size is the prompt's own, else the requested one, else the dataset's most frequent one. The
-    negative prompt is the prompt's own, else the requested one.
+    What the prompt itself does not state is taken from `options`, and a size that these do not
+    state, either, is the most frequent one in the dataset.
 
     Raises:
-        ValueError: no size was given, and the dataset card has none, or the network does not accept
-            this size.
+        ValueError: the size is unknown, as the dataset card lists none; or the network does not
+            accept the size or a negative prompt.
     """
     found = prompt.size(options, usual_size(opened.card))
     missing = [f"--{name}" for name, value in found.items() if value is None]
@@ -360,7 +370,6 @@ def options_of_prompt(
 
 
 def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str | None:
-    """A warning if a student is sampled otherwise than it was trained; else None."""
     warning = config.unlike_student(options.num_steps, options.sampler, options.guidance)
     learned = f"--num_steps {config.distill.steps} --sampler {config.distill.sampler}"
     return warning and f"{warning}; use {learned} --guidance 1"
@@ -369,7 +378,10 @@ def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str 
 def notes_on(
     opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]
 ) -> list[str]:
-    """Notes on generated pictures: unknown words, unused options, changed sizes."""
+    """Sentences for the user about unknown words, unused options and changed sizes.
+
+    They concern `prompts` and `options`.
+    """
     stride, options = opened.latent_stride, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)

@@ -1,4 +1,4 @@
-"""The program of generate_dit.py: prompts and a checkpoint -> picture and video files.
+"""The program of generate_dit.py: generates picture and video files from prompts.
 
 1. open_checkpoint  configuration, weights, text encoder and decoder of the run
 2. generate_opened  prompts -> uint8 pictures, packed together, divided over all processes
@@ -31,7 +31,7 @@ _QUIET_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the files into --output_dir; exit code 0."""
+    """Generates what the command line `argv` asks for into --output_dir; returns exit code 0."""
     known = parser()
     args = known.parse_args(with_file(sys.argv[1:] if argv is None else argv, known))
     options, loading = chosen(GenerationOptions, args), chosen(LoadOptions, args)
@@ -68,5 +68,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shown_progress() -> Track:
-    """Progress on stderr; steps below five seconds leave no line in a log."""
+    """Shows progress on stderr; what takes less than five seconds leaves no line in a log."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S)

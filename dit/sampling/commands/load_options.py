@@ -11,12 +11,12 @@ from dit.local_path import CheckpointPath, LocalPath
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """Options for opening weights: second network, adapters, precision and parallelism."""
+    """Options for opening networks: second network, adapters, precision and parallelism."""
 
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
     """The low-noise one of two experts (Wan 2.2), for levels below objective.level_range."""
     checkpoint_path_away: CheckpointPath | None = option(None, metavar="DIR")
-    """The network that guidance leads away from, which sees no caption (autoguidance)."""
+    """Weaker network without captions, from which guidance moves away (autoguidance)."""
     lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
     """File or folder of LoRA adapters, and their scale, such as x.safetensors:0.8; repeatable.
     (default scale: 1)"""
@@ -40,7 +40,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPlaces:
-    """Places of text encoder and VAE."""
+    """Options for where the text encoder and the VAE are."""
 
     t5_cache_dir: LocalPath | None = None
     """Hugging Face cache, or pipeline folder, with the text encoder."""

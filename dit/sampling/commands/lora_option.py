@@ -1,4 +1,4 @@
-"""Adapters from files (--lora), added to the weights of a network that generates."""
+"""Adds adapters from files (--lora) to the weights of a network that generates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _MOST_SCALE = 1000
 
 
 class ScaledFile(NamedTuple):
-    """A file or folder of adapters, and the factor that multiplies them."""
+    """A file or folder of adapters, and the factor by which they are multiplied."""
 
     place: Path
     scale: float
 
 
 def scaled_file(text: str, *, option: str) -> ScaledFile:
-    """The file and scale in a text FILE or FILE:SCALE.
+    """Splits FILE or FILE:SCALE into file and scale; the scale is 1 if missing.
+
+    `option` names the option in messages.
 
     Raises:
         ValueError: the scale is no number, or beyond 1000.
@@ -52,10 +54,10 @@ def add_adapters(
     option: str,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> None:
-    """Adds the sum of adapters to a loaded network; adapters with scale 0 have no effect.
+    """Adds the sum of the adapters in files to a loaded network.
 
-    Adapters of the checkpoint itself stay. `without_text_encoder` is as in `read_lora`. All ranks
-    call it.
+    `given` has texts FILE or FILE:SCALE; adapters with scale 0 have no effect, and those of the
+    checkpoint itself stay. `without_text_encoder` is as in `read_lora`. All ranks must call this.
 
     Raises:
         ValueError: a file cannot be read, or belongs to another network.

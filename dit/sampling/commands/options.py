@@ -1,4 +1,4 @@
-"""Options of `generate_dit.py`: dataclasses and their command line."""
+"""Options of `generate_dit.py`: dataclasses, and the parser of the command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PARTS = {
     "guidance_steps": "1 guides at all steps",
     "guidance_least_norm": "1 keeps what guidance makes",
 }
-"""Name of a guidance option in [0, 1] -> meaning of its values."""
+"""Options in [0, 1], and what their values mean."""
 _BESIDE_GUIDERS = {
     "guidance_rescale": 0,
     "guidance_steps": 1,
@@ -37,16 +37,17 @@ _BESIDE_GUIDERS = {
     "guidance_interval": None,
     "reference_guidance": 1,
 }
-"""Option that a guider does not use -> value without effect; None has no effect either."""
+"""Options that have no effect with --guider, and the values at which they are accepted; None is
+accepted for all of them."""
 _HAS_ITS_OWN = "has a rescaling and steps of its own; leave out"
 MOST_TOLD = 1000
 MOST_SAMPLES = 1_000_000
-"""Most samples of one call."""
+"""Most samples that one call generates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContentOptions:
-    """Options for the content of a picture or video besides its prompt, and for its size."""
+    """Options for the content of pictures and videos besides the prompt, and for their size."""
 
     negative_prompt: str = ""
     """Text of what the picture should not show. (default: none)"""
@@ -55,11 +56,11 @@ class ContentOptions:
     video: tuple[LocalPath, ...] = option((), metavar="FILE")
     """Clip shown in each video from --at_frame on (LTX-Video); repeatable."""
     at_frame: tuple[int, ...] = option((), metavar="N")
-    """Frame at which an --image or a --video begins: one for each image, then for each clip.
-    (default: 0)"""
+    """Frame of the video at which an --image or a --video begins, from 0: one for each image, then
+    for each clip. (default: 0)"""
     strength: tuple[float, ...] = option((), metavar="S")
-    """Strength from 0 to 1 of each --image and --video, as for --at_frame; 1 shows it unchanged.
-    (default: 1)"""
+    """Strength from 0 to 1 of each --image and --video, in the order of --at_frame; 1 shows it
+    unchanged. (default: 1)"""
     condition_noise: float = 0.0
     """Noise added at each step to pictures and clips of strength 1, times the square of the noise
     level; 0.15 in Diffusers' LTXConditionPipeline. (default: %(default)s)"""
@@ -101,7 +102,7 @@ class SamplerOptions:
     """Noise levels with guidance: sigma for EDM, t for flow matching. (default: all)"""
     reference_guidance: float | None = None
     """Scale i in none + i (references - none) + g (both - references), for networks whose guidance
-    also leads away from samples without references; at most 1: none + g (both - none). (default:
+    also moves away from samples without references; at most 1: none + g (both - none). (default:
     that of the run, validation.reference_guidance: 1)"""
     guidance_rescale: float = 0.0
     """Guidance rescale phi, 0 to 1: 1 restores the standard deviation without guidance. (default:
@@ -176,7 +177,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
 
 
 def check_count(name: str, value: int, *, most: int) -> None:
-    """Raises an error if a count is out of range.
+    """Checks the value of the option `name`, a count.
 
     Raises:
         ValueError: the value is below 1 or above `most`.
@@ -186,7 +187,7 @@ def check_count(name: str, value: int, *, most: int) -> None:
 
 
 def check_seed(seed: int, *, count: int) -> None:
-    """Raises an error if torch would refuse the seed of one of `count` samples.
+    """Checks that torch accepts the seeds of `count` samples, from `seed` on.
 
     Raises:
         ValueError: the seed is too small or too large.
@@ -209,7 +210,7 @@ class _CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _PromptOptions:
-    """Sources of prompts, of which one is given."""
+    """The prompts, or a file of them; exactly one of both must be given."""
 
     prompt: tuple[str, ...] | None = None
     """Text of the picture; repeatable."""

@@ -1,7 +1,7 @@
-"""The YAML file of options of `generate_dit.py` -> arguments of its command line.
+"""Reads the YAML file of options of `generate_dit.py` as arguments of its command line.
 
-The command line takes precedence over the file. Generation files of AutoModel are read as well, for
-keys that have an option of ours; so are these keys on the command line.
+The command line takes precedence over the file. Generation files of AutoModel are read as well, if
+we have an option for each of their keys; these keys are also accepted on the command line.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
-    """The arguments in the file of `--config`, then those of the command line.
+    """The arguments in the file of `--config`, if there is one, then those in `argv`.
+
+    Options in the file that `argv` also sets are left out.
 
     Raises:
-        ValueError: names the file, the key and its allowed values.
+        ValueError: a key or value of the file is not allowed; names the file, the key and what is.
     """
     for token in argv:
         _refuse_lightricks(token.partition("=")[0], token)
@@ -85,10 +87,10 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
 
 
 def _refuse_lightricks(option: str, shown: str) -> None:
-    """Raises an error for an option that only Lightricks' own pipeline of LTX-Video has.
+    """Refuses an option that only Lightricks' own pipeline of LTX-Video has.
 
     Raises:
-        ValueError: names it, as `shown`, and its effect.
+        ValueError: the option exists only there; names it as `shown`, and its effect.
     """
     name = option.replace("-", "_")
     for start, what in _LIGHTRICKS.items():
@@ -100,14 +102,12 @@ def _refuse_lightricks(option: str, shown: str) -> None:
 
 
 def _in_our_words(token: str) -> str:
-    """`token` with AutoModel's name of an option replaced by ours."""
     name, equals, value = token.partition("=")
     ours = _AUTOMODEL.get(name.removeprefix("--")) if name.startswith("--") else None
     return token if ours is None else f"--{ours}{equals}{value}"
 
 
 def _instead_of(action: argparse.Action) -> set[str]:
-    """Arguments that override this option; --prompt and --prompts_file override each other."""
     if {"--prompt", "--prompts_file"} & set(action.option_strings):
         return {"--prompt", "--prompts_file"}
     return set(action.option_strings)
@@ -118,7 +118,11 @@ def _shown(value: Any) -> str:
 
 
 def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
-    """(key, value, file:line) of every setting; keys of AutoModel's groups have dots."""
+    """Yields (key, value, "file:line") of every setting; keys of AutoModel's groups have dots.
+
+    Raises:
+        ValueError: the file cannot be read, or is no mapping.
+    """
     try:
         with path.open("rb") as file:
             document = parse_yaml(file.read(MOST_BYTES + 1))
@@ -139,7 +143,9 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
 
 
 def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
-    """The command-line arguments for one setting of the file.
+    """The command-line arguments for a setting `name` of the file with the value `value`.
+
+    `named` is the setting in messages.
 
     Raises:
         ValueError: the option takes another type or number of values.

@@ -5,7 +5,7 @@
 3. rank          number of training pictures of other captions that are closer than the right one
 4. evenness      remaining noise where the right picture has one colour
 
-If several training pictures have the caption, the right one is the closest. Only pictures of the
+The right picture is the closest of the training pictures with the caption. Only pictures of the
 same size are compared: the fewer there are, the more results are right by chance, which is printed
 with the result. A pixel of the right picture is even if the 5 x 5 pixels around it, within the
 picture, have one colour (to 2 of 255 levels). The deviation is the root of the mean of (generated -
@@ -76,7 +76,7 @@ class PictureScore:
 
 
 def training_pictures(folder: Path, decoder: Codec) -> Pictures:
-    """All pictures of the training split, decoded.
+    """All single pictures in the training split of the dataset in `folder`, decoded.
 
     Raises:
         ValueError: the split has no pictures.
@@ -96,7 +96,10 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
 
 
 def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
-    """Indices of `count` training pictures, with different captions if there are enough."""
+    """Indices of `count` training pictures, drawn at random by `seed`.
+
+    Their captions differ if there are enough distinct ones.
+    """
     numbers = random.Random(seed).sample(range(len(pictures.captions)), len(pictures.captions))
     seen = set[str]()
     again = [bool(pictures.captions[n] in seen or seen.add(pictures.captions[n])) for n in numbers]
@@ -104,7 +107,10 @@ def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
 
 
 def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
-    """Distance, squared, of `made_HW3` to each training picture, [M]; infinite for other sizes."""
+    """The squared distance of `made_HW3` to each training picture, [M].
+
+    It is infinite for pictures of another size.
+    """
     made = made_HW3.astype(np.float64)
     return np.array(
         [
@@ -115,7 +121,11 @@ def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
 
 
 def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[int, int]:
-    """(index of the right training picture, number of closer pictures of other captions)."""
+    """The index of the right training picture for a generated one, and the rank of the right one.
+
+    The right picture is the closest with this caption. Its rank is the number of pictures with
+    other captions that are closer.
+    """
     distance_M = distances(made_HW3, pictures)
     own_M = np.array([one == caption for one in pictures.captions])
     right = int(np.where(own_M, distance_M, np.inf).argmin())
@@ -134,7 +144,7 @@ def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> 
 
 
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
-    """Mask [H, W] of pixels whose 5 x 5 surroundings have one colour.
+    """A mask [H, W] of the pixels whose 5 x 5 surroundings have one colour.
 
     At the edge of the picture the surroundings are smaller.
     """
@@ -143,7 +153,7 @@ def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
 
 
 def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
-    """The pixels around each pixel, [H, W, (2 reach + 1)², 3]; edges are repeated outside."""
+    """The pixels around each pixel, [H, W, (2 reach + 1)², 3]; pixels at edges are repeated."""
     padded_HW3 = np.pad(picture_HW3, ((reach, reach), (reach, reach), (0, 0)), "edge")
     side = (2 * reach + 1,) * 2
     windows = np.lib.stride_tricks.sliding_window_view(padded_HW3, side, axis=(0, 1))
@@ -151,7 +161,11 @@ def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
 
 
 def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) -> np.ndarray:
-    """Squares of deviation and noise [E, 2] for each even pixel and colour."""
+    """The squared deviation and the squared noise [E, 2], for each even pixel and colour.
+
+    The deviation is generated - right; the noise is that of the generated pixel from the mean of
+    the 3 x 3 pixels around it, on a scale of 0 to 1.
+    """
     made, right = made_HW3 / 255, right_HW3 / 255
     # White noise of variance 1 keeps 8/9 of it when the mean of nine pixels is taken away.
     noise_HW3 = (made - _around(made, 1).mean(2)) * (9 / 8) ** 0.5
@@ -160,7 +174,7 @@ def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) 
 
 
 def score(made: Sequence[np.ndarray], captions: Sequence[str], pictures: Pictures) -> PictureScore:
-    """The score of pictures [H, W, 3] that were generated for `captions`."""
+    """The score of the pictures [H, W, 3] in `made`, which were generated for `captions`."""
     ranks, errors, on_white = list[int](), list[np.ndarray](), list[np.ndarray]()
     even, chances = list[float](), list[list[float]]()
     for made_HW3, caption in zip(made, captions, strict=True):
@@ -200,7 +214,7 @@ def _root_mean(errors: Sequence[np.ndarray]) -> tuple[float | None, float | None
 
 
 def draw_pairs(pairs: Sequence[tuple[np.ndarray, np.ndarray]], path: Path) -> None:
-    """Writes a sheet of pictures: the first of each pair above the second, pixel by pixel."""
+    """Writes a sheet of pictures to `path`: the first of each pair above the second one."""
     shape = np.max([one.shape[:2] for pair in pairs for one in pair], axis=0)
     times = max(1, -(-_CELL // int(shape.max())))
     height, width = (int(side) * times + 2 for side in shape)
@@ -249,9 +263,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Generates pictures for captions and prints their score.
+    """Generates pictures for captions of the training data and prints their score.
 
-    Exit code 0, or 1 if fewer are right, or more noise is left, than options demand.
+    Returns exit code 0, or 1 if fewer pictures are right, or more noise is left, than options
+    demand.
     """
     args = parser().parse_args(argv)
     check_count("count", args.count, most=MOST_SAMPLES)
@@ -291,7 +306,10 @@ def conclude(
     *,
     guidance: float,
 ) -> int:
-    """Prints the result, writes evaluation.json and a picture, and returns the exit code."""
+    """Prints the score of the pictures in `made`, writes evaluation.json and a sheet of pairs.
+
+    Returns the exit code: 1 if fewer pictures are right, or more noise is left, than `args` demand.
+    """
     console, folder = Console(), report_folder(args)
     result = score(made, captions, pictures)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
@@ -314,7 +332,7 @@ def conclude(
 
 
 def lines(result: PictureScore, *, guidance: float) -> list[str]:
-    """The score as sentences."""
+    """Lines of text that state the score for the user."""
     among = f"of {result.training_pictures:,} training pictures, as far as they have its size"
     said = [
         f"{counted(result.samples, 'caption')} of training pictures, guidance {guidance:g}",

@@ -1,4 +1,4 @@
-"""Video files -> their pictures, rotated upright as in data_prep."""
+"""Reads the pictures of video files, turned upright as in data_prep."""
 
 # F 3 H W pictures of a clip, colours, rows and columns
 
@@ -21,24 +21,25 @@ from dit.system_errors import explained
 
 
 def is_video(file: str) -> bool:
-    """Whether the name of `file` has a video's ending."""
+    """Whether the name of `file` ends like that of a video."""
     return Path(file).suffix.lower() in ENDINGS
 
 
 def check_video(file: str, *, option: str) -> None:
-    """Refuses a `file` whose name has no video's ending.
+    """Checks that the name of `file` ends like that of a video; `option` named the file.
 
     Raises:
-        ValueError: names the option and the endings.
+        ValueError: the name has no ending of a video.
     """
     if not is_video(file):
         raise ValueError(f"{option} {file} has no ending of a video ({', '.join(sorted(ENDINGS))})")
 
 
 def read_clip(file: str, size: Size, *, option: str, place: Placement | None = None) -> Tensor:
-    """At most the first F pictures [F, 3, H, W] of a video, in [-1, 1]; `size` is (F, H, W).
+    """The first F pictures of a video, or all if it has fewer, [F, 3, H, W] in [-1, 1].
 
-    They are resized as by `read_picture`, or by `place`, which must have this size.
+    `size` is (F, H, W). Pictures are resized as by `read_picture`, or by `place`, which must result
+    in this size.
 
     Raises:
         ValueError: the file is missing, or is no video.
@@ -57,7 +58,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
     """The first picture of the video `file`, at its own size.
 
     Raises:
-        ValueError: as `read_clip`.
+        ValueError: the file is missing, or is no video.
     """
     with _pictures(file, option) as pictures:
         found = next(pictures, None)
@@ -67,12 +68,12 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 
 
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
-    """A notice that a video has fewer frames than the sample; empty if it has enough.
+    """A notice if a video has fewer frames than the sample (`frames`); empty if it has enough.
 
-    The VAE encodes `stride` n + 1 frames.
+    The VAE encodes `stride` * n + 1 frames.
 
     Raises:
-        ValueError: as `read_clip`.
+        ValueError: the file is missing, or is no video.
     """
     with _pictures(file, option) as pictures:
         found = sum(1 for _ in islice(pictures, frames))

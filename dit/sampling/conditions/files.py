@@ -1,7 +1,7 @@
-"""Files of conditions, given at certain frames of a video, and their latents.
+"""Reads the pictures and clips that are given at certain frames of a video, as latents.
 
-They are the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`. A
-single picture at frame 0 is the given first frame of `given_pictures` instead.
+They come from the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`.
+A single picture at frame 0 is the first frame in `given_pictures` instead.
 """
 
 # F H W frames, rows and columns, of pixels or of a latent
@@ -21,20 +21,20 @@ from dit.sampling.latent_sizes import Size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionFile:
-    """A condition's file, first frame in the video, and strength."""
+    """The file of a condition, the frame at which it begins, and its strength."""
 
     option: str
     """Option of the command line that named the file."""
     file: str
     frame: int
-    """First pixel frame in the video."""
+    """Frame of the generated video at which it begins, from 0."""
     strength: float
 
     def check(self, frames: int) -> None:
-        """Refuses a condition that begins outside a video of `frames` frames.
+        """Checks that the condition begins inside a video of `frames` frames.
 
         Raises:
-            ValueError: names the option.
+            ValueError: the condition begins outside the video.
         """
         if not 0 <= self.frame < frames:
             raise ValueError(
@@ -43,9 +43,9 @@ class ConditionFile:
             )
 
     def latent(self, decoder: Any, rules: ConditionRules, size: Size) -> Condition:
-        """The condition as a latent; a clip is cut to 8n + 1 frames that fit into the video.
+        """Encodes the condition; a clip is cut to 8n + 1 frames that fit into the video.
 
-        `size` is that of the video, in pixels.
+        `size` is that of the video: frames, height, width in pixels.
 
         Raises:
             ValueError: there is no VAE, or the file is no picture or video.
@@ -69,10 +69,11 @@ class ConditionFile:
 
 
 def condition_files(options: Any) -> tuple[ConditionFile, ...]:
-    """The conditions among the options of generation; empty for a single first frame.
+    """The conditions in the generation options `options`; empty for a single first frame.
 
     Raises:
-        ValueError: the numbers of options do not match, or a strength is out of range.
+        ValueError: the numbers of files, frames and strengths do not match, or a strength is out of
+            range.
     """
     images, videos = options.image, options.video
     files = [("--image", file) for file in images] + [("--video", file) for file in videos]

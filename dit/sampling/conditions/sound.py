@@ -1,8 +1,8 @@
-"""A video and its sound as one state of a sampler, and what of both is given.
+"""Treats a video and its sound as one state of a sampler, of which parts may be given.
 
-All streams of a pack are one row of tokens: latents, then sound. Solvers act on each number by the
-level of its sample, so that the streams need no solver of their own; the columns that the narrower
-one lacks are zeros throughout.
+All streams of a pack form one sequence of tokens: latents, then sound. Solvers treat each number by
+the noise level of its sample, so one solver serves both streams; features that the narrower stream
+lacks are zeros throughout.
 """
 
 # T tokens of all streams, C the widest of their features, N samples, M level rows
@@ -33,17 +33,22 @@ from dit.sampling.ode_solvers import Network
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundRequest:
-    """The sound of a video to generate, and what of both is given."""
+    """The sound of a video to generate, and the parts of sound and video that are given."""
 
     frames: int
-    """Latent frames; 0: it has no sound."""
+    """Latent frames of the sound; 0: the video has no sound."""
     given_KA: Tensor | None = None
-    """Its first frames, or all of them, without noise."""
+    """The first latent frames of the sound, or all of them, without noise; None: all are generated.
+    """
     given_CFHW: Tensor | None = None
-    """The first latent frames of the video, or all of them, likewise."""
+    """The first latent frames of the video, or all of them, without noise; None: all are generated.
+    """
 
     def inputs(self, model: ModelConfig) -> dict[str, Tensor]:
-        """The latent of the sound by the name of the input, zeros where it is generated."""
+        """The sound's latent [K, A] by its name as an input, zeros where it is generated.
+
+        Empty if there is no sound.
+        """
         widths = [one.width for one in family_of(model).inputs(model) if one.name == SOUND]
         if not self.frames or not widths:
             return {}
@@ -53,7 +58,7 @@ class SoundRequest:
         return {SOUND: sound_KA}
 
     def video(self, blank_CFHW: Tensor) -> Tensor:
-        """The latent of the video, zeros where it is generated."""
+        """The latent of the video: `blank_CFHW`, with given frames in place of the first ones."""
         if self.given_CFHW is None:
             return blank_CFHW
         frames = self.given_CFHW.shape[1]
@@ -61,7 +66,10 @@ class SoundRequest:
 
 
 def sound_frames(model: ModelConfig, *, frames: int, fps: float) -> int:
-    """Latent frames of the sound of a video of so many pictures; 0 where the network has none."""
+    """Latent frames of the sound of a video with `frames` pictures at `fps` a second.
+
+    0 for a network without sound, and for a single picture.
+    """
     inputs = {one.name: one for one in family_of(model).inputs(model)}
     if SOUND not in inputs or frames == 1 or not math.isfinite(fps):
         return 0
@@ -69,7 +77,7 @@ def sound_frames(model: ModelConfig, *, frames: int, fps: float) -> int:
 
 
 def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]) -> PatchLayout:
-    """The layout of packs in which sound or frames of these requests may be given."""
+    """`layout`, with room for given sound or frames if any of `sounds` has them."""
     given = [one for one in sounds if one is not None]
     if not any(one.given_KA is not None or one.given_CFHW is not None for one in given):
         return layout
@@ -79,7 +87,10 @@ def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]
 def with_given(
     batch: PackedBatch, sounds: Sequence[SoundRequest | None], layout: PatchLayout
 ) -> PackedBatch:
-    """The pack in which what is given of each sample has no noise."""
+    """The pack `batch`, in which the given part of each sample has no noise.
+
+    `sounds` has an entry for each sample.
+    """
     frames, heard = [0] * len(sounds), [0] * len(sounds)
     for n, one in enumerate(sounds):
         if one is not None and one.given_KA is not None:
@@ -96,7 +107,7 @@ def with_given(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointStreams:
-    """The tokens of all streams of a pack in one row, as solvers see them."""
+    """The tokens of all streams of a pack in one sequence, as solvers see them."""
 
     pack: PackedBatch
     row: PackedBatch
@@ -114,12 +125,15 @@ class JointStreams:
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
-        """Tokens and features of each stream."""
+        """(tokens, features) of each stream, by its name."""
         of_streams = self.pack.streams.items()
         return {name: (s.latent_TC.shape[0], s.latent_TC.shape[1]) for name, s in of_streams}
 
     def noise(self, of_latents_TC: Tensor, seeds: Sequence[int]) -> Tensor:
-        """Standard normal noise [T, C]: that of the latents, and of sound by the same seeds."""
+        """Standard normal noise [T, C] for both streams.
+
+        `of_latents_TC` is that of the latents; the noise of the sound is drawn by the same `seeds`.
+        """
         sound = self.pack.others[SOUND]
         drawn = [
             torch.randn(tokens, sound.latent_TC.shape[1], generator=_generator(seed))
@@ -129,13 +143,13 @@ class JointStreams:
         return _side_by_side([of_latents_TC, noise_TC])
 
     def apart(self, state_TC: Tensor) -> dict[str, Tensor]:
-        """The part of each stream in a state [T, C]."""
+        """Splits a state [T, C] into the part of each stream, by its name."""
         tokens = [tokens for tokens, _ in self.sizes.values()]
         parts = zip(self.sizes.items(), state_TC.split(tokens), strict=True)
         return {name: part[:, :features] for (name, (_, features)), part in parts}
 
     def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:
-        """The model as a function of the state of all streams, at one level for each sample."""
+        """`model` as a function of the state of all streams, at one noise level for each sample."""
 
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             parts, others = self.apart(with_given_tokens(input_TC, self.row)), {}
@@ -150,7 +164,7 @@ class JointStreams:
         return run
 
     def sounds(self, state_TC: Tensor) -> list[Tensor | None]:
-        """The latent [K, A] of each sample's sound in a state; None where it has none."""
+        """The latent [K, A] of each sample's sound in `state_TC`; None if there is no sound."""
         sound = self.pack.others[SOUND]
         rows_TC = with_given_tokens(self.apart(state_TC)[SOUND], sound)
         spans = zip(sound.starts, sound.num_tokens, strict=False)
@@ -158,13 +172,13 @@ class JointStreams:
 
 
 def _generator(seed: int) -> torch.Generator:
-    """A generator of sound: not that of the latents of the same seed."""
+    """A generator for sound, whose numbers differ from those of latents with the same seed."""
     mixed = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(1, np.uint64)
     return torch.Generator("cpu").manual_seed(int(mixed[0]))
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several widths, one part after the other, filled up with zeros."""
+    """Concatenates `parts` [T, C] along tokens; narrower ones are filled up with zeros."""
     widest = max(part.shape[1] for part in parts)
     return torch.cat([pad(part, (0, widest - part.shape[1])) for part in parts])
 
@@ -172,10 +186,11 @@ def _side_by_side(parts: Sequence[Tensor]) -> Tensor:
 def check_sound(
     sounds: Sequence[Any], model: ModelConfig, *, sampler: Sampler, rescale: float, guider: bool
 ) -> None:
-    """Refuses what samplers of one stream alone can.
+    """Checks that settings of the sampler can be used for a network with sound.
 
     Raises:
-        ValueError: the network has no sound; or a sampler or guidance does not go with it.
+        ValueError: sound is asked of a network without it; or the sampler, guidance rescale or a
+            guider is for networks with one stream of tokens.
     """
     if not has_sound(model):
         if any(one is not None for one in sounds):

@@ -44,16 +44,16 @@ class Condition:
     latent_CFHW: Tensor
     """The condition's latent, whitened, with the rows and columns of the video's."""
     frame: int = 0
-    """First pixel frame in the video."""
+    """Frame of the video at which the condition begins, in pixel frames from 0."""
     strength: float = 1.0
     """Strength, above 0 and at most 1: 1 shows the condition unchanged."""
 
     def own_tokens(self, rules: ConditionRules) -> Tensor | None:
-        """The latent [C, F, H, W] that becomes additional tokens; None at frame 0."""
+        """The latent frames [C, F, H, W] that become additional tokens; None at frame 0."""
         return self.latent_CFHW[:, : rules.prefix_frames] if self.frame else None
 
     def mixed_in(self, rules: ConditionRules) -> tuple[int, Tensor]:
-        """The first latent frame to mix into, and the latents [C, F, H, W] to mix in."""
+        """(latent frame at which to begin, latents [C, F, H, W]) to mix into the noise."""
         if self.frame == 0:
             return 0, self.latent_CFHW
         prefix = rules.prefix_frames
@@ -61,14 +61,14 @@ class Condition:
 
 
 def own_latents(conditions: Sequence[Condition], rules: ConditionRules) -> dict[str, Tensor]:
-    """The latents of conditions that become additional tokens, by names of inputs."""
+    """The latent frames of `conditions` that become additional tokens, by name of an input."""
     found = [one.own_tokens(rules) for one in conditions]
     there = [latent for latent in found if latent is not None]
     return {_NAME.format(number): latent for number, latent in enumerate(there)}
 
 
 def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]]) -> PatchLayout:
-    """The layout of samples with `conditions` of their own, which become tokens."""
+    """The layout of samples whose `conditions` become additional tokens."""
     rules, layout = family_of(config.model).conditions(config.model), PatchLayout.of(config)
     if rules is None:
         return layout
@@ -80,15 +80,15 @@ def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionTokens:
-    """Effect of conditions on each token of a pack; tokens of strength 0 are unaffected."""
+    """The effect of conditions on each token of a pack; a token of strength 0 has no condition."""
 
     given_TC: Tensor
-    """Part of the initial state that comes from conditions."""
+    """What conditions add to the initial state, [T, C]."""
     noise_T1: Tensor
-    """Factor of the noise in the initial state."""
+    """Factor of the noise in the initial state, [T, 1]."""
     strength_T1: Tensor
     rows: tuple[tuple[int, float], ...]
-    """(sample, strength) of each level row after the samples' rows."""
+    """(sample, strength) of each row that is appended to the table of noise levels."""
 
     def to(self, device: torch.device) -> ConditionTokens:
         each = (self.given_TC, self.noise_T1, self.strength_T1)
@@ -96,7 +96,10 @@ class ConditionTokens:
         return replace(self, given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1)
 
     def told(self, level_N: Tensor, path: SamplingPath) -> Tensor:
-        """Timesteps of the conditions' tokens, as level rows after the samples' rows."""
+        """Timesteps of the rows that conditions append to the table of noise levels.
+
+        `level_N` has the timesteps of the samples.
+        """
         most = torch.tensor([1 - strength for _, strength in self.rows], dtype=torch.float64)
         most_R = path.network_level(most).to(level_N)
         return torch.minimum(level_N[[sample for sample, _ in self.rows]], most_R)
@@ -109,9 +112,10 @@ def placed(
     model: ModelConfig,
     layout: PatchLayout,
 ) -> tuple[PackedBatch, PackedBatch, ConditionTokens | None]:
-    """A pack, and the pack of its negative prompts, both with the samples' conditions.
+    """A pack, and the pack of its negative prompts, with the samples' conditions applied to both.
 
-    Both already have the tokens of `own_latents`, at the positions of references.
+    Both already have the tokens of `own_latents`, at the positions of references. The third value
+    is the conditions' effect on tokens; None without conditions.
     """
     rules = family_of(model).conditions(model)
     if rules is None or not any(conditions):
@@ -173,23 +177,23 @@ def _cut(latent_CFHW: Tensor, layout: PatchLayout) -> tuple[tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionedSteps:
-    """Sampling steps of videos with conditions."""
+    """What conditions change at the steps of a sampler."""
 
     tokens: ConditionTokens
     batch: PackedBatch
     seeds: Sequence[int]
     noise: float
-    """Noise added at each step to tokens of strength 1, divided by the square of the level."""
+    """Factor of the noise that tokens of strength 1 get at each step, times the squared level."""
     steps: StepLevels
     noise_SN: Tensor
-    """Noise levels of the schedule."""
+    """Noise levels of the schedule for each of the S steps and N samples."""
 
     def start(self, noise_TC: Tensor) -> Tensor:
-        """The initial state, from standard normal noise."""
+        """The initial state of the sampler, from standard normal noise."""
         return self.tokens.noise_T1 * noise_TC + self.tokens.given_TC
 
     def seen(self, state_TC: Tensor, step: int) -> Tensor:
-        """Network input at a step: tokens of strength 1 get a little noise."""
+        """The network's input at step number `step`: tokens of strength 1 get a little noise."""
         if self.noise == 0:
             return state_TC
         t_T1 = per_token(self.noise_SN[step], self.batch)
@@ -213,7 +217,7 @@ class ConditionedSteps:
 
 
 def step_noise(batch: PackedBatch, seeds: Sequence[int], step: int) -> Tensor:
-    """Standard normal noise [T, C] of a step, determined by each sample's seed."""
+    """Standard normal noise [T, C] for step number `step`, determined by each sample's seed."""
     mixed = (np.random.SeedSequence((seed % 2**64, step)) for seed in seeds)
     drawn = [int(one.generate_state(1, np.uint64)[0]) >> 1 for one in mixed]
     return initial_noise(batch, drawn)

@@ -1,4 +1,4 @@
-"""Samples at each validation of a training run, and their quality.
+"""Generates samples at each validation of a training run, and measures their quality.
 
 requests           the samples to generate: `ValidationRequest`s for captions of held-out samples
 prompt_requests    requests for the prompts of a file, with given pictures

@@ -3,8 +3,8 @@
     FILE.pt   TorchScript: uint8 [N, 3, H, W] in, [N, D] out, as the Inception of FID's authors
     FOLDER    a vision model of Transformers; CLIP and SigLIP also give features of captions
 
-Neither contains Python code, so a configuration file cannot run code. FID, KID and CLIP score, from
-features of generated and real pictures, are pure torch.
+Neither contains Python code, so a configuration file cannot run code. FID, KID and CLIP score are
+computed in torch from features of generated and real pictures.
 """
 
 # N pictures, D features; H W 3 rows, columns, colours
@@ -23,10 +23,10 @@ from dit.system_errors import explained
 
 
 class FeatureExtractor:
-    """Feature network that stays on the CPU and moves to `device` only while it computes."""
+    """A network that computes features; it is on `device` only meanwhile, and else on the CPU."""
 
     def __init__(self, name: str, device: torch.device):
-        """Opens the network `name`.
+        """Opens the network `name`, a TorchScript file or a folder of Transformers.
 
         Raises:
             ValueError: the file or folder does not exist, or holds no such network.
@@ -53,7 +53,7 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def pictures(self, firsts: Sequence[np.ndarray]) -> Tensor:
-        """Features [N, D] of uint8 pictures [H, W, 3] of any sizes, on the CPU."""
+        """Features [N, D], on the CPU, of uint8 pictures [H, W, 3], whose sizes may differ."""
         self.network.to(self.device)
         found = [self._picture(picture_HW3) for picture_HW3 in firsts]
         self.network.to("cpu")
@@ -70,14 +70,14 @@ class FeatureExtractor:
 
     @torch.no_grad()
     def captions(self, texts: Sequence[str]) -> Tensor:
-        """Features [N, D] of texts, on the CPU, by a network with `reads_captions`."""
+        """Features [N, D] of `texts`, on the CPU; only for networks with `reads_captions`."""
         given = self.processor(text=list(texts), return_tensors="pt", padding=True, truncation=True)
         found = self.network.get_text_features(**given)
         return torch.stack([_vector(one[None]) for one in getattr(found, "pooler_output", found)])
 
 
 def _vector(answer: Any) -> Tensor:
-    """One row of features from the output of a Transformers model, in any of its forms."""
+    """The features [D] in `answer`, the output of a Transformers model for one sample."""
     if not isinstance(answer, Tensor):
         pooled = getattr(answer, "pooler_output", None)
         answer = pooled if pooled is not None else answer.last_hidden_state.mean(1)
@@ -85,9 +85,10 @@ def _vector(answer: Any) -> Tensor:
 
 
 def frechet_distance(one_ND: Tensor, other_ND: Tensor) -> float:
-    """FID (arXiv:1706.08500, Eq. 6): the distance between Gaussians with the moments of the sets.
+    """FID (arXiv:1706.08500, Eq. 6) of two sets of features [N, D].
 
-    It is biased: compare only sets of equal size, with many more pictures than features.
+    It is the distance between Gaussians with the moments of the sets. It is biased: compare only
+    sets of equal size, with many more pictures than features.
 
     Raises:
         ValueError: a set has fewer than two pictures.
@@ -97,7 +98,7 @@ def frechet_distance(one_ND: Tensor, other_ND: Tensor) -> float:
 
 
 def gaussian_distance(mean_D: Tensor, cov_DD: Tensor, other_D: Tensor, other_DD: Tensor) -> float:
-    """The distance between two Gaussians, |m - m'|² + tr(C + C' - 2 (C C')^½)."""
+    """Distance of two Gaussians by mean and covariance: |m - m'|² + tr(C + C' - 2 (C C')^½)."""
     values_D, vectors_DD = torch.linalg.eigh(cov_DD.double())
     root_DD = vectors_DD * values_D.clamp(min=0).sqrt() @ vectors_DD.T
     # C C' has the same eigenvalues as the symmetric C^½ C' C^½: they are real and not negative.
@@ -107,7 +108,9 @@ def gaussian_distance(mean_D: Tensor, cov_DD: Tensor, other_D: Tensor, other_DD:
 
 
 def kernel_distance(one_ND: Tensor, other_ND: Tensor) -> float:
-    """KID (arXiv:1801.01401, Sec. 3): unbiased squared MMD under the kernel (x y / D + 1)³.
+    """KID of two sets of features [N, D] (arXiv:1801.01401, Sec. 3).
+
+    It is the unbiased squared MMD under the kernel (x y / D + 1)³.
 
     Raises:
         ValueError: a set has fewer than two pictures.
@@ -126,7 +129,10 @@ def kernel_distance(one_ND: Tensor, other_ND: Tensor) -> float:
 
 
 def clip_score(picture_ND: Tensor, caption_ND: Tensor) -> float:
-    """Mean of 100 max(cosine, 0) over pictures with their captions (arXiv:2104.08718, w = 100)."""
+    """CLIP score, the mean of 100 max(cosine, 0) over pictures with their captions.
+
+    Both are features [N, D] (arXiv:2104.08718, with w = 100).
+    """
     cosine_N = torch.cosine_similarity(picture_ND.double(), caption_ND.double())
     return float(100 * cosine_N.clamp(min=0).mean())
 
@@ -138,7 +144,11 @@ def _moments(features_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(*sets: Tensor) -> None:
-    """Refuses features [N, D] of fewer than two pictures, which have no spread."""
+    """Checks that each set of features [N, D] is of at least two pictures, else it has no spread.
+
+    Raises:
+        ValueError: a set has fewer.
+    """
     for features_ND in sets:
         if len(features_ND) < 2:
             raise ValueError(

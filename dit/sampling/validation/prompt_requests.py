@@ -1,7 +1,7 @@
-"""Prompts of a file, with their given pictures -> requests for each validation.
+"""Turns the prompts of a file, with their pictures, into requests for each validation.
 
 1. check_prompts       the pictures of prompts, checked before anything is encoded
-2. _encode             texts, together with pictures that the encoder sees
+2. _encode             texts, together with pictures that the encoder reads
 3. _request_of_prompt  pictures, encoded by the VAE at the size of the sample
 """
 
@@ -37,7 +37,7 @@ from dit.train.train_state import TrainState
 
 
 class _OfData(Protocol):
-    """Interface that a training run and a dry run share."""
+    """What these functions read of a training run, or of a dry run in its place."""
 
     @property
     def config(self) -> RunConfig: ...
@@ -47,7 +47,7 @@ class _OfData(Protocol):
 
 
 def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPrompts:
-    """Encodes all prompts with their pictures, and opens the decoder if there is one.
+    """Encodes all prompts with their pictures, and looks for the decoder of the data.
 
     Raises:
         ValueError: the text encoder of the data, a size or a picture is missing.
@@ -65,7 +65,7 @@ def prepare_prompts(run: TrainState, prompts: Sequence[Prompt]) -> PreparedPromp
 
 
 def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures]:
-    """The pictures of all prompts, after their sizes were checked.
+    """The pictures of each prompt, after sizes and pictures were checked.
 
     Raises:
         ValueError: the data do not name their text encoder, or a size or a picture is missing.
@@ -80,10 +80,10 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures
 
 
 def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
-    """Pictures of a prompt of the file, checked for the network and for readability.
+    """The pictures of a prompt, which can be read and which the network takes.
 
     Raises:
-        ValueError: names the prompt, and the picture that is missing, damaged or too many.
+        ValueError: a picture is missing, damaged or too many.
     """
     model, (frames, height, width) = run.config.model, _size(prompt, run)
     # Of the size that the pictures of the data have, which data_prep wrote into the card.
@@ -101,10 +101,11 @@ def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
 
 
 def check_encoder(run: _OfData, given: Sequence[GivenPictures]) -> None:
-    """Opens the text encoder without its weights: only configuration and tokenizer.
+    """Checks that the text encoder of the data is on this machine, without loading its weights.
 
     Raises:
-        ValueError: as `_checked_encoder`.
+        ValueError: it is not, is not the encoder that the network reads, or needs pictures that are
+            missing.
     """
     if asked := _asked(run.config.validation):
         encoder = _checked_encoder(run, given)
@@ -136,7 +137,6 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
 
 
 def _asked(validation: ValidationConfig) -> str:
-    """The given options that need the text encoder, as text for errors."""
     asking = {
         "prompts_file": validation.prompts_file,
         "negative_prompt": validation.negative_prompt,
@@ -151,7 +151,10 @@ def _negative(prompt: Prompt, validation: ValidationConfig) -> str:
 def _encode(
     prompts: Sequence[Prompt], given: Sequence[GivenPictures], run: TrainState
 ) -> tuple[Texts, list[PromptTexts]]:
-    """Texts without a picture (empty text, common negative prompt), and texts of each prompt.
+    """Encodes texts without a picture by text, and both texts of each prompt.
+
+    The former are the empty text, and negative prompts. Without an option that needs the text
+    encoder, only the null text of the run is returned.
 
     Raises:
         ValueError: the text encoder of the data is not on this machine, or needs pictures that are
@@ -188,7 +191,10 @@ def _encode(
 
 @contextmanager
 def _encoder_is_here(asked: str) -> Iterator[None]:
-    """A context that adds a remedy to errors of a text encoder."""
+    """Adds to a ValueError inside the context how to make the text encoder available.
+
+    `asked` names the options that need it.
+    """
     try:
         yield
     except ValueError as error:
@@ -202,10 +208,10 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
 def _check_pictures(
     encoder: TextEncoder, given: Sequence[GivenPictures], validation: ValidationConfig
 ) -> None:
-    """Refuses missing pictures that the text encoder would need.
+    """Checks that the pictures that the text encoder reads with a text are given.
 
     Raises:
-        ValueError: names the prompt, or the option.
+        ValueError: a picture is missing; names the prompt, or the option.
     """
     for pictures in given:
         pictures.check_seen_by(encoder)
@@ -220,7 +226,7 @@ def _check_pictures(
 
 
 def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
-    """The decoder with its weights, or None with the reason."""
+    """The decoder of the data with its weights, and an empty text; or None with the reason."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
         return None, "the data name no decoder: latents, in false colours"
@@ -238,10 +244,12 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
 
 
 def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> LatentStride | None:
-    """The size of a latent cell, from the decoder or the dataset card; None if not needed.
+    """The size of a latent cell, from the decoder or the dataset card.
+
+    None if neither has it and it is not needed.
 
     Raises:
-        ValueError: neither has it.
+        ValueError: neither has it, and it is needed.
     """
     model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:
@@ -303,7 +311,10 @@ def _inputs(
     *,
     size: Size,
 ) -> dict[str, Tensor]:
-    """Network inputs from pictures; the VAE is on the run's device while it encodes."""
+    """The network's inputs from pictures; the VAE is on the run's device while it encodes.
+
+    `size` is that of the sample in pixels.
+    """
     wanted, multiple = family_of(model).inputs(model), stride.stride * stride.side_cells
     with ExitStack() as visit:
         if decoder is not None and (given.first or given.references):
@@ -313,16 +324,15 @@ def _inputs(
 
 
 def _files(given: GivenPictures) -> dict[str, Any]:
-    """The given files by the names of `generate_dit.py`'s options, for samples.json."""
     each = {"image": given.first, "last_image": given.last, "reference": list(given.references)}
     return {name: file for name, file in each.items() if file}
 
 
 def _size(prompt: Prompt, run: _OfData) -> Size:
-    """Frames, rows and columns of a prompt's sample, in pixels.
+    """Frames, rows and columns, in pixels, of the sample for `prompt`.
 
     Raises:
-        ValueError: neither prompt, options nor data determine it.
+        ValueError: neither the prompt, options nor the data determine them.
     """
     assert run.card is not None
     sizes: dict[str, Any] = prompt.size(run.config.validation, usual_size(run.card))

@@ -1,4 +1,4 @@
-"""Requests for the samples of each validation, prepared once before training.
+"""Prepares the requests for the samples of each validation, once before training.
 
 1. requests of prompts   `prompt_requests.prepare_prompts`, on the first rank
 2. requests_of_captions  captions and inputs of held-out samples -> `ValidationRequest`s
@@ -35,12 +35,12 @@ from dit.sampling.prompts import unguided
 from dit.train.train_state import TrainState
 
 Texts = Mapping[str, Mapping[str, Tensor]]
-"""Text -> its tensors from the text encoder."""
+"""The text encoder's tensors by name, for each text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationRequest:
-    """One sample that every validation generates."""
+    """A sample that every validation generates."""
 
     prompt: str
     negative: str  # negative prompt; the request has its embedding
@@ -53,7 +53,7 @@ class ValidationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedPrompts:
-    """Results of the first rank about text encoder and decoder, for all ranks."""
+    """What the first rank has prepared with text encoder and decoder, for all ranks."""
 
     inputs: Texts  # without a picture: of the empty prompt, and of the common negative one
     latent_stride: LatentStride | None
@@ -65,15 +65,15 @@ PackPosition = tuple[int, int]
 """(index of a pack in the validation set, index of a sample in the pack)."""
 
 Features = Callable[[Tensor], Tensor]
-"""Function: whitened latent -> features [D] of its first decoded frame."""
+"""A function from a whitened latent to the features [D] of its first decoded frame."""
 
 
 def requests_of_captions(
     run: TrainState, found: PreparedPrompts, features: Features | None
 ) -> list[ValidationRequest]:
-    """Requests for captions of validation packs, each caption once before any is repeated.
+    """Requests for captions of the validation packs, each caption once before any is repeated.
 
-    Collective. The choice does not depend on the layout.
+    All ranks must call it. The choice does not depend on the layout.
     """
     first, replicas = run.data_ranks.rank(), run.data_ranks.size()
     packs = run.validation["val_loss"].packs if run.replica.reads else []
@@ -99,10 +99,11 @@ def requests_of_captions(
 
 
 def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPosition]:
-    """Positions of samples in round robin over their captions.
+    """The positions of samples, ordered so that every caption occurs before any is repeated.
 
     First comes the first sample of each caption, in the order of the packs, then the second of
-    each, and so on. A sample that occurs in several packs, because the split is short, counts once.
+    each, and so on. `samples` are (position, key, caption). A sample that occurs in several packs,
+    because the split is short, counts once.
     """
     first: dict[str, tuple[PackPosition, str]] = {}
     for position, key, caption in sorted(samples):
@@ -116,7 +117,6 @@ def round_robin(samples: Iterable[tuple[PackPosition, str, str]]) -> list[PackPo
 
 
 def _shown(pack: PackedBatch, index: int) -> str:
-    """Caption of a sample; its key if the shard has no caption."""
     return (pack.captions[index] if pack.captions else "") or pack.keys[index]
 
 
@@ -160,10 +160,10 @@ def _request_of_caption(
 
 
 def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict[str, Tensor]:
-    """The inputs of the held-out sample `index`, by name, to generate it again.
+    """The inputs of the held-out sample `index`, by name, with which it is generated again.
 
-    If training draws the number of given frames, it is the smallest that training draws, and at
-    least one frame is left to generate.
+    If training draws the number of given frames, the fewest above 0 that training draws are given,
+    and at least one frame is left to generate.
     """
     layout = PatchLayout.of(config)
     inputs = sample_inputs(pack, index, layout)
@@ -177,7 +177,7 @@ def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict
 
 
 def own_latent(pack: PackedBatch, index: int, model: ModelConfig) -> Tensor:
-    """Latent [C, F, H, W] of one sample of a whole pack."""
+    """Latent [C, F, H, W] of sample `index` of a pack that is not split among ranks."""
     patch = {"patch_temporal": model.patch_temporal, "patch_spatial": model.patch_spatial}
     return unpatchify(pack.latent_TC[pack.starts[index] :], pack.grids[index], **patch)
 
@@ -185,7 +185,7 @@ def own_latent(pack: PackedBatch, index: int, model: ModelConfig) -> Tensor:
 def notes(
     wanted: Sequence[ValidationRequest], found: PreparedPrompts, *, guidance: float
 ) -> list[str]:
-    """Notices for the log of the run: no decoder, unused negative prompts, rounded sizes."""
+    """Sentences for the log: no decoder, negative prompts without effect, rounded sizes."""
     said = [found.note, unguided([one.negative for one in wanted], guidance=guidance)]
     for one in wanted:
         if one.pixels is not None and found.latent_stride is not None:
@@ -194,7 +194,7 @@ def notes(
 
 
 def sample_inputs(batch: PackedBatch, index: int, layout: PatchLayout) -> dict[str, Tensor]:
-    """Copies of the inputs of sample `index` besides its latent, by name."""
+    """Copies of the inputs of sample `index`, by name, except its latent."""
     found = {}
     for name, starts in batch.text_offsets.items():
         found[name] = batch.texts[name][starts[index] : starts[index + 1]].clone()

@@ -1,4 +1,4 @@
-"""Samples at each validation of a training run, their files and their quality.
+"""Generates samples at each validation of a training run, writes them, and measures them.
 
 1. open_samples   once, before training: the requests, the decoder, the feature extractor
 2. sample         each data-parallel replica generates its share, on all of its ranks
@@ -6,8 +6,8 @@
 4. quality        FID, KID and CLIP score of samples with captions of held-out samples
 
 Without a decoder on this machine, latents are written and shown in false colours. A run with
-adapters also samples without them, from the same noise: files in without_adapter/, side by side in
-the grid.
+adapters also samples without them, from the same noise: those files are in without_adapter/, and
+the grid shows both side by side.
 """
 
 # C latent channels; F H W frames, rows, columns; L text tokens, E text width
@@ -77,7 +77,7 @@ FOLDER, WITHOUT = "validation_generation", "without_adapter"
 
 
 def open_samples(run: TrainState) -> Samples:
-    """Prepares the samples that every validation generates. Collective.
+    """Prepares the samples that every validation generates; all ranks must call it.
 
     Raises:
         ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
@@ -113,6 +113,8 @@ def _prompts(validation: ValidationConfig) -> list[Prompt]:
 def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
     """The network of the quality metrics, on the ranks that decode; None on others.
 
+    None also if the run has no such network.
+
     Raises:
         ValueError: the network is not on this machine, or there is no decoder.
     """
@@ -125,7 +127,7 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
 
 
 def no_pictures(extractor: str) -> ValueError:
-    """Error for a quality-metrics network without a decoder for the samples."""
+    """The error of a run that names a network for quality metrics but has no decoder."""
     return ValueError(
         f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
         " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
@@ -139,7 +141,7 @@ def _features(decoder: Codec, extractor: FeatureExtractor, latent_CFHW: Tensor) 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSample:
-    """A generated sample whose files were written."""
+    """A generated sample whose files have been written, and its features for metrics."""
 
     number: int
     entry: dict[str, Any]  # in samples.json
@@ -149,7 +151,7 @@ class GeneratedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationSamples:
-    """Generator and writer of the samples of one validation; called as `run.samples`."""
+    """Generates and writes the samples of a validation; a run calls it as `run.samples`."""
 
     wanted: list[ValidationRequest]
     decoder: Codec | None
@@ -157,7 +159,8 @@ class ValidationSamples:
     sound: SoundCodec | None = None
     """Codec of the sound of videos, on the ranks that decode."""
     frozen: dict[int, Generated] = field(default_factory=dict)
-    """Sample number -> latents without the adapters, generated once, as weights are frozen."""
+    """What was generated without the adapters, by sample number: once, as base weights are frozen.
+    """
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
@@ -207,7 +210,11 @@ class ValidationSamples:
         undrawn: list[NotShown],
         run: TrainState,
     ) -> DrawnSamples:
-        """Lists the files of all replicas and measures their quality, on the first rank."""
+        """Writes the list and the grid of all samples, and measures quality, on the first rank.
+
+        `every` are the samples of all replicas, `without` those generated without adapters;
+        `undrawn` gets notices of what failed.
+        """
         folder, grid, quality = _folder(run), None, {}
         firsts: list[np.ndarray] = []
         bare = {one.number: one.first_HW3 for one in without}
@@ -235,7 +242,10 @@ class ValidationSamples:
         )
 
     def _quality(self, every: Sequence[GeneratedSample]) -> dict[str, float]:
-        """Quality metrics of the samples for held-out captions."""
+        """FID, KID and CLIP score, by name, of the samples with captions of held-out samples.
+
+        Empty without a feature extractor or without such samples.
+        """
         pairs = [
             (self.wanted[one.number], one.features_D)
             for one in every
@@ -265,7 +275,8 @@ class ValidationSamples:
     ) -> list[GeneratedSample]:
         """Writes the files of this replica; a failure of one does not affect the others.
 
-        `generated` are those of the samples `numbers`.
+        `generated` are the samples with the numbers `numbers`; `undrawn` gets notices of what
+        failed.
         """
         written = []
         folder = _folder(run) if adapter else _folder(run) / WITHOUT
@@ -301,7 +312,10 @@ class ValidationSamples:
     def _pictures(
         self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[NotShown]
     ) -> list[np.ndarray | None]:
-        """Videos [F, H, W, 3] of the latents; None for a latent that cannot be decoded."""
+        """Videos [F, H, W, 3] of `latents`; None for a latent that cannot be decoded.
+
+        `undrawn` gets a notice of it.
+        """
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
         pictures: list[np.ndarray | None] = [None] * len(latents)
@@ -330,7 +344,7 @@ def _folder(run: TrainState) -> Path:
 
 
 def settings_of(config: RunConfig) -> SamplingSettings:
-    """Sampler, steps and guidance for the samples of a validation."""
+    """The sampler, its steps and guidance for the samples of a validation."""
     c = config.validation
     return SamplingSettings(
         num_steps=c.sampling_steps,
@@ -369,10 +383,10 @@ class _CardAndConfig:
 def check_samples(config: RunConfig) -> None:
     """Checks prompts, their pictures, the text encoder and the network of quality metrics.
 
-    Starts of runs check the same; a dry run calls this function, because it encodes no text.
+    A dry run calls this; the start of a run checks the same while it encodes the prompts.
 
     Raises:
-        ValueError: one of them is missing or does not fit.
+        ValueError: one of these is missing or does not fit.
     """
     c, run = config.validation, _CardAndConfig(config=config, card=dataset_card(config))
     prompts = _prompts(config.validation)
