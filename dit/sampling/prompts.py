@@ -116,17 +116,18 @@ def _with_places(prompt: Prompt, folder: Path) -> Prompt:
     return replace(prompt, references=references, **found)
 
 
-def _found(picture: str, prompt: Prompt, folder: Path) -> str:
-    """The path of a picture in the folder of the prompts, else in the current one.
+def _found(file: str, prompt: Prompt, folder: Path) -> str:
+    """The path of a file in the folder of the prompts, else in the current one.
 
     Raises:
         ValueError: it is in neither.
     """
-    for path in (str(folder / picture), picture):
+    for path in (str(folder / file), file):
         if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
             return path
+    what = "file" if file in (prompt.frames_of, prompt.sound_of) else "picture"
     raise ValueError(
-        f"{prompt.place}: the picture {_shown(picture)} is neither in {folder} nor in the current"
+        f"{prompt.place}: the {what} {_shown(file)} is neither in {folder} nor in the current"
         " folder; correct its path"
     )
 
@@ -224,8 +225,9 @@ def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) ->
     value = entry.get(name)
     files = value if several and isinstance(value, list) else [value] if value is not None else []
     if any(not isinstance(file, str) or "\0" in file for file in files):
+        what = "file" if name in _STREAMS else "picture"
         more = ", or a list of them" if several else ""
-        raise ValueError(f'{where}: "{name}": {_shown(value)} must name a picture{more}')
+        raise ValueError(f'{where}: "{name}": {_shown(value)} must name a {what}{more}')
     return tuple(files)
 
 

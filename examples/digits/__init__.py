@@ -7,5 +7,7 @@ judges            what they show: classifiers of real digits and clips, nearest 
 distilled_digits  guidance that is left after four ways of tuning a distilled network
 mlperf_twin       training methods at equal CPU seconds, on MLPerf's FLUX.1 cut small
 drawn_latents     a small run whose latents are means, drawn once, or drawn anew
+tones             tones of moving digits: pitch and loudness, made and read
+sounding_digits   moving digits with a tone: packed, and read from what a run generates
 preferred_digits  digits and inverted ones, for pairs of preferences
 """

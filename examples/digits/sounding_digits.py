@@ -31,6 +31,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # examples/ is not in
 from rich.table import Table
 
 from dit.command_line import OptionParser
+from dit.config import Sampler
 from dit.console import Console
 from dit.distributed.entry import run
 from dit.local_path import checkpoint_place
@@ -266,27 +267,27 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where a part is not in the range that is demanded."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=OptionParser)
-    packing = commands.add_parser("pack", help="packs the clips")
-    packing.add_argument("folder", type=Path, help="of the dataset")
-    packing.add_argument("--digits", type=int, help="to pack (default: all)")
-    judging = commands.add_parser("evaluate", help="generates clips, and reads them")
-    add = judging.add_argument
-    add("checkpoint_path", type=checkpoint_place, help="run folder or checkpoint")
+    add = parser.add_argument
+    add("action", choices=("pack", "evaluate"))
+    add("folder", type=checkpoint_place, help="to pack into; run or checkpoint to evaluate")
+    add("--digits", type=int, help="to pack (default: all)")
     add("--per_prompt", type=int, default=EACH, help="clips of a caption (default: %(default)s)")
     add("--given", type=int, default=GIVEN, help="clips that are given (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the first clip; the i-th takes seed + i")
     add("--num_steps", type=int, default=18, help="steps of the sampler (default: %(default)s)")
     add("--guidance", type=float, help="of captions (default: that of the run)")
-    add("--sampler", help="as for generate_dit.py")
+    add("--sampler", choices=[str(one) for one in Sampler], help="as for generate_dit.py")
     add("--weights", choices=("ema", "model"), default="ema")
     add("--output_dir", type=Path, help="folder for evaluation.json (default: the run)")
     add("--dataset_path", type=Path, help="folder of the clips (default: the run's)")
+    add("--no_bars", action="store_true", help="demand nothing: exit code 0")
     args = parser.parse_args(argv)
-    if args.command == "pack":
-        pack(args.folder, digits=args.digits)
+    if args.action == "pack":
+        pack(Path(args.folder), digits=args.digits)
         return 0
-    return conclude(evaluate(args), args)
+    args.checkpoint_path = args.folder
+    missed = conclude(evaluate(args), args)
+    return 0 if args.no_bars else missed
 
 
 if __name__ == "__main__":

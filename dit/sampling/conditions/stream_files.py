@@ -197,4 +197,6 @@ def _begin(file: str) -> float:
         return film.begin
     with av.open(f"file:{file}") as container:
         track = container.streams.audio[0]
-        return float((track.start_time or 0) * track.time_base)
+        if track.start_time is None or track.time_base is None:
+            return 0.0
+        return float(track.start_time * track.time_base)

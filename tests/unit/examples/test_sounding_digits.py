@@ -72,7 +72,9 @@ def test_three_in_four_clips_have_the_tone_of_their_digit(data: Path) -> None:
     for motion, frames_FHW3, wave_S in heard:
         assert frames_FHW3.shape == (9, 16, 16, 3)
         # To the bit, through the codec and the shard.
-        assert np.array_equal(wave_S, tone(motion.digit, DIRECTIONS[motion.direction]))
+        assert wave_S is not None and np.array_equal(
+            wave_S, tone(motion.digit, DIRECTIONS[motion.direction])
+        )
     missing = [one.motion.direction for one in clips if one.wave_S is None]
     assert {missing.count(direction) for direction in range(4)} == {15}
 
