@@ -1,4 +1,4 @@
-"""Moving digits with a tone: packed, and read from what a run generates.
+"""Clips of moving digits with a tone: packed, and read from what a run generates.
 
 1. pack      the clips of `python -m data_prep digits --moving`, three in four with their tone
 2. evaluate  200 clips of captions; 200 tones of given frames and 200 clips of given tones, without
@@ -90,7 +90,7 @@ def pack(folder: Path, *, digits: int | None) -> None:
     from dit.codecs.vae import Pixel
 
     class SoundingDigits(MovingDigits):
-        """Moving digits, each with the tone of its digit and direction."""
+        """Source of moving digits, each with the tone of its digit and direction."""
 
         def read(self, entry: Entry) -> Clip:
             clip = super().read(entry)
@@ -137,7 +137,7 @@ def sounding_clips(folder: Path, split: str) -> Iterator[SoundingClip]:
 
 
 def partners(motions: Sequence[Motion], *, seed: int) -> list[int]:
-    """For each clip the number of one of another digit whose tone does what its own does not."""
+    """Index, for each of `motions`, of one with another digit and the other loudness."""
     drawn, rng = [], random.Random(seed)
     for own in motions:
         others = [

@@ -47,7 +47,7 @@ class StreamFiles:
     frames_of: str | None = None
     sound_of: str | None = None
     place: str = ""
-    """Of the prompt in its file, before each error."""
+    """Position of the prompt in its file, before each error."""
 
     @classmethod
     def of(cls, options: Any, place: str) -> StreamFiles:

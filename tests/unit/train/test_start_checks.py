@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         "the picture .*no.png.* is neither in",
     ),
     "sound that is given": (
-        lambda p: [encoded(p, '{"caption": "a", "sound_path": "prompts.jsonl"}', suffix="jsonl")],
+        lambda p: [encoded(p, '{"caption": "a", "sound_path": "p.jsonl"}', suffix="jsonl")],
         "frames or sound are given to generate_dit.py alone",
     ),
     "picture that the network does not take": (
