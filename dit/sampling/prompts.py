@@ -18,6 +18,7 @@ from dit.system_errors import reason
 _SIZES = ("height", "width", "num_frames")
 _CAPTIONS = ("caption", "prompt")  # the first key that exists counts
 _PICTURES = {"image_path": "image", "last_image_path": "last_image"}  # as FastVideo names them
+_STREAMS = {"frames_path": "frames_of", "sound_path": "sound_of"}  # of networks with sound
 _REFERENCES = ("reference_path", "control_path")  # the second as in tables of data_prep
 _SHOWN = 12
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
@@ -34,6 +35,8 @@ class Prompt:
     image: str | None = None  # file of the first frame; None is the common one
     last_image: str | None = None
     references: tuple[str, ...] = ()  # files that it changes; () are the common ones
+    frames_of: str | None = None  # video whose frames are given; None is the common one
+    sound_of: str | None = None  # file whose sound is given; None is the common one
     negative: str | None = None  # negative prompt of its own; None is the common one
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
     place: str = field(default="", compare=False)  # where it stands in its file, for errors
@@ -71,10 +74,11 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
     with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
-    another key. `image_path` and `last_image_path` are files of the first and the last frame, and
-    `reference_path` (or `control_path`) is the picture that the prompt edits, or a list of them:
-    all relative to the folder of the prompts or to the current one. .jsonl has one such entry on
-    each line. Any other file has a prompt on each line.
+    another key. `image_path` and `last_image_path` are files of the first and the last frame,
+    `reference_path` (or `control_path`) is the picture that the prompt changes, or a list of them,
+    and `frames_path` and `sound_path` are files whose frames or sound are given: all relative to
+    the folder of the prompts or to the current one. .jsonl has one such entry on each line. Any
+    other file has a prompt on each line.
 
     Raises:
         ValueError: the file does not exist, is a table or not UTF-8, an entry is wrong, a picture
@@ -106,8 +110,8 @@ def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
 
 
 def _with_places(prompt: Prompt, folder: Path) -> Prompt:
-    """`prompt` with the paths of its pictures, which its file gives relative to `folder`."""
-    given = {name: getattr(prompt, name) for name in _PICTURES.values()}
+    """The prompt with the paths of its pictures, relative to the current folder."""
+    given = {name: getattr(prompt, name) for name in (*_PICTURES.values(), *_STREAMS.values())}
     found: dict[str, Any] = {
         name: _found(file, prompt, folder) for name, file in given.items() if file is not None
     }
@@ -115,17 +119,18 @@ def _with_places(prompt: Prompt, folder: Path) -> Prompt:
     return replace(prompt, references=references, **found)
 
 
-def _found(picture: str, prompt: Prompt, folder: Path) -> str:
-    """The path of `picture` in the folder of the prompts, or else in the current folder.
+def _found(file: str, prompt: Prompt, folder: Path) -> str:
+    """The path of a file in the folder of the prompts, else in the current one.
 
     Raises:
         ValueError: the picture is in neither folder.
     """
-    for path in (str(folder / picture), picture):
+    for path in (str(folder / file), file):
         if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
             return path
+    what = "file" if file in (prompt.frames_of, prompt.sound_of) else "picture"
     raise ValueError(
-        f"{prompt.place}: the picture {_shown(picture)} is neither in {folder} nor in the current"
+        f"{prompt.place}: the {what} {_shown(file)} is neither in {folder} nor in the current"
         " folder; correct its path"
     )
 
@@ -204,12 +209,12 @@ def _prompt(item: Any, where: str) -> Prompt:
     if not isinstance(negative, str | None):
         raise ValueError(f'{where}: "negative_prompt": {_shown(negative)} must be a text')
     files: dict[str, Any] = {}
-    for name, ours in _PICTURES.items():
+    for name, ours in (_PICTURES | _STREAMS).items():
         files[ours] = next(iter(_pictures(entry, name, where, several=False)), None)
     changed = next((name for name in _REFERENCES if entry.get(name) is not None), _REFERENCES[0])
     files["references"] = _pictures(entry, changed, where, several=True)
     sizes["num_video_frames"] = sizes.pop("num_frames")
-    known = {key, "negative_prompt", changed, *_SIZES, *_PICTURES}
+    known = {key, "negative_prompt", changed, *_SIZES, *_PICTURES, *_STREAMS}
     more = tuple(name for name, value in entry.items() if name not in known and value is not None)
     return Prompt(text=caption, negative=negative, unused=more, place=where, **sizes, **files)
 
@@ -223,8 +228,9 @@ def _pictures(entry: dict[str, Any], name: str, where: str, *, several: bool) ->
     value = entry.get(name)
     files = value if several and isinstance(value, list) else [value] if value is not None else []
     if any(not isinstance(file, str) or "\0" in file for file in files):
+        what = "file" if name in _STREAMS else "picture"
         more = ", or a list of them" if several else ""
-        raise ValueError(f'{where}: "{name}": {_shown(value)} must name a picture{more}')
+        raise ValueError(f'{where}: "{name}": {_shown(value)} must name a {what}{more}')
     return tuple(files)
 
 

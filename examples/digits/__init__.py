@@ -7,5 +7,7 @@ judges            classifiers of real digits and clips, nearest digits, counts
 distilled_digits  how much guidance is left after four ways of tuning a distilled network
 mlperf_twin       training methods at equal CPU seconds, on a small version of MLPerf's FLUX.1
 drawn_latents     a small run whose latents are means, drawn once, or drawn anew
+tones             tones of moving digits: pitch and loudness, made and read
+sounding_digits   moving digits with a tone: packed, and read from what a run generates
 preferred_digits  digits and inverted ones, for pairs of preferences
 """

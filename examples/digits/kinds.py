@@ -308,7 +308,7 @@ class MirroredKind(Kind):
         number = len(self._clips)
         self._asked = random.Random(args.seed).sample(range(number), min(GIVEN, number))
         self._given = [self._clips[one][:, :, ::-1] for one in self._asked]
-        files = _written_clips(self._given, folder)
+        files = written_clips(self._given, folder)
         given = [*files, *files[1:], files[0]]
         self.prompts = [Prompt(text=EDITS[1], references=(file,)) for file in given]
 
@@ -360,8 +360,8 @@ def _written(pictures: Sequence[np.ndarray], folder: Path) -> list[str]:
     return files
 
 
-def _written_clips(clips: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Writes uint8 clips [F, H, W, 3] losslessly into `folder`; returns the names of the files."""
+def written_clips(clips: Sequence[np.ndarray], folder: Path) -> list[str]:
+    """Files of uint8 clips [F, H, W, 3] that keep every level."""
     import av
 
     files = [str(folder / f"{number:05d}.mkv") for number in range(len(clips))]

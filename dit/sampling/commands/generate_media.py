@@ -29,7 +29,7 @@ from dit.progress import Track, no_progress
 from dit.sampling.commands.options import FPS, GenerationOptions
 from dit.sampling.conditions.clips import check_video, is_video, shorter
 from dit.sampling.conditions.files import ConditionFile, condition_files
-from dit.sampling.conditions.sound import SoundRequest, sound_frames
+from dit.sampling.conditions.stream_files import StreamFiles
 from dit.sampling.conditions.tokens import Condition
 from dit.sampling.experts import GuidedPair
 from dit.sampling.generate import Request, SamplingSettings, Watch, generate_streams
@@ -62,6 +62,7 @@ def generate_opened(
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     shown_at = [_conditions_of(one, opened) for one in each]
     given = _pictures_of(prompts, each, opened)
+    files = _stream_files(prompts, each, opened)
     words = [(p.text, one.negative_prompt) for p, one in zip(prompts, each, strict=True)]
     texts = _encoded(opened, words, given)
     groups = opened.model.groups
@@ -74,7 +75,7 @@ def generate_opened(
             fps=math.nan if each[i].num_video_frames == 1 else each[i].fps or FPS,
             seed=seed + i,
             conditions=_conditions(opened, shown_at[i], size=_size(each[i])),
-            sound=_sound_of(opened, each[i]),
+            sound=files[i].request(opened, size=_size(each[i]), fps=each[i].fps or FPS),
         )
         for i in mine
     ]
@@ -172,6 +173,21 @@ def _pictures_of(
     return given
 
 
+def _stream_files(
+    prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
+) -> list[StreamFiles]:
+    """The files of given frames and of given sound, for each prompt.
+
+    Raises:
+        ValueError: the network makes no sound, or a sample has none.
+    """
+    pairs = zip(each, prompts, strict=True)
+    files = [StreamFiles.of(one, prompt.place) for one, prompt in pairs]
+    for one, options in zip(files, each, strict=True):
+        one.check(opened, frames=_size(options)[0])
+    return files
+
+
 def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
     """The pictures and clips in `options` that are given at certain frames of a video.
 
@@ -257,12 +273,6 @@ def _picture(
         | ({"lora": list(opened.lora)} if opened.lora else {}),
         latent_CFHW=latent_CFHW.cpu() if keep else None,
     )
-
-
-def _sound_of(opened: OpenCheckpoint, options: GenerationOptions) -> SoundRequest | None:
-    model, frames = opened.config.model, options.num_video_frames or 1
-    count = sound_frames(model, frames=frames, fps=options.fps or FPS)
-    return SoundRequest(frames=count) if count else None
 
 
 def _with_sound(
@@ -356,6 +366,8 @@ def options_of_prompt(
         check_video(str(file), option="--reference_video")
     if prompt.references:
         pictures |= {"reference": prompt.references, "reference_video": ()}
+    for name in ("frames_of", "sound_of"):
+        pictures[name] = getattr(prompt, name) or getattr(options, name)
     found |= {"fps": options.fps or FPS, "negative_prompt": negative}
     sized = replace(options, **found, **pictures)
     latent, most = opened.latent_stride.latent(_size(sized)), opened.config.model.largest_latent
@@ -389,7 +401,9 @@ def notes_on(
     notes = [words, unused(prompts), unguided(negatives, guidance=options.guidance or 0.0)]
     notes.append(_other_than_distilled(opened.config, options))
     notes += [rounding(s, stride.pixels(stride.latent(s))) for s in sizes]
-    for one, size in zip(each, sizes, strict=True):
+    for one, prompt, size in zip(each, prompts, sizes, strict=True):
+        files = StreamFiles.of(one, prompt.place)
+        notes += files.notes(opened, size=size, fps=one.fps or FPS)
         frames = stride.pixels(stride.latent(size))[0]
         many = {"stride": stride.temporal_stride, "option": "--reference_video"}
         videos = filter(is_video, map(str, (*one.reference, *one.reference_video)))

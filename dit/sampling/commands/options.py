@@ -73,6 +73,10 @@ class ContentOptions:
     reference_size: Annotated[str, ReferenceFit] = str(ReferenceFit.TARGET)
     """Size of references: their own, that of the target, or that of the published pipeline; use the
     one of the training data. (default: %(default)s)"""
+    frames_of: LocalPath | None = option(None, metavar="FILE")
+    """Video whose frames are given, so that its sound is generated (networks with sound)."""
+    sound_of: LocalPath | None = option(None, metavar="FILE")
+    """WAV, or a video, whose sound is given, so that frames are generated (networks with sound)."""
     height: int | None = None
     """Height in pixels. Default: the most frequent one in the dataset."""
     width: int | None = None

@@ -86,6 +86,11 @@ def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
         ValueError: a picture is missing, damaged or too many.
     """
     model, (frames, height, width) = run.config.model, _size(prompt, run)
+    if given := prompt.frames_of or prompt.sound_of:
+        raise ValueError(
+            f"{prompt.place}: {given}: frames or sound are given to generate_dit.py alone; leave"
+            " frames_path and sound_path out of validation.prompts_file"
+        )
     # Of the size that the pictures of the data have, which data_prep wrote into the card.
     size = ((run.card or {}).get("settings") or {}).get("reference_size", ReferenceFit.TARGET)
     given = GivenPictures(

@@ -225,8 +225,7 @@ PAGES = [
     *("hunyuan_video.md", "hunyuan_video_15.md", "hunyuan_image.md", "small_data.md"),
     *("families.md", "configuration_files.md", "developing.md", "launching.md", "loader.md"),
     *("troubleshooting.md", "training_cost.md", "distilled.md", "preferences.md", "few_steps.md"),
-    "sound.md",
-    "memory.md",
+    *("sound.md", "small_figures.md"),
     *("launching_reference.md", "throughput_reference.md", "throughput_figures.md"),
     *(f"{name}.md" for name in OF_FAMILIES),
 ]

@@ -293,6 +293,8 @@ def test_pictures_of_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert read_prompts(lines) == found
     for wrong, said in (
         ({"last_image_path": 3}, r'"last_image_path": 3 must name a picture$'),
+        ({"sound_path": 3}, r'"sound_path": 3 must name a file$'),
+        ({"frames_path": "gone.mp4"}, 'the file "gone.mp4" is neither in'),
         ({"image_path": ["first.png"]}, r'"image_path": .* must name a picture$'),
         ({"reference_path": ["first.png", 3]}, r'"reference_path": .*3\] must name a picture, or'),
         ({"reference_path": ["first.png", "x\0"]}, r'"reference_path": .* must name a picture, or'),

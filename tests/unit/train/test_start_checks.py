@@ -227,6 +227,10 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
         lambda p: [encoded(p, '{"caption": "a", "image_path": "no.png"}', suffix="jsonl")],
         "the picture .*no.png.* is neither in",
     ),
+    "sound that is given": (
+        lambda p: [encoded(p, '{"caption": "a", "sound_path": "p.jsonl"}', suffix="jsonl")],
+        "frames or sound are given to generate_dit.py alone",
+    ),
     "picture that the network does not take": (
         lambda p: [given_picture(p)],
         "the network is given no picture",

@@ -1,0 +1,202 @@
+"""Files of given frames and of given sound, for networks with sound, and their latents.
+
+They are the options `--frames_of` and `--sound_of` of `generate_dit.py`: the network makes the
+sound of frames, or the frames of a sound. A file that is shorter than the sample gives its
+beginning.
+"""
+
+# F H W frames, rows and columns, of pixels or of a latent; C channels, S samples
+# K channels, A frames of the latent of a sound
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from dit.codecs.frame_pictures import first_film
+from dit.codecs.sound import sound_codec_of_card
+from dit.models.registry import has_sound
+from dit.sampling.conditions.clips import check_video, read_clip
+from dit.sampling.conditions.sound import SoundRequest, sound_frames
+from dit.sampling.given_pictures import OF_COMMAND_LINE
+from dit.sampling.latent_sizes import Size
+from dit.system_errors import explained
+
+if TYPE_CHECKING:
+    from dit.sampling.open_checkpoint import OpenCheckpoint
+
+FRAMES_OF, SOUND_OF = "--frames_of", "--sound_of"
+_SECONDS = 0.01
+"""Seconds by which a clip may be longer or shorter than its frames at --fps without a notice."""
+
+
+class _Film(NamedTuple):
+    """The pictures of a file, as far as its sound goes with them."""
+
+    begin: float  # time of the first one on the clock of the file, in seconds
+    fps: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamFiles:
+    """The file of a sample's given frames, and that of its given sound."""
+
+    frames_of: str | None = None
+    sound_of: str | None = None
+    place: str = ""
+    """Position of the prompt in its file, before each error."""
+
+    @classmethod
+    def of(cls, options: Any, place: str) -> StreamFiles:
+        """The files among the options of generation."""
+        files = (options.frames_of, options.sound_of)
+        frames_of, sound_of = (None if file is None else str(file) for file in files)
+        return cls(frames_of=frames_of, sound_of=sound_of, place=f"{place}: " if place else "")
+
+    def check(self, opened: OpenCheckpoint, *, frames: int) -> None:
+        """Refuses files that the network or the sample has no place for.
+
+        Raises:
+            ValueError: names the option and the remedy.
+        """
+        model = opened.config.model
+        for file, option in ((self.frames_of, FRAMES_OF), (self.sound_of, SOUND_OF)):
+            if file is None:
+                continue
+            where = f"{self.place}{option} {file}"
+            if not has_sound(model):
+                raise ValueError(
+                    f"{where}: model.family={model.family} makes no sound, and takes no whole clip"
+                    " for it; leave it out"
+                )
+            if frames == 1:
+                raise ValueError(
+                    f"{where}: a picture has no sound; give --num_video_frames above 1"
+                )
+        if self.frames_of is not None:
+            check_video(self.frames_of, option=f"{self.place}{FRAMES_OF}")
+
+    def request(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> SoundRequest | None:
+        """The sound of a sample of `size` (F, H, W), and what is given; None without sound.
+
+        Raises:
+            ValueError: a file cannot be read, a codec is missing, or both streams are given whole.
+        """
+        model = opened.config.model
+        count = sound_frames(model, frames=size[0], fps=fps)
+        if not count:
+            return None
+        given_CFHW = None if self.frames_of is None else self._frames(opened, size)
+        given_KA = None if self.sound_of is None else self._sound(opened, count, size[0] / fps)
+        whole = opened.latent_stride.latent(size)[0]
+        lengths = [0 if one is None else one.shape[1] for one in (given_CFHW, given_KA)]
+        if lengths == [whole, count]:
+            raise ValueError(
+                f"{self.place}{FRAMES_OF} {self.frames_of} and {SOUND_OF} {self.sound_of} give all"
+                " frames and all sound, and nothing is left to make; leave one of them out, or ask"
+                " for more --num_video_frames"
+            )
+        return SoundRequest(frames=count, given_KA=given_KA, given_CFHW=given_CFHW)
+
+    def _frames(self, opened: OpenCheckpoint, size: Size) -> Tensor:
+        """The latent of the given frames: all, or those of whole tokens."""
+        option, decoder, stride = f"{self.place}{FRAMES_OF}", opened.decoder, opened.latent_stride
+        assert self.frames_of is not None
+        if decoder is None:
+            raise ValueError(
+                f"{option} {self.frames_of}: the VAE of the data is not on this machine;"
+                f" {OF_COMMAND_LINE.encoders} where one is"
+            )
+        latent = stride.latent(size)
+        frames, height, width = stride.pixels(latent)
+        pixels_F3HW = read_clip(self.frames_of, (frames, height, width), option=option)
+        cells = (len(pixels_F3HW) - 1) // stride.temporal_stride + 1
+        cells = cells // stride.patch_temporal * stride.patch_temporal
+        if not cells:
+            least = stride.pixels((stride.patch_temporal, *latent[1:]))[0]
+            raise ValueError(
+                f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, less than the {least} of"
+                " a token; give a longer clip"
+            )
+        pixels_F3HW = pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
+        # `encode` rounds to the type of shards.
+        return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
+
+    def _sound(self, opened: OpenCheckpoint, count: int, seconds: float) -> Tensor:
+        """The latent of the given sound: all `count` frames, or those that the file fills."""
+        from dit.codecs.sound.tracks import SoundTrack
+
+        where, codec = f"{self.place}{SOUND_OF} {self.sound_of}", sound_codec_of_card(opened.card)
+        if codec is None:
+            raise ValueError(
+                f"{where}: the data of {opened.path} name no codec of sound, so that none can be"
+                " encoded; pack them with --audio_processor"
+            )
+        assert self.sound_of is not None
+        import torch
+
+        try:
+            form = {"rate": codec.rate, "channels": codec.sound_channels}
+            track = SoundTrack.of(Path(self.sound_of), **form)
+            span = track.read_span(_begin(self.sound_of), seconds)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{where} cannot be read as sound ({explained(error)}); give a WAV or a video with"
+                " sound"
+            ) from error
+        samples_CS = torch.from_numpy(span.samples_CS)
+        there = samples_CS.shape[1] - round(span.short * codec.rate)
+        if there < samples_CS.shape[1]:  # silence would be what the network has to go on with
+            count = codec.frames_of(there + 1) - 1
+        if not count:
+            raise ValueError(f"{where} is shorter than a latent frame of sound; give a longer one")
+        return codec.encode(samples_CS)[:, :count]
+
+    def notes(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> list[str]:
+        """Notices of files that are shorter than the sample, or of another frame rate."""
+        found = []
+        if self.frames_of is not None:
+            film, frames = _film_of(self.frames_of), size[0]
+            given = self._frames(opened, size).shape[1]
+            whole = opened.latent_stride.latent(size)[0]
+            where = f"{FRAMES_OF} {self.frames_of}"
+            if given < whole:
+                made = opened.latent_stride.pixels((given, 1, 1))[0]
+                found.append(f"{where} gives the first {made} of {frames} frames; the rest is made")
+            if film and film.fps and abs(frames / film.fps - frames / fps) > _SECONDS:
+                found.append(
+                    f"{where} has {film.fps:g} frames a second, and the sound is made for"
+                    f" {fps:g}: give --fps {film.fps:g}"
+                )
+        return found
+
+
+def _film_of(file: str) -> _Film | None:
+    """The pictures of a file; None where it has none."""
+    import av
+
+    with av.open(f"file:{file}") as container:
+        film = first_film(container)
+        if film is None:
+            return None
+        first = next(container.decode(film), None)
+        rate = film.average_rate
+        begin = 0.0 if first is None or first.time is None else first.time
+        return _Film(begin, None if rate is None else float(rate))
+
+
+def _begin(file: str) -> float:
+    """Where the given sound begins in a file: with its first picture, else with its track."""
+    import av
+
+    film = _film_of(file)
+    if film is not None:
+        return film.begin
+    with av.open(f"file:{file}") as container:
+        track = container.streams.audio[0]
+        if track.start_time is None or track.time_base is None:
+            return 0.0
+        return float(track.start_time * track.time_base)
