@@ -4,7 +4,9 @@ accuracy          the part of generated digits that show what was asked for
 kinds             kinds of digits: what is asked for, and what is demanded
 likeness          spread and distance of sets: what reading digits does not see
 judges            what they show: classifiers of real digits and clips, nearest digits, counts
+study             programs that a study starts, once each
 distilled_digits  guidance that is left after four ways of tuning a distilled network
+few_steps         students of few steps beside their teacher, and what tuning leaves of them
 mlperf_twin       training methods at equal CPU seconds, on MLPerf's FLUX.1 cut small
 drawn_latents     a small run whose latents are means, drawn once, or drawn anew
 preferred_digits  digits and inverted ones, for pairs of preferences
