@@ -90,7 +90,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], help="(all)")
     add("--teacher_steps", type=int, default=500, help="of the teacher's training (500)")
     add("--opd_steps", type=int, default=200, help="of average velocity (200)")
-    add("--dmd_steps", type=int, default=300, help="of DMD2 (300)")
+    add("--dmd_steps", type=int, default=200, help="of DMD2 (200)")
     tuning = "after which the first student is judged; none: no tuning (50 200)"
     add("--tuned", type=int, nargs="*", default=[50, 200], help=tuning)
     add("--per_prompt", type=int, default=200, help="pictures of each digit in each set (200)")
@@ -115,7 +115,8 @@ def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[
         keys += [f"distill.teacher_guidance={GUIDANCE:g}", f"distill.steps={steps}"]
         length = options.dmd_steps if "dmd" in name else options.opd_steps
         _train(student, seed, length, [*keys, "objective.text_dropout=0"], options)
-        made = _judge(student / "judged", student, teacher, steps, [], options)
+        sampler = ["--sampler", "lcm" if "dmd" in name else "euler"]  # else it were heun
+        made = _judge(student / "judged", student, teacher, steps, sampler, options)
         rows.append({"row": name, "seed": seed, "steps": steps} | made)
     for row in rows:
         undistilled = next(one for one in rows if one["row"] == f"undistilled_{row['steps']}")
@@ -195,9 +196,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         line = {"": name, "seeds": str(len(of_one))}
         for head, (figure, scale) in shown.items():
             found = [scale * row[figure] for row in of_one if row.get(figure) is not None]
-            line[head] = (
-                f"{fmean(found):.3g} ({min(found):.3g} to {max(found):.3g})" if found else ""
-            )
+            line[head] = f"{fmean(found):.3g}" if found else ""
+            if len(found) > 1:
+                line[head] += f" ({min(found):.3g} to {max(found):.3g})"
         lines.append(line)
     return lines
 
