@@ -262,7 +262,7 @@ def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, fl
     return found
 
 
-def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float]:
+def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float | None]:
     """The network before tuning: old prompts at guidance 1 and at what was distilled."""
     from dit.sampling.open_checkpoint import open_checkpoint
 
