@@ -30,9 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -49,11 +47,11 @@ from dit.distributed.entry import run
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # examples/ is not installed
 
 from examples.digits.judges import CAPTIONS, NAMES, DigitJudge
+from examples.digits.study import ROOT, cpu_seconds, start_python, train_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "conf/flux_digits.yaml"
 GUIDANCE = 3.0  # that is distilled
 NEW = tuple(f"an inverted {name}" for name in NAMES)
@@ -128,7 +126,7 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
     """Makes the data, the base, the distilled network, and the adapter that one arm freezes."""
     old, base, distilled = folder / "old", folder / "base", folder / "distilled"
     if not _packed(old):
-        _python("-m", "data_prep", "digits", "--pooled_text", "--output_dir", old)
+        start_python("-m", "data_prep", "digits", "--pooled_text", "--output_dir", old)
     _train(base, [f"dataset.path={old}", *_length(options.base_steps)], options)
     keys = [*_length(options.distil_steps), *_from(base), "optimizer.lr=1e-3"]
     keys += [f"dataset.path={old}", f"objective.cfg_target={GUIDANCE:g}"]
@@ -145,7 +143,8 @@ def prepare(folder: Path, options: argparse.Namespace) -> None:
         _train(folder / "adapter", keys, options)
         if not (made := folder / "adapter" / "lora").exists():
             words = ["--megatron-path", folder / "adapter", "--hf-path", made]
-            _python("-m", "dit.convert", "export-lora", *words, "--base-model", "distilled-digits")
+            words += ["--base-model", "distilled-digits"]
+            start_python("-m", "dit.convert", "export-lora", *words)
 
 
 def compare(folder: Path, options: argparse.Namespace) -> None:
@@ -157,7 +156,7 @@ def compare(folder: Path, options: argparse.Namespace) -> None:
     words += [*_tuning(folder / "distilled", options.steps), *options.keys]
     for arm in options.arms:
         words += ["--variant", arm, *keys_of(arm, folder)]
-    _python(ROOT / "recipes/compare_trainings.py", *words)
+    start_python(ROOT / "recipes/compare_trainings.py", *words)
 
 
 def _length(steps: int) -> list[str]:
@@ -184,21 +183,7 @@ def _tuning(start: Path, steps: Sequence[int]) -> list[str]:
 
 
 def _train(run: Path, keys: Sequence[str], options: argparse.Namespace) -> None:
-    """Trains the run in folder `run` unless that was done, and stores its CPU seconds."""
-    if (kept := run / "cpu_s.json").exists():
-        return
-    before = os.times().children_user
-    words = ["--config-file", CONFIG, f"checkpoint.save={run}", *keys, *options.keys]
-    _python(ROOT / "recipes/pretrain_dit.py", *words)
-    kept.write_text(json.dumps(os.times().children_user - before) + "\n")
-
-
-def _python(*words: object) -> None:
-    program = os.environ.get("PYTHON_EXEC", sys.executable)  # as torch's launcher chooses it
-    done = subprocess.run([program, *map(str, words)], cwd=ROOT)
-    if done.returncode:
-        said = f"{words[0]} ended with exit code {done.returncode}; its error stands above"
-        raise ValueError(said)
+    train_once(run, CONFIG, [*keys, *options.keys])
 
 
 def _packed(folder: Path) -> bool:
@@ -220,7 +205,7 @@ def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -
     words += ["--pixel_block", 2, "--pixel_channels", 1, "--whitening_from", folder / "old"]
     words += ["--text_encoder", "words", "--text_width", 256, "--pooled_text"]
     words += ["--pixel_basis", "pixels", "--minutes", 0]
-    _python("-m", "data_prep", "image", *words)
+    start_python("-m", "data_prep", "image", *words)
 
 
 def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
@@ -290,16 +275,16 @@ def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, fl
     return found
 
 
-def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float]:
-    """Figures of the network `name` before tuning: old prompts at guidance scales 1 and 3."""
+def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float | None]:
+    """The network before tuning: old prompts at guidance 1 and at what was distilled."""
     from dit.sampling.open_checkpoint import open_checkpoint
 
     opened = open_checkpoint(folder / name, weights="ema")
     scales = (1.0, GUIDANCE)
     each = options.per_prompt
     read = {f"old_{scale:g}": read_as_asked(opened, each, scale=scale)[0] for scale in scales}
-    cpu_s = json.loads((folder / name / "cpu_s.json").read_text())
-    return {**read, "left_old": guidance_left(opened, folder, "old"), "cpu_s": cpu_s}
+    left = guidance_left(opened, folder, "old")
+    return {**read, "left_old": left, "cpu_s": cpu_seconds(folder / name)}
 
 
 def left_beside(adapter: Path, folder: Path) -> float:
