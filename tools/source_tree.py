@@ -34,7 +34,7 @@ PRIVATE = {
     | {"_option_string_actions"},
     "datasets": {"_fingerprint"},
     "diffusers": {"_get_byt5_prompt_embeds", "_get_mllm_prompt_embeds", "_get_prompt_embeds"}
-    | {"_get_qwen3_vl_prompt_embeds", "_drop_idx"},
+    | {"_get_qwen3_vl_prompt_embeds", "_get_gemma_prompt_embeds", "_drop_idx"},
     "megatron.core": {"_copy_main_params_to_model_params", "_get_model_param_range_map"}
     | {"_get_cuda_rng_state", "_set_cuda_rng_state", "_results_queue", "_p2p_ops"},
     "megatron.energon": {"_worker_sample_counters", "_worker_command", "_iterator"}

@@ -1,7 +1,6 @@
 """Text encoders by name. To add one, subclass `TextEncoder` in a file of this folder.
 
 anima               Anima, whose conditioner reads the states of Qwen3 by T5's tokens
-chats               Z-Image and OmniGen2, whose captions are a chat
 encoder             the interface: caption -> embedding; the words of captions and of prompts
 fixed_vectors       `bytes` and `words`: a fixed vector for each byte, or for each word
 pretrained_encoder  text encoders on Transformers
@@ -9,7 +8,7 @@ flux2               those of FLUX.2, FLUX.3, Ideogram 4, which join the states o
 families            those of eight families
 ltx2                those of LTX-2: Gemma's states, projected, before or after the connectors
 longcat             those of LongCat-Image and of its edit model, which sees the picture
-lumina2             those of Lumina Image 2.0 and ERNIE-Image, of the layer before the last
+one_layer           those of Lumina Image 2.0, ERNIE-Image, Z-Image and OmniGen2
 hidream             those of HiDream-I1: CLIP, T5, and all layers of Llama
 hunyuan_video       those of the first HunyuanVideo; that of image-to-video sees the first frame
 qwen_image          those of HunyuanImage, Krea 2, Qwen-Image and its 2.1; edit models see pictures
