@@ -269,6 +269,7 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, or 1 where a part is not in the range that is demanded."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
+    parser.first = ("per_prompt", "given", "num_steps", "guidance", "sampler", "output_dir")
     add = parser.add_argument
     add("action", choices=("pack", "evaluate"))
     add("folder", type=checkpoint_place, help="to pack into; run or checkpoint to evaluate")
