@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.warm_python import name_tests
+
 # Before torch is imported, here and in every process that a test starts: tests run side by side and
 # start processes of their own, and none of them may reach for the network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +29,11 @@ _anywhere = settings(
 settings.register_profile("ci", _anywhere, max_examples=100, derandomize=True, database=None)
 settings.register_profile("thorough", _anywhere, max_examples=2000)
 settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the first process of this run of tests
+        name_tests()
 
 
 def pytest_collection() -> None:

@@ -15,9 +15,11 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import hashlib
 import importlib
 import json
 import os
+import pickle
 import pkgutil
 import resource
 import runpy
@@ -30,11 +32,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NoReturn
+
+from filelock import FileLock
 
 MODULES = (
     *("torch", "torch.distributed.run", "torch.distributed.checkpoint", "torch.utils.data"),
@@ -50,6 +55,7 @@ MODULES = (
     *("sklearn.datasets", "sklearn.model_selection", "sklearn.svm"),
 )
 OURS = ("dit", "recipes", "data_prep")
+COMPUTED = ("dit.sizing.flops._counted", "dit.sizing.kept._traced")
 LENGTH = struct.Struct("!I")
 STATUS = struct.Struct("!i")
 
@@ -80,30 +86,45 @@ while os.getppid() == parent:  # an orphan ends, and with it the program
 """
 
 
+TESTS = "DIT_TESTS"
+"""Environment variable of a run of tests: the process of all of it, and when it began."""
+
+
+def name_tests() -> None:
+    """Names a run of tests in its first process, for all workers that pytest starts."""
+    os.environ[TESTS] = f"{os.getpid()}-{time.time_ns()}"
+
+
 @functools.cache
 def warm_python() -> str:
-    """The path of what stands for `python`; its server lives as long as this process."""
-    folder = tempfile.TemporaryDirectory(prefix="warm-python-")
-    address = str(Path(folder.name) / "server")
-    client = Path(folder.name) / "python"
-    client.write_text(CLIENT.format(python=sys.executable, address=address))
-    client.chmod(0o755)
+    """The path of what stands for `python`; its server is that of all workers, and ends with them.
+
+    The first that asks starts it, and the others wait.
+    """
+    if TESTS not in os.environ:
+        name_tests()
+    folder = Path(tempfile.gettempdir(), f"warm-python-{os.environ[TESTS]}")
+    folder.mkdir(exist_ok=True)
+    address, client = folder / "server", folder / "python"
+    with FileLock(folder / "lock"):
+        if not client.exists():
+            _start_server(address)
+            made = CLIENT.format(python=sys.executable, address=str(address))
+            client.write_text(made)
+            client.chmod(0o755)
+    return str(client)
+
+
+def _start_server(address: Path) -> None:
     server = subprocess.Popen(
-        [sys.executable, __file__, address],
-        stdin=subprocess.PIPE,  # its end is that of this process
+        [sys.executable, __file__, str(address), os.environ[TESTS].partition("-")[0]],
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the tests, and the server ends with them
     )
-    assert server.stdin is not None and server.stdout is not None
-
-    def end() -> None:
-        server.kill()
-        server.wait()
-        folder.cleanup()
-
-    atexit.register(end)
+    assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n", "the server of warm_python did not start"
-    return str(client)
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,8 @@ class Request:
 class Server:
     """Forks for each client, and tells it how the fork ended."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tests: int) -> None:
+        self.tests = os.pidfd_open(tests)  # readable from the end of that process on
         self.clients: dict[int, socket.socket] = {}
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(address)
@@ -142,16 +164,17 @@ class Server:
         signal.set_wakeup_fd(self.wakes.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self.waiting = selectors.DefaultSelector()
-        for source in (self.listener, self.woken, sys.stdin):
+        for source in (self.listener, self.woken, self.tests):
             self.waiting.register(source, selectors.EVENT_READ)
 
     def serve(self) -> Request | None:
         """Returns in a fork what it is to be, and None when nobody can ask any more."""
         while True:
             for key, _ in self.waiting.select():
-                if key.fileobj is sys.stdin:
+                if key.fileobj == self.tests:
                     for child in self.clients:
-                        os.killpg(child, signal.SIGKILL)
+                        with suppress(ProcessLookupError):
+                            os.killpg(child, signal.SIGKILL)
                     return None
                 if key.fileobj is self.listener:
                     if request := self._fork():
@@ -174,6 +197,7 @@ class Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.waiting.close()
+        os.close(self.tests)
         for one in (self.listener, self.woken, self.wakes, client, *self.clients.values()):
             one.close()
         return request
@@ -293,19 +317,63 @@ def import_ours() -> None:
     sys.path.remove(root)
 
 
+def read_configurations() -> None:
+    """Makes what reads and checks the keys of each family, which a process makes at its first."""
+    from dit.config_loading import default_config
+    from dit.config_loading.load import to_yaml
+    from dit.config_loading.validate import plain_group
+    from dit.models.registry import families
+
+    to_yaml(default_config())
+    for family in families():
+        plain_group(family.default())
+
+
+def read_once(name: str, kept: Path) -> None:
+    """Lets the forks count a network's work and its saved tensors once for all of them.
+
+    `name` is that of a function of one configuration, the same in every process: 0.2 to 0.5 CPU
+    seconds of each rank. The first fork that asks writes the result into the folder `kept`; what
+    the functions return is for tests in pytest's own process, which computes it as users' do.
+    """
+    place, _, named = name.rpartition(".")
+    module = importlib.import_module(place)
+    computed = getattr(module, named)
+
+    @functools.cache
+    def read(of: object) -> object:
+        # What no comparison looks at, no result depends on.
+        parts = [getattr(of, one.name) for one in fields(of) if one.compare]  # type: ignore[arg-type]
+        file = kept / f"{named}-{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+        with suppress(OSError):
+            return pickle.loads(file.read_bytes())
+        found, mine = computed(of), file.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):  # in a test of full disks, or of too many files
+            mine.write_bytes(pickle.dumps(found))
+            mine.replace(file)
+        return found
+
+    setattr(module, named, read)
+
+
 if __name__ == "__main__":
+    gc.disable()  # importing makes no garbage worth a look
     # The allocator of pyarrow starts a thread where it is loaded.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     for name in MODULES:
         importlib.import_module(name)
     name_calls_quickly()
     import_ours()
-    gc.collect()
+    read_configurations()
+    for function in COMPUTED:
+        read_once(function, Path(sys.argv[1]).parent)
     gc.freeze()  # what the collector does not visit stays shared with the forks
+    gc.enable()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lose {len(threads) - 1} threads"
-    server = Server(sys.argv[1])
+    server = Server(sys.argv[1], int(sys.argv[2]))
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     if request := server.serve():
         become(request)
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)

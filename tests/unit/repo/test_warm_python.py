@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import ROOT, environment, run
+from tests.launching import ROOT, environment, run, run_cold
 from tests.warm_python import warm_python
 
 SEEN = """
@@ -79,3 +79,35 @@ def test_a_program_ends_with_its_client(tmp_path: Path, number: signal.Signals) 
             return
         time.sleep(0.05)
     pytest.fail("the program goes on")
+
+
+@pytest.mark.slow
+def test_all_workers_of_a_run_ask_one_server() -> None:
+    words = [sys.executable, "-c", "from tests.warm_python import *; print(warm_python())"]
+    assert run_cold(words).stdout == f"{warm_python()}\n"
+
+
+def test_the_server_ends_with_the_tests(tmp_path: Path) -> None:
+    code = "from tests.warm_python import *; Server(sys.argv[1], int(sys.argv[2])).serve()"
+    with subprocess.Popen(["sleep", "100"]) as tests:
+        words = [sys.executable, "-c", code, str(tmp_path / "server"), str(tests.pid)]
+        with subprocess.Popen(words, cwd=ROOT) as server:
+            while not (tmp_path / "server").exists():
+                time.sleep(0.01)
+            assert server.poll() is None
+            tests.kill()
+            assert server.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_what_one_program_has_counted_the_next_reads() -> None:
+    code = """
+from dit.config_loading import default_config
+from dit.sizing.flops import pass_work
+from dit.sizing.meta_network import stage_on_meta
+from unittest.mock import patch
+with patch("dit.sizing.count_work.stage_on_meta", wraps=stage_on_meta) as built:
+    print(pass_work(default_config().model), built.call_count)
+"""
+    counted, again = (run([sys.executable, "-c", code]).stdout.split() for _ in range(2))
+    assert counted[:-1] == again[:-1] and again[-1] == "0"
