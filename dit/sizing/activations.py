@@ -63,8 +63,9 @@ def _row_numbers(config: RunConfig) -> float:
     model, heard = config.model, _sound_part(config)
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
-    widths = {port.row: part.width_of(port) for part in parts for port in part.ports}
-    sound = widths.get(SOUND_TOKENS, 0)
+    ports = ((part, port) for part in parts for port in part.ports)
+    widths = (part.width_of(port) for part, port in ports if port.row == SOUND_TOKENS)
+    sound = next(widths, 0)
     return tokens * ((1 - heard) * model.hidden_size + heard * sound)
 
 

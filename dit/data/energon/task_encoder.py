@@ -14,7 +14,7 @@ Energon's; the others are in stages.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from megatron.energon.errors import reraise_exception
 from megatron.energon.flavors.base_dataset import SavableDataset
 from megatron.energon.metadataset.loader_interface import LoadedDataset
 from megatron.energon.wrappers.map_dataset import MapDataset
+from torch import Tensor
 
 from dit.batch import LatentSample
 from dit.config import Balance, RngConfig, RunConfig, TrainConfig
@@ -361,11 +362,7 @@ class PackEncoder(DatasetOpener):
 
 def _lasting(sample: LatentSample) -> LatentSample:
     """A copy of the sample whose tensors stay valid when other samples are read."""
-    logvar_CFHW = sample.latent_logvar_CFHW
-    return replace(
-        sample,
-        latent_CFHW=sample.latent_CFHW.clone(),
-        latent_logvar_CFHW=None if logvar_CFHW is None else logvar_CFHW.clone(),
-        text_LE=sample.text_LE.clone(),
-        others={name: values.clone() for name, values in sample.others.items()},
-    )
+    tensors = {f.name: getattr(sample, f.name) for f in fields(sample)}
+    copies = {k: v.clone() for k, v in tensors.items() if isinstance(v, Tensor)}
+    others = {name: values.clone() for name, values in sample.others.items()}
+    return replace(sample, others=others, **copies)
