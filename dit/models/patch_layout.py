@@ -44,9 +44,9 @@ class PatchLayout:
     guidance: float | None = None
     """Guidance scale for the guidance embedding; None: the network has none."""
     draws_given_frames: bool = False
-    """Whether frames of a packed sample may be given later, by a draw of the objective."""
+    """Whether the objective may draw, after packing, frames of a sample that are conditions."""
     clean_sound_level: float | None = None
-    """Noise level of given sound, if the objective's draws may give sound; else None."""
+    """Noise level of sound that the objective draws as a condition; None: it never does."""
     level_share: TokenShare | None = None
     """Which tokens of a sample have the first of its two noise levels in training; None: a sample
     has one noise level."""
@@ -122,7 +122,7 @@ class PatchLayout:
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Names of texts computed from a picture that a sample may lack."""
+        """Names of the optional text inputs that an encoder computes from a picture."""
         optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
         return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
 
@@ -143,7 +143,7 @@ class PatchLayout:
         return self.patch_temporal, self.patch_spatial, self.patch_spatial
 
     def grid(self, latent_CFHW: Tensor) -> Grid:
-        """Number of patches along frames, rows and columns, rounded down."""
+        """Number of patches along the latent's frames, rows and columns, each rounded down."""
         frames, rows, columns = latent_CFHW.shape[1:]
         return (
             frames // self.patch_temporal,

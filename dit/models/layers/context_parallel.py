@@ -51,9 +51,9 @@ class TokenOrder:
     ) -> TokenOrder:
         """The permutations between rows on ranks and the order of the pack, for attention.
 
-        `rows` is the number of tokens of one rank, including padding at the end of the pack. The
-        tokens of `first`, pairs (first row, number of rows) in pack order, are moved before all
-        others.
+        `rows` is the number of tokens of one rank, including padding at the end of the pack.
+        `first` lists pairs (first row, number of rows) in the order of the pack; their tokens come
+        before all others in the order of attention.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -87,14 +87,14 @@ class TokenOrder:
 
 
 def then_others(first: Tensor, total: int) -> Tensor:
-    """The indices of `first`, then all other indices below `total`, ascending; on the CPU."""
+    """The indices in `first`, then all other indices below `total`, ascending; on the CPU."""
     others = torch.ones(total, dtype=torch.bool)
     others[first] = False
     return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each of `spans` after they are concatenated in their order."""
+    """(first row, number of rows) of each of `spans` when their rows are concatenated."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -132,7 +132,7 @@ class TokenExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowExchange:
-    """The exchange between queries of one row of tokens and keys of another row."""
+    """The exchange for attention from queries of one row of tokens to keys of another row."""
 
     spans: Spans  # which queries see which keys, each in its own order of attention
     queries: TokenOrder  # of the rows of this rank by all_gather, else of all context ranks
@@ -327,7 +327,9 @@ def attend_in_ring(
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """(offsets of samples without padding, offsets with padding, longest sample with padding).
 
-    Their lengths are rounded up so that packs can reuse each other's graphs and memory.
+    The offsets are int32 on the device; repeated ends make their number a multiple of
+    `COUNT_MULTIPLE`. The longest length is rounded up. So packs can reuse each other's graphs and
+    memory.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)

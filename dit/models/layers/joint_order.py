@@ -80,10 +80,10 @@ class TokenRow:
 
     @classmethod
     def of_stream(cls, stream: TokenStream, *, attended: Sequence[int]) -> TokenRow:
-        """The row of the tokens of `stream`, as the loader packs them and a step divides them.
+        """The row of the tokens of `stream`, as this rank holds them.
 
-        `attended` are the numbers of tokens of each sample that attention processes, some padding
-        included.
+        `attended` has, for each sample, the number of tokens that attention processes, which may
+        include padding.
         """
         spans = zip(pairwise(stream.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
@@ -108,7 +108,7 @@ class TokenRow:
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
-        """The pieces of the row on context rank `rank`."""
+        """The pieces of the row that context rank `rank` holds, placed in that rank's shard."""
         return [piece.on(replace(self.share, index=rank)) for piece in self.pieces]
 
     @property
@@ -143,7 +143,10 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Number of text rows on each context rank, as `text_row` arranges texts of these lengths."""
+    """Number of text rows on each context rank for texts of these `lengths`.
+
+    It includes the padding that `text_row` adds.
+    """
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
 
@@ -230,8 +233,9 @@ class JointOrder:
     ) -> JointOrder:
         """The joint order of `rows`: a sample's tokens of the first row, then of the next.
 
-        `shared_by` are tensor ranks that divide the tokens, or None. With `sequences` of all
-        samples, attention is block-causal (`block_causal.py`); rows are then latents and text.
+        `shared_by` are tensor ranks that divide the tokens, or None. `sequences` has the segments
+        of each sample and makes attention block-causal (`block_causal.py`); `rows` must then be
+        latents and text.
         """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
@@ -266,12 +270,15 @@ class JointOrder:
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """This tensor rank's shard of each row, from that of the joint row: undoes `join`."""
+        """This tensor rank's shard of each separate row, from its shard of the joint row.
+
+        It undoes `join`.
+        """
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
     def latents(self, joint_JX: Tensor) -> Tensor:
-        """The latents [T, X] of a joint row that this rank has whole."""
+        """The latents [T, X] of a whole joint row `joint_JX`, which no tensor ranks divide."""
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
@@ -282,9 +289,9 @@ class JointOrder:
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """The row of this context rank, from the shards `x` of all its tensor ranks.
+        """The row of this context rank, gathered from the shards `x` of its tensor ranks.
 
-        `_scattered` gives all tensor ranks the whole gradient, so gradients are not added up.
+        Each tensor rank computes the whole gradient, so gradients are not summed.
         """
         if self.shared_by is None:
             return x
@@ -341,10 +348,10 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """(first row in joint order, positions of its tokens in the sequence) of each sample.
+    """Maps each sample in `spans` to (its first row in joint order, places of its tokens).
 
-    The samples are those in `spans`; the tokens are those on `ranks`, ordered by rank, then by row
-    as in `_real_rows`.
+    The places are those in the sample's sequence, for the tokens on `ranks`, ordered by rank, then
+    by row as in `_real_rows`. Samples without tokens are absent.
     """
     kinds = [number > 0 for number in range(len(rows))]  # latents, then text
     whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]

@@ -68,7 +68,7 @@ class PackedAttention(MegatronModule):
         output: bool = True,
         in_one_kernel: bool = True,
     ):
-        """`image` adds norms for keys of an image; `output` adds `linear_proj`.
+        """`image` adds norms for keys of an image; `output` adds the output linear `linear_proj`.
 
         `in_one_kernel` allows one kernel that both normalises and rotates queries and keys.
         """
@@ -96,9 +96,10 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys, normalised but not rotated; a norm across heads includes image keys.
+        """`heads` (queries, then keys), normalised but not rotated.
 
-        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K].
+        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K]. A
+        norm across heads also takes a third tensor, keys of an image.
         """
         if self.across_heads is not None:
             return self.across_heads(*heads)
@@ -152,7 +153,10 @@ class PackedAttention(MegatronModule):
         return attend(*inputs)
 
     def gated(self, out_THK: Tensor, x_TD: Tensor) -> Tensor:
-        """The heads' outputs, each times its gate if the spec has gates, which read `x_TD`."""
+        """`out_THK`, each head multiplied by its gate 2 * sigmoid(linear_heads(x)).
+
+        Without gates in the specification it is unchanged.
+        """
         if self.linear_heads is None:
             return out_THK
         return out_THK * (2 * self.linear_heads(x_TD).sigmoid())[..., None]
@@ -263,7 +267,10 @@ class CrossAttention(PackedAttention):
         *,
         fused: bool = False,
     ) -> Tensor:
-        """Cross-attention to `text` and `image`; `fused` uses the kernel for norms across heads."""
+        """The output [T, D] of cross-attention of `x_TD` to `text`, plus that to `image`, if any.
+
+        `fused` allows the kernel for norms across heads.
+        """
         text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
