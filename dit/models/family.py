@@ -358,7 +358,7 @@ class Family:
     vae: Callable[[Any], str]
     """Maps a configuration to the codec (`dit.codecs.vae`) of the published weights' latents."""
     distilled: Collection[str] = ()
-    """Named sizes whose published weights are distilled to few steps, which no pipeline class of
+    """Names of sizes whose published weights are distilled to few steps, which no pipeline class of
     Diffusers shows."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Maps named sizes of published networks that the family does not support to the feature that

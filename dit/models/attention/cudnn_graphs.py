@@ -58,7 +58,7 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """Strides of a contiguous [T, H, K]: output, its gradient, gradients of q and k."""
+        """Strides of a contiguous [T, H, K]: the output, its gradient, and gradients of q and k."""
         return self.heads * self.width, self.width
 
 
@@ -70,10 +70,10 @@ def few_sizes(size: int, multiple: int) -> int:
 
 
 def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
-    """Whether the backward pass would allocate far more than the gradient of q in float32.
+    """Whether the backward pass would allocate more than 4 times the gradient of q in float32.
 
-    For widths divisible by 16 that gradient is as large as q. For others, such as 72, the frontend
-    allocates it as if each sequence were as long as the longest one.
+    For widths divisible by 16 that gradient has as many numbers as q. For others, such as 72, the
+    frontend allocates it as if each sequence were as long as the longest one.
     """
     count = few_sizes(len(offsets.cu) - 1, _COUNTS)
     longest = few_sizes(max(offsets.longest, _SHORTEST), _LENGTHS)

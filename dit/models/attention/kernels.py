@@ -170,7 +170,7 @@ class _Held:
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
-    """`offsets` with empty sequences at the end, so that `multiple` divides their number."""
+    """`offsets` with empty sequences at the end, whose number is then a multiple of `multiple`."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
 
 
@@ -211,7 +211,7 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
 def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
     """(queries, keys) of the sequences into which padding between two samples is cut.
 
-    `longest` are the largest numbers of a sample's queries and keys.
+    `longest` has the largest number of queries, and of keys, of any sample.
     """
     assert queries or not keys, "keys that no query asks belong behind all others"
     if not queries:

@@ -119,7 +119,10 @@ class Pair:
 
     @property
     def groups(self) -> int:
-        """Number of groups, such as heads, in each of which our tensor has rows of all parts."""
+        """Number of groups of rows in our tensor, such as heads, each with rows of all of `theirs`.
+
+        It is 1 if Diffusers has a single tensor.
+        """
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:

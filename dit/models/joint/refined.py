@@ -133,10 +133,10 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners (that of text without timestep), then the layers over both as one sequence.
+    """The refiners of latents and of text, then the layers over both as one sequence.
 
-    `references` is the largest number of references, which have their own refiner; None: no
-    references.
+    Layers of the text refiner have no modulation. `references` is the largest number of references,
+    which have their own refiner; None: the network takes no references.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -162,5 +162,8 @@ def refined_stacks(
 
 
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
-    """The specification of a network with these `stacks`, which pads text and latents."""
+    """The specification of a network with these `stacks`.
+
+    Text and latents of each sample are padded to a multiple of `model.attended_multiple` tokens.
+    """
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

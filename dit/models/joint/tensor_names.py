@@ -81,8 +81,9 @@ def attention_rows(
 ) -> tuple[Row, ...]:
     """Name-table rows of the linears and norms of an attention.
 
-    `names` are those of q, k and v, of two norms, and of the output linear. `normed` says for which
-    configurations it has norms, `output` whether it has an output linear.
+    `names` are those of q, k and v, of two norms, and of the output linear. `exists` says which
+    configurations have the attention, `normed` which have the norms, and `output` whether there is
+    an output linear.
     """
     qkv, norms, out = names
     rows = (
@@ -260,7 +261,10 @@ EMBEDDER_ROWS: tuple[Row, ...] = (
 
 
 def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
-    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma)."""
+    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma).
+
+    `modulated` says whether layers have weights for their modulations.
+    """
     double: Any = {} if modulated else {"modulations": None}
     return (
         *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*", **double),

@@ -63,11 +63,12 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """The normalised slices of each row, rotated by `angles`, then its other slices as views.
+    """For each row, its normalised slices, rotated by `angles`, then its other slices as views.
 
-    `weights` [H * K] are those of all slices in order. `angles` are cosines and sines in float32,
-    [T, K] or for each head [T, H, K]. They rotate the pairs (a, b) = (x_i, x_{i + K/2}) to (a cos -
-    b sin, b cos' + a sin'), where (cos', sin') are those of the second half.
+    `weights` has a tensor [H * K] for each normalised slice, in order. `angles` are cosines and
+    sines in float32, [T, K] or for each head [T, H, K]; None: no rotation. They rotate the pairs
+    (a, b) = (x_i, x_{i + K/2}) to (a cos - b sin, b cos' + a sin'), where (cos', sin') are those of
+    the second half.
     """
     width = len(weights[0]) // rows[0].x_THX.shape[1]
     layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)

@@ -39,7 +39,7 @@ bytes of its tokens in bfloat16."""
 class RowChunks:
     """Tokens sorted by level row and cut into pieces, one for each program of the kernel.
 
-    It is computed on the device, once for all layers of a pass.
+    The tensors are computed on the device, once for all layers of a pass.
     """
 
     order_T: Tensor  # int32, tokens by level row, and by place inside of a row
@@ -108,7 +108,7 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum h + gate * y of `add`, and norm(sum) * scale + shift, as by `modulate`."""
+    """(the sum h + gate * y, norm(sum) * scale + shift): `add`, then `modulate`, in one kernel."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 

@@ -40,7 +40,10 @@ def offer_of(part_THK: Tensor) -> RowGradient | None:
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given."""
+    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given.
+
+    In that case the row's gradient is allocated and kept in `place`.
+    """
     if place is None:
         return part_THK.new_empty(part_THK.shape)
     tokens, heads, width = part_THK.shape
@@ -53,7 +56,8 @@ def row_to_fill(
 ) -> tuple[Tensor, list[Tensor], int]:
     """(gradient of `x_THX`, gradients of slices to copy to it, first column of these).
 
-    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head.
+    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head. The
+    gradient is that of `place`, if `parts[0]` lies in it, else new memory. `place` gives it up.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

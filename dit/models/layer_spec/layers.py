@@ -35,8 +35,8 @@ class NetworkSpec:
     """Text and latents of a sample are padded to a multiple of this many tokens, and attention sees
     the padding."""
     image_rows: int = 0
-    """Number of an image encoder's rows in each sample; its text inputs include them, but they are
-    no text tokens."""
+    """Number of an image encoder's rows in each sample. Text inputs count them, but they are not
+    text tokens."""
 
     @property
     def layers(self) -> int:

@@ -102,8 +102,8 @@ class LayerPart:
     """A computation on the tokens of a layer's rows, such as attention or a feed-forward."""
 
     runs: ClassVar[str]
-    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`): text,
-    because specifications need no torch."""
+    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`). It is a
+    string, because specifications need no torch."""
     port: Port
 
     @property
@@ -126,7 +126,10 @@ class LayerPart:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges: gather, compute with divided matrices, scatter."""
+        """Number of tensor-parallel exchanges in a pass.
+
+        In one exchange inputs are gathered, divided matrices compute, and outputs are scattered.
+        """
         return 0
 
 
@@ -419,5 +422,8 @@ class LayerSpec:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges of the first row, with which other rows' coincide."""
+        """Number of tensor-parallel exchanges of the layer's first row of tokens.
+
+        Exchanges of other rows coincide with them.
+        """
         return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

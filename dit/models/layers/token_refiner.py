@@ -111,7 +111,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, gated by timestep and mean of the caption."""
+    """A layer of attention and feed-forward, gated by the timestep and the mean of the caption."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()

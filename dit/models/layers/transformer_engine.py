@@ -110,7 +110,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """A context in which `engine_linear` computes in FP8 if the precision of `model` is FP8."""
+    """A context in which `engine_linear` computes in FP8 if `model.fp8` is set."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

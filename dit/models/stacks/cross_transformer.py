@@ -58,7 +58,11 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """Inputs of every layer besides tokens; `others` are more rows to attend to, by name."""
+        """Inputs of every layer besides tokens.
+
+        `others` are more rows for cross-attention by name; `of_parts` are inputs that only parts of
+        one family read.
+        """
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
         return LayerConditions(
@@ -88,9 +92,9 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans that connect this rank's tokens to text tokens of their samples.
+    """Spans in which this rank's tokens attend to the text rows of their samples.
 
-    `starts` has the first text token of each sample, and the end of the last.
+    `starts` has the first text row of each sample, and the end of the last.
     """
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device

@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """Places of a pack's latents and text on this rank, and their level rows."""
+    """Places of a pack's latents and text on this rank, and the noise level of each token."""
 
     text: TextRow
     order: JointOrder
@@ -55,8 +55,8 @@ class JointTransformer(StackedTransformer):
 
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's shard, and
     `my_tokens` of that is this tensor rank's shard. `embed` returns the rows `hidden` and
-    `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations read. The head
-    that `build_head` makes predicts for all latents of this context rank.
+    `text_hidden` and, as `T_EMB`, an embedding of each noise level, which all modulations read. The
+    head that `build_head` makes predicts for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
@@ -64,13 +64,13 @@ class JointTransformer(StackedTransformer):
     """Whether padding that attention processes has keys like real tokens; if not, its keys are
     zeros."""
     refines_references: ClassVar[bool] = False
-    """Whether reference latents have layers of their own, before which pictures do not attend to
-    each other."""
+    """Whether references have refiner layers of their own. Then pictures do not attend to each
+    other in layers over latents alone."""
     references_meet: ClassVar[bool] = False
-    """Whether the references of a sample attend to each other in these layers of their own."""
+    """Whether, in layers over latents alone, the references of a sample attend to each other."""
     text_level: ClassVar[int] = 0
-    """First level row of the text, in multiples of the number of samples; 0: text has the level
-    rows of its sample's noisy tokens."""
+    """Which noise levels text has: k means the rows k * N to (k + 1) * N of the table of levels,
+    for N samples; 0: the levels of the samples' noisy tokens."""
     rotary: nn.Module | None
     """Module that maps the positions of latents, and of text, to rotary angles; a family sets it.
     None: no rotation."""
@@ -134,7 +134,10 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Position in the pack of each token by row; text is numbered after all latents."""
+        """Position in the pack, int64, of each token of this context rank, by row name.
+
+        Text is numbered after all latents.
+        """
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
         joint_J = layout.order.arranged((latents_T, text_L))
@@ -263,7 +266,8 @@ class JointTransformer(StackedTransformer):
 class TextFirstTransformer(JointTransformer):
     """A joint network in which the positions of a picture's tokens follow those of the caption.
 
-    On the first axis, all tokens of the picture have the caption's length as position.
+    On the first axis, the positions of a picture's tokens are shifted by the caption's length plus
+    `first_place`.
     """
 
     first_place: ClassVar[int] = 0

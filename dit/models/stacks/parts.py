@@ -45,8 +45,8 @@ class LayerConditions:
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
     """Rows for cross-attention by name, which no layer changes."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    """How the tokens of a row attend to those of another row, by the name of the first; rows that
-    do not are absent."""
+    """Inputs of attention to another row of tokens, by the name of the row of queries; rows without
+    such attention are absent."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that only parts of one family read, by name."""
 
@@ -64,7 +64,7 @@ class RunningPart:
     """A part of one layer, as specified by `part`."""
 
     def __init__(self, part: Any, idle: Collection[Port] = ()):
-        """`idle` are those of the layer's ports whose output is never used."""
+        """`idle` are ports of the layer whose output is never used."""
         self.part, self.idle = part, idle
 
     @property
@@ -83,7 +83,7 @@ class RunningPart:
 
     @property
     def unused(self) -> Sequence[str]:
-        """Name patterns of the part's weights whose gradient is zero in any pack."""
+        """Name patterns of the part's weights whose gradient is zero for any pack."""
         return [f"{name}.*" for name in self.idle_modules]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002

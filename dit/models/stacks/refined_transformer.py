@@ -37,8 +37,8 @@ class RefinedTransformer(TextFirstTransformer):
     """Denoiser with refiners of latents and of text, then layers over both.
 
     It predicts the velocity of each token. With `ModelConfig.attended_multiple`, learned tokens pad
-    text and latents of each sample: those of text have their own positions, those of latents have
-    position 0.
+    the text and the latents of each sample. Learned text tokens have the positions after the
+    caption, and learned latent tokens have position 0.
     """
 
     theta: ClassVar[float]

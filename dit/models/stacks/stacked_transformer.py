@@ -61,7 +61,7 @@ class StackedTransformer(MegatronModule):
     sign: ClassVar[int] = 1
     """Sign by which the head's output is multiplied, from the family's `ObjectiveConventions`."""
     tells_data_part: ClassVar[bool] = False
-    """Whether the network embeds 1 - t instead of t, which all other code uses."""
+    """Whether the network embeds 1 - t instead of t; all other code uses t."""
     unread: ClassVar[tuple[str, ...]] = ()
     """Names of rows that the head does not use; the last layer does not compute them."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
@@ -146,8 +146,8 @@ class StackedTransformer(MegatronModule):
     def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Output:
         """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
-        For a pack with other streams, a mapping with the output of each stream by its name. On
-        every stage but the last, the next stage's input.
+        A pack with other streams gives a mapping with the output of each stream by its name. Every
+        stage but the last returns the next stage's input instead.
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
@@ -158,7 +158,7 @@ class StackedTransformer(MegatronModule):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        """1000 - `level_M`: timesteps of networks with `tells_data_part`; both are in [0, 1000]."""
+        """1000 - `level_M`, for networks with `tells_data_part`; timesteps are in [0, 1000]."""
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
@@ -205,7 +205,7 @@ class StackedTransformer(MegatronModule):
         return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
-        """Inputs of the layers of a token route, from the blocks `learned`.
+        """Inputs of the layers inside a token route, from the blocks `learned` of all tokens.
 
         None if all layers see all tokens.
         """
@@ -229,7 +229,8 @@ class StackedTransformer(MegatronModule):
     ) -> Blocks:
         """The hidden states by name after the layers of this stage, from the stage's `blocks`.
 
-        Inside a route of `routed`, they include those of tokens that skip it.
+        If the stage ends inside a route, they include, as `WAITING`, the tokens that skip the
+        route's layers.
         """
         hidden = blocks
         for name, stack in self.stacks.items():
@@ -245,7 +246,7 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """The hidden states after the layers of `stack`, some of which a token route holds.
+        """The hidden states after the layers of `stack`, some of which are inside a token route.
 
         `first` is the stack's first layer on this stage, counted over all stacks.
         """
@@ -318,12 +319,15 @@ class StackedTransformer(MegatronModule):
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """A `PerSample` for tokens of this tensor rank, whose level rows are `level_row_T`."""
+        """A `PerSample` for tokens of this tensor rank, with noise levels `level_row_T` [T]."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens of all tensor ranks, each of which computes the whole loss, from `x_T`."""
+        """All tokens of the context rank, gathered from the shards `x_T` of its tensor ranks.
+
+        Each tensor rank computes the whole loss, so gradients are not summed.
+        """
         if not self.config.sequence_parallel:
             return x_T
         # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
@@ -386,11 +390,14 @@ class StackedTransformer(MegatronModule):
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """The joint row by name, from the separate rows in `hidden`, for single-stream layers."""
+        """A mapping with the joint row, made from the separate rows in `hidden`.
+
+        Single-stream layers read it.
+        """
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
-        """The separate rows in `hidden`, also where it has the joint row, which is then split."""
+        """`hidden` with separate rows; a joint row in it is split."""
         return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Output:

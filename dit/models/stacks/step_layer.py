@@ -112,11 +112,12 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         )
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All parameters, even if not `recurse`, if packs may lack the tokens of this layer.
+        """The layer's own parameters, or with `recurse` all of them.
 
-        Before a call of a module Megatron-Core's DDP waits for its own weights that are being
-        gathered (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
-        called, and ranks that see some would gather other weights than ranks that see none.
+        If packs may lack the tokens of this layer, it always yields all. Before a call of a module
+        Megatron-Core's DDP waits for the module's own weights that are being gathered
+        (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not called,
+        and ranks that see some would gather other weights than ranks that see none.
         """
         whole = self.view is not None and self.view.may_be_absent
         return super().parameters(recurse or whole)
@@ -169,7 +170,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
     def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
         """Scale, shift and gate of each slot of `modulation`.
 
-        Tanh is applied to level rows, which are fewer than tokens.
+        Tanh is applied to the gates of noise levels, which are fewer than tokens.
         """
         made = getattr(self, modulation.name)(timestep)
         if not modulation.tanh:
@@ -219,7 +220,10 @@ class _OpenRow:
         return x_TD
 
     def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
-        """Takes the output `x_TD` of a part; with a gate it is added only before the next norm."""
+        """Adds the output `x_TD` of a part, after the norm `after` if there is one.
+
+        With `adaln` it is gated, and added only before the next norm.
+        """
         h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
         if adaln is None:
             self.h_TD = h_TD + x_TD
