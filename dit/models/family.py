@@ -197,7 +197,7 @@ def grid_positions(_: ModelConfig) -> PositionRule:
 def time_offset_positions(_: ModelConfig) -> PositionRule:
     """The rule for `Family.positions` (time, row, column, index in the text).
 
-    Each reference has a time of its own.
+    The target and each reference have different times.
     """
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
 
@@ -261,7 +261,7 @@ class KeptNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
-    """What an objective needs to know about a family's networks."""
+    """Conventions of a family's networks that objectives, samplers and guidance depend on."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that the family sets; explicit keys override them."""
@@ -324,7 +324,7 @@ class Family:
     config: type[ModelConfig]
     """Class of the configuration `model`: its fields, their rules and named sizes."""
     network: Callable[[], Callable[..., Any]]
-    """Imports and returns the network's class, which is called with (configuration, process groups,
+    """Imports and returns the network's class. It is called with (configuration, process groups,
     virtual stage)."""
     spec: Callable[[Any], NetworkSpec]
     """Maps a configuration to the layers of its network."""

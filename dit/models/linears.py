@@ -68,7 +68,10 @@ def _orthogonalised_shapes(
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """(outputs, inputs) of each linear in a matrix, also of linears that Diffusers fuses."""
+    """(outputs, inputs) of each published linear that the matrix of `pair` fuses.
+
+    Linears that Diffusers fuses, too, count separately.
+    """
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
@@ -120,7 +123,8 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
     """Whether a run trains weights whose names begin with `part`, or adapters beside them.
 
-    With `lora.enabled` it does if an entry of `lora.targets` matches one of these linears.
+    With `lora.enabled` it trains adapters beside those weights that an entry of `lora.targets`
+    matches.
 
     Raises:
         Problems: as `group_of_weights`, or as `pairs` of `registry`.

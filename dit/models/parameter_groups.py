@@ -104,7 +104,7 @@ def _matches(pattern: str, pair: Pair) -> bool:
     """Whether `pattern` matches the weight `pair`, by any of its names.
 
     Raises:
-        Problems: it matches some, but not all, of the Diffusers weights that are fused in it.
+        Problems: it matches some, but not all, of the Diffusers weights that `pair` fuses.
     """
     if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True

@@ -108,7 +108,10 @@ class PatchLayout:
         return 2 if self.in_pairs else 1
 
     def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
-        """(latent tokens, text tokens) of each training sample that one stored sample becomes."""
+        """(latent tokens, text tokens) of each training sample that one stored sample becomes.
+
+        `tokens` and `text` are the numbers of the stored sample.
+        """
         return trained_as(tokens, text, self.level_share) * self.copies
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -157,7 +160,10 @@ class PatchLayout:
         return self.padded(grid, math.prod(grid))
 
     def padded(self, grid: Grid, tokens: int) -> int:
-        """Number of tokens of a sample that attention processes, padded to `sample_multiple`."""
+        """Number of tokens of a sample that attention processes, padded to `sample_multiple`.
+
+        `grid` is that of its target, and `tokens` the number of its tokens without padding.
+        """
         return self.filled(self.attended(grid, tokens))
 
     def filled(self, tokens: int) -> int:
@@ -165,7 +171,7 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Number of tokens of a pack's capacity that `rows` text tokens of a sample take.
+        """Number of tokens that `rows` text tokens of a sample take from a pack's capacity.
 
         Text is counted once for each noise level of the sample; 0 if text does not count.
         """

@@ -197,8 +197,8 @@ def families(*, first: str | None = None) -> list[Family]:
 def family_of_size(size: str, *, first: str) -> Family | None:
     """The family that has the named `size`, or None if no family has it.
 
-    The family `first` is tried before others; it is also the answer for `custom`, the size of no
-    name.
+    The family `first` is tried before others. It is also the result for `custom`, which stands for
+    a network without a named size.
 
     Raises:
         Problems: a family knows the size, but does not support its network.

@@ -46,7 +46,10 @@ class SequencePlaces:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, text: bool) -> SequencePlaces:
-        """Positions of a sample's text tokens (`text`) or latent tokens, in the order of rows."""
+        """Positions of a sample's tokens of one kind, in the order of their row.
+
+        They are its text tokens (`text`) or its latent tokens.
+        """
         starts = [*accumulate((one.count for one in segments), initial=0)]
         numbers = [n for n, one in enumerate(segments) if one.is_text is text]
         parts = [torch.zeros(3, 0, dtype=torch.int64)]

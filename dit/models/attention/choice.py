@@ -43,7 +43,7 @@ class AttentionCall:
     layers: int
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Random queries, keys and values, and a gradient of the output, in bfloat16.
+        """(queries, keys, values, gradient of the output), random numbers in bfloat16.
 
         Queries and gradient are [T, H, K], keys and values have a row for each key. Values are a
         slice of a wider matrix, as in layers, because some kernels copy such slices first.

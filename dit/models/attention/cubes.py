@@ -27,7 +27,7 @@ of 2,048 cubes."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """A gather of rows from a tensor, in which some rows of the result are zeros."""
+    """A gather of rows of a tensor; some rows of the result are zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros

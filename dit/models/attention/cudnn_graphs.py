@@ -163,7 +163,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the forward graph for `key`, which cuDNN has not built yet."""
+    """The inputs and outputs of the forward graph for `key`, which cuDNN has yet to build."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -177,7 +177,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the backward graph for `key`, which cuDNN has not built yet."""
+    """The inputs and outputs of the backward graph for `key`, which cuDNN has yet to build."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -227,7 +227,10 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 
 
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
-    """Runs the forward or backward graph for `key` on the current stream, on `buffers`."""
+    """Runs the forward or backward graph for `key` on the current stream.
+
+    `buffers` has inputs and outputs by name; outputs are written into them.
+    """
     import cudnn  # type: ignore[import-not-found]
 
     device = buffers["q"].device

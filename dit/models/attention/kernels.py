@@ -88,8 +88,8 @@ def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
     """Runs of adjacent samples with equal lengths; every sample is in one of them.
 
-    Rows of a run are evenly spaced. Its last sample is left to the next run if it has less room
-    than the others.
+    Rows of a run are evenly spaced. If the last sample has less room than the others, it is left to
+    the next run. `keys` is the number of rows of keys.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -128,7 +128,7 @@ def attend_packed(
 ) -> Tensor:
     """Attention by a `kernel` for sequences of any length that cannot skip padding.
 
-    Padding forms sequences of its own, because gathering the real tokens would cost more than the
+    Padding forms separate sequences, because gathering the real tokens would cost more than the
     attention of padding to itself. That is exact: no real token has padding among its keys, and
     outputs of padding have no gradient. Empty sequences at the end make the number of sequences a
     multiple of `count_multiple`.
@@ -265,7 +265,7 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 4's own function; torch expects two results and gets five."""
+    """Attention by FlashAttention 4, called directly: torch expects two results and gets five."""
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(

@@ -75,7 +75,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention of some tokens of a sample with a mask, because each attends to different keys."""
+    """Attention with a mask, of some tokens of a sample that attend to different keys."""
 
     rows: Tensor  # int64, of the queries
     keys: Tensor  # int64, rows of all keys that one of them sees

@@ -32,13 +32,19 @@ DIFFUSERS = "diffusers"
 
 
 class StrictKeys(BaseModel):
-    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
+    """Pydantic model of a config.json's keys, typed as in JSON.
+
+    1.0 is no integer, 1 is no boolean, NaN is no number, and unknown keys are refused.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class OpenKeys(StrictKeys):
-    """Keys of a file of Diffusers, typed as in JSON; unknown keys are in `model_extra`."""
+    """Pydantic model of the keys of a Diffusers file, typed as in JSON.
+
+    Unknown keys are in `model_extra`.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,8 +54,8 @@ class Key:
     """A key of Diffusers' config.json, and the field of our `model` with the same meaning.
 
     `read` computes the field from all keys, `write` the key from our configuration; both are needed
-    only where key and field have different values. With several fields, `read` returns as many
-    values. A key with neither field nor `write` is exported with Diffusers' default.
+    only where key and field have different values. If `field` has several names, `read` returns a
+    value for each. A key with neither `field` nor `write` is exported with Diffusers' default.
     """
 
     name: str
@@ -153,7 +159,10 @@ class ConfigKeys:
 
     @cached_property
     def file(self) -> type[BaseModel]:
-        """A type for config.json with Diffusers' defaults; other keys are kept in `model_extra`."""
+        """A Pydantic model of config.json with Diffusers' defaults; it keeps unknown keys.
+
+        They are in its `model_extra`.
+        """
         fields: Any = {
             key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
         }
@@ -161,7 +170,7 @@ class ConfigKeys:
 
     @cached_property
     def kept_file(self) -> type[BaseModel]:
-        """A type for the private keys that an export adds to config.json."""
+        """A Pydantic model of the private keys that an export adds to config.json."""
         fields: Any = {one.field: (one.type, one.default) for one in self.kept}
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
@@ -415,7 +424,7 @@ class DiffusersForm:
     fused."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Diffusers' names of linears, in the form of `original_names`, by their names in published
-    folders that use others."""
+    folders with other names."""
     single_file: SingleFile | None = None
     """The form of files of an original project; None: such files are not read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
@@ -433,9 +442,9 @@ class DiffusersForm:
     """Maps a configuration to Python code for model cards that computes `made` from `state` [1, C,
     F, H, W], `t`, `caption` [1, L, E] and `texts`; None: there is none."""
     run_network: Callable[..., Tensor]
-    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep as given
-    to our network, our configuration). For a network with a guidance embedding, the keyword
-    `guidance` has the scale."""
+    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep, our
+    configuration). The timestep is the one that our network gets. For a network with a guidance
+    embedding, the keyword `guidance` has the scale."""
     run_stacked: Callable[..., Tensor] | None = None
     """Computes outputs [B, C, F, H, W] from (Diffusers' network, `StackedSamples`, our
     configuration), to compare speeds. None: not supported. For a network with a guidance embedding,

@@ -113,7 +113,10 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """Numbers of rows of the linears in each of Diffusers' tensors; fused ones have several."""
+        """For each of Diffusers' tensors, the numbers of rows of the linears that it fuses.
+
+        A tensor that is a single linear has one number.
+        """
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 

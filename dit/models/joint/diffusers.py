@@ -87,9 +87,10 @@ DOUBLE_SINGLE_KEYS = double_single_keys(
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Our own config.json keys for the size of patches, for Diffusers classes without them.
+    """Private keys that exports add to config.json for the size of patches.
 
-    `rows` is the side of a patch in published networks.
+    They are for Diffusers classes without such keys. `rows` is the side of a patch in published
+    networks.
     """
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
@@ -236,10 +237,11 @@ def hunyuan_rules(t: Any) -> list[Rule]:
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """(number of given frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
+    """(number of conditioning frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
 
-    The last channel is the mask, 1 on given frames; other frames are zeros. Without `given`, or if
-    it is not shorter than `latent`, no frame is given.
+    `given` has the conditioning frames. The last channel is the mask, 1 on these frames; the other
+    frames are zeros. If `given` is None or not shorter than `latent`, there are no conditioning
+    frames.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:

@@ -102,7 +102,7 @@ def axes_fill_heads(model: HasAxes) -> Rule:
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention, on numbers that must divide others.
+    """Rules of grouped-query attention, on numbers that must divide other numbers.
 
     Key heads divide query heads, and tensor ranks divide key heads.
     """

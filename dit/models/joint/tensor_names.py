@@ -280,7 +280,7 @@ def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """Width for each letter of the shapes in these name tables, except P, G and S."""
+    """The number for each letter of the shapes in these name tables, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -105,7 +105,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::adapter_dropout_add": _adapter_dropout_add,
     "dit::restored_rows": _restored_rows,
 }
-"""By operator name, a function that returns the bytes of a call from the call's arguments."""
+"""Maps an operator's name to a function from the arguments of a call to the bytes it moves."""
 
 
 def _bytes(x: Tensor) -> int:

@@ -24,8 +24,8 @@ class NetworkSpec:
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a network of its own for captions, which runs before their
-    padding (Anima)."""
+    """Whether the first stage has a separate network for captions, which runs before they are
+    padded (Anima)."""
     text_layers: str = ""
     """Prefix of the weights of layers over text alone, on the first stage, which are recomputed in
     the backward pass."""

@@ -58,7 +58,7 @@ class Slot:
 
 
 class NormKind(StrEnum):
-    """Kind of a norm that is a module of its own, unlike the norm without weights of slots."""
+    """Kind of a norm that is a separate module, unlike a slot's norm without weights."""
 
     LAYER = "layer"
     RMS = "rms"
@@ -121,7 +121,7 @@ class LayerPart:
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
-        """The attentions of the part: which tokens attend to which."""
+        """An `AttentionShape` for each attention of the part, with the kinds of its tokens."""
         return ()
 
     @property
@@ -188,7 +188,7 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class AttendAcross(LayerPart):
-    """Attention of the tokens of one row to those of another row, which has its own width.
+    """Attention of the tokens of one row to those of another row, which may have another width.
 
     A sample without tokens in the row of `keys` gets zeros, without a bias.
     """
@@ -226,7 +226,7 @@ class AttendAcross(LayerPart):
 class AttendTo(LayerPart):
     """Cross-attention of a row's tokens to rows that no layer changes, such as text.
 
-    Each of `keys` has keys, values and a softmax of its own; the outputs are added.
+    Each of `keys` has separate keys, values and softmax; the outputs are added.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:CrossAttending"

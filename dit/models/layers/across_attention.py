@@ -31,7 +31,7 @@ class Crossing:
 
 
 class AcrossAttention(PackedAttention):
-    """Attention of the tokens of one row to those of another row, each with its own width."""
+    """Attention of the tokens of one row to those of another row, which may have another width."""
 
     def __init__(self, context: BuildContext, part: AttendAcross):
         spec, (width, key_width) = part.attention, part.widths

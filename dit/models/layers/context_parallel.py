@@ -69,7 +69,7 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The order in which attention's token i is the row `to_pack_W[i]` of the ranks' rows.
+        """The permutations by which attention's token i is row `to_pack_W[i]` of all ranks' rows.
 
         `to_pack_W` is a CPU tensor.
         """
@@ -194,8 +194,8 @@ class Context:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
         `qkv` holds queries, keys and values, and `attend` computes attention of tokens that are all
-        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, which are
-        exchanged alike and passed to `attend`.
+        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, such as gates,
+        which are exchanged as queries are and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -241,7 +241,7 @@ class Context:
         return self._tokens_of_mine(queries.restore(attend(q_WHK, k_WHK, v_WHK, spans)))
 
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
-        """All-to-all from all heads of this rank's tokens to some heads of all tokens.
+        """All-to-all from all heads of this rank's tokens to 1 / R of the heads of all tokens.
 
         The result is [W, H / R, n K]: the n tensors of `qkv` side by side.
         """
@@ -270,7 +270,7 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
     """Checks that the context-parallel exchange `comm` supports joint attention.
 
     Raises:
-        ValueError: `comm` passes keys and values round a ring of several ranks.
+        ValueError: `comm` is p2p, a ring, and there are several `ranks`.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
@@ -281,10 +281,10 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
 
 
 def check_ring(ranks: int) -> None:
-    """Checks that Transformer Engine's ring attention can run on this machine with `ranks` ranks.
+    """Checks that Transformer Engine's ring attention can run on this machine.
 
     Raises:
-        ValueError: Transformer Engine, or a GPU, is missing.
+        ValueError: there are several `ranks`, and Transformer Engine or a GPU is missing.
     """
     if ranks > 1 and not (find_spec("transformer_engine") and torch.cuda.is_available()):
         raise ValueError(

@@ -122,14 +122,17 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """The shard of a pack's text on this context rank, and how it is cut from the whole text."""
+    """The shard of a pack's text on this context rank, and its rows in the whole text."""
 
     row: TokenRow
     source_L: Tensor  # row of the whole text of each token here; one past its end for padding
     sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """Rows of `whole_X`, such as embeddings, for this rank's text tokens; zeros at padding."""
+        """Rows of `whole_X` (such as embeddings of the whole text) for this rank's text tokens.
+
+        Padding gets zeros.
+        """
         last = (0, 0) * (whole_X.dim() - 1)
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 

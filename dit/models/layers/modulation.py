@@ -66,8 +66,8 @@ class TimestepEmbedding(nn.Module):
 class ConditionEmbedding(nn.Module):
     """Sum [N, D] of the embeddings of timestep, guidance scale and pooled text.
 
-    With the end of a step (mean flow), the mean of its embedding and the timestep's stands for the
-    timestep. The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings`
+    With the end of a step (mean flow), the first term is the mean of its embedding and the
+    timestep's. The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings`
     (FLUX); without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
     `HunyuanImageCombinedTimeGuidanceEmbedding`, which also embeds the end of a step; without biases
     of `Flux2TimestepGuidanceEmbeddings`.

@@ -40,7 +40,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """What layers need to know of the tokens of one row, such as rotary angles."""
+    """Inputs of layers for one row of tokens, such as rotary angles."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated

@@ -102,19 +102,22 @@ class BuildContext:
 
 
 class _ParallelLinear(Adaptable):
-    """What our versions of Megatron-Core's column and row linears have in common."""
+    """Code that our versions of Megatron-Core's column and row linears share."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], with adapters; Megatron-Core's returns (output, bias)."""
+        """The output [T, O] of the linear and its adapters for `x` [T, I].
+
+        Megatron-Core's linears return (output, bias) instead.
+        """
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """Output [T, O] of the linear for [T, I], without adapters.
+        """Output [T, O] of the linear for `x` [T, I], without adapters.
 
-        With sequence parallelism a column linear gathers the rows that tensor ranks divide, and a
-        row linear scatters them.
+        With sequence parallelism a column linear gathers its input from all tensor ranks, and a row
+        linear scatters its sum over tensor ranks.
         """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
@@ -312,11 +315,11 @@ class WholeLinear(Adaptable, nn.Linear):
     """A linear whose weight every tensor rank holds whole."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], including adapters."""
+        """The output [T, O] for `input` [T, I], including adapters."""
         return self.adapted(input, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], without adapters."""
+        """The output [T, O] for `x` [T, I], without adapters."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:

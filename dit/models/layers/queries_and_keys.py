@@ -252,10 +252,9 @@ class RotaryTable(nn.Module):
 class InterleavedRotary(nn.Module):
     """Cosines and sines of one set of frequencies, divided among several axes (MRoPE).
 
-    Every axis a but the first has the `sections[a]` frequencies with numbers a, a + A, a + 2 A and
-    so on, where A is the number of axes; the first axis has all others. Angles are float32:
-    positions beyond 65536 were trained so. Source: the interleaved MRoPE of Qwen3-VL
-    (arXiv:2511.21631).
+    With A axes, every axis a but the first has `sections[a]` frequencies, which are number a, a +
+    A, a + 2 A and so on; the first axis has all others. Angles are float32: positions beyond 65536
+    were trained so. Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):

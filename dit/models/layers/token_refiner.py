@@ -67,7 +67,7 @@ class EmbedsGlyphs(HasPrecision, Protocol):
 
 
 class GlyphEmbedding(nn.Module):
-    """Embeds ByT5's states for quoted words [G, E] as text rows [G, D]."""
+    """Maps ByT5's states of quoted words [G, E] to text rows [G, D]."""
 
     def __init__(self, model: EmbedsGlyphs):
         super().__init__()

@@ -28,9 +28,9 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """Numbers of a head of width `head` that are rotated by (frame, row, column).
+    """Numbers of a head of width `head` that are rotated by frame, by row and by column.
 
-    Rows and columns get a third each, rounded down to an even number, and frames the rest.
+    Rows and columns get a third each, rounded down to an even number; frames get the rest.
     """
     spatial = head // 6 * 2
     return head - 2 * spatial, spatial, spatial

@@ -28,7 +28,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 class DoubleSingleTransformer(JointTransformer):
     """Denoiser with double-stream, then single-stream layers: predicts the velocity of each token.
 
-    The module `told` embeds the timestep, with what a family adds to it.
+    The module `told` embeds the timestep and other numbers of a family, such as the guidance scale.
     """
 
     theta: ClassVar[float] = 10_000.0

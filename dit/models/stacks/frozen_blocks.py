@@ -169,9 +169,10 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """The `FrozenMatrix` of `linear`, which is created and set as `linear.frozen` if there is none.
+    """The `FrozenMatrix` of `linear`, which computes its products from now on.
 
-    From then on each product of the linear dequantizes or fetches its matrix.
+    If `linear.frozen` is None, it is created and set. Each product then dequantizes or fetches the
+    matrix.
     """
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen

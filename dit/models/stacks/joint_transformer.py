@@ -206,7 +206,7 @@ class JointTransformer(StackedTransformer):
         device: torch.device,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """Joint order of `rows`, in which the tokens of a sample follow each other."""
+        """Joint order of `rows`: each sample's tokens of the first row, then those of the next."""
         shared_by = self.groups.tp if self.config.sequence_parallel else None
         options: Any = {"device": device, "shared_by": shared_by, "sequences": sequences}
         return JointOrder.of(rows, context=self.context, **options)
@@ -243,7 +243,8 @@ class JointTransformer(StackedTransformer):
     ) -> None:
         """Creates the modulated norm and the linear after the layers, over the row `token_row`.
 
-        `modulate_out` builds another modulation than the default, which has a linear of its own.
+        They exist on the last stage only. `modulate_out` builds the modulation of the norm; None: a
+        linear of the embedding.
         """
         if self.post_process:
             model, config = self.model, self.config

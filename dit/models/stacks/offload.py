@@ -106,7 +106,7 @@ class PlainCopies:
     """Immediate copies, for devices without memory of their own (CPU)."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """(copy of `kept` in host memory, its `Arrival`); the copy is `home`, if given."""
+        """(host copy of `kept`, its `Arrival`); the copy is in `home` if that is not None."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -236,7 +236,7 @@ class _View:
 
 
 class OffloadedLayer:
-    """The tensors of one layer that autograd saved and that are in host memory."""
+    """The tensors in host memory that autograd saved for one layer."""
 
     def __init__(self) -> None:
         self.memory: list[_Away] = []

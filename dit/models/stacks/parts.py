@@ -38,10 +38,9 @@ class LayerConditions:
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]
-    """What layers need to know of the tokens of each row, such as rotary angles, by the row's
-    name."""
+    """Rotary angles, noise levels and masks of the tokens of each row, by the row's name."""
     meetings: Mapping[tuple[str, ...], TokenExchange]
-    """The exchange for attention, by the names of the rows that attend to each other."""
+    """The exchange for attention among rows, by the tuple of names of these rows."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
     """Rows for cross-attention by name, which no layer changes."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)

@@ -51,9 +51,9 @@ class StackedTransformer(MegatronModule):
     samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
     are sent on with hidden states, so that no stage needs a copy of those weights.
 
-    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (computed once
-    for a pass), `embed`, `conditions`, `head`; and `condition_shapes`, for what stages send besides
-    hidden states.
+    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (places of
+    tokens, computed once for a pass), `embed`, `conditions` and `head`; and `condition_shapes`, the
+    shapes of the tensors that stages send besides hidden states.
     """
 
     shares_samples: ClassVar[bool] = False
@@ -361,15 +361,16 @@ class StackedTransformer(MegatronModule):
     def hidden_width(self, name: str) -> int:  # noqa: ARG002
         """Width of the hidden state `name`, by default the model's.
 
-        A stream of another modality may have a width of its own. Between stages its numbers are
-        sent in rows of the model's width.
+        A stream of another modality may have another width. Between stages its numbers are sent in
+        rows of the model's width.
         """
         return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """Shapes by name of what stages send besides hidden states, for `conditions` and `head`.
+        """Shapes by name of the tensors that stages send besides hidden states.
 
-        They must depend only on the pack, and be the same on all stages.
+        `conditions` and `head` read them. The shapes must depend only on the pack, and be equal on
+        all stages.
         """
         raise NotImplementedError
 

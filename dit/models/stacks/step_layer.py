@@ -32,7 +32,7 @@ from dit.models.stacks.views import RunningView
 
 
 class StepLayer(MegatronModule, BaseTransformerLayer):
-    """A layer that runs the steps of a `LayerSpec` in order, over the rows that they name."""
+    """A layer that runs the steps of a `LayerSpec` one by one, over the rows that they name."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Token routes (TREAD): some layers see only a part of the tokens; the others skip them.
+"""Token routes (TREAD): some layers see only a part of the tokens, and other tokens skip them.
 
 The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
 computes its conditions, attention included, as from any other pack. Every rank keeps the same
