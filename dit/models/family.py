@@ -90,8 +90,8 @@ class SampleInput:
     """Number of token ids, if rows are token ids (`dit.token_ids`); None: rows are an encoder's
     output."""
     clean: bool = True
-    """Whether the tokens of a reference latent have the clean level; FLUX Kontext's have the level
-    of their sample."""
+    """Whether the tokens of a reference latent have the noise level of clean tokens; FLUX Kontext's
+    have the level of their sample."""
     null: NullInput = NullInput.ENCODED
     """What replaces a text or vector when the caption is dropped; inputs of other kinds stay."""
     rate: float | None = None
@@ -141,7 +141,10 @@ def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
 
 @dataclass(frozen=True, kw_only=True)
 class HasReferences:
-    """Field of networks whose samples may have references; a base class, before `ModelConfig`."""
+    """Field of networks whose samples may have references.
+
+    It is a base class, which stands before `ModelConfig`.
+    """
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
     """Largest number of reference pictures of a sample; their tokens follow those of the target."""
@@ -155,7 +158,10 @@ class _TakesReferences(Protocol):
 
 
 def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
-    """Inputs for the references of a sample, whose tokens have the clean level or the sample's."""
+    """Inputs for the reference latents of a sample.
+
+    `clean` says whether their tokens have the noise level of clean tokens, or else the sample's.
+    """
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
         SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
@@ -174,7 +180,10 @@ def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class HasGuidance:
-    """Field of networks with an optional guidance embedding; a base class, before `ModelConfig`."""
+    """Field of networks with an optional guidance embedding.
+
+    It is a base class, which stands before `ModelConfig`.
+    """
 
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
@@ -185,7 +194,10 @@ GUIDANCE = 1.0
 
 
 def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
-    """A function for `Family.guidance`: `scale` for networks with a guidance embedding."""
+    """A function for `Family.guidance` that returns `scale` for networks with a guidance embedding.
+
+    For others it returns None.
+    """
     return lambda model: scale if model.guidance_embed else None
 
 
@@ -281,12 +293,12 @@ class ObjectiveConventions:
     """Whether guidance has a second scale, for references, which moves the prediction away from the
     prediction without references."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
-    """Maps a configuration to the norm that guidance keeps; None: it keeps none."""
+    """Maps a configuration to the numbers whose norm guidance keeps; None: it keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRules:
-    """Patterns of weight names, as in `fnmatch`, for initialisation, weight decay and training."""
+    """Patterns (`fnmatch`) of weight names, for initialisation, weight decay and training."""
 
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
@@ -373,9 +385,9 @@ class Family:
         return self.config()  # type: ignore[call-arg]
 
     def unguided_by_references(self, model: ModelConfig) -> str:
-        """Why a guidance scale for references has no effect on the network of `model`.
+        """A message why a guidance scale for references has no effect on the network of `model`.
 
-        Empty if it has an effect.
+        It is "" if the scale has an effect.
         """
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"

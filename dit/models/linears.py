@@ -49,12 +49,12 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of the modules in Diffusers that our linear fuses."""
+    """Names of Diffusers' modules that the linear `pair` of our network fuses."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether Diffusers' `module`, of `pair`, is in the part of a layer that `word` stands for."""
+    """Whether `module`, one of `their_modules(pair)`, is in the part of a layer called `word`."""
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
@@ -111,7 +111,7 @@ def _is_product_of_tokens(module: str, pair: Pair) -> bool:
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether the entry `target` of `lora.targets` matches Diffusers' `module`, of `pair`.
+    """Whether the entry `target` of `lora.targets` matches `module`, one of `their_modules(pair)`.
 
     A target is a word, a whole name, the end of a name, or a pattern.
     """

@@ -73,7 +73,7 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group if later groups apply to all weights that it matches."""
+    """Refuses a group that has no effect, because later groups apply to all weights it matches."""
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(

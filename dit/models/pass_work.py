@@ -99,7 +99,7 @@ class PassWork:
     def attention_flops(
         self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
     ) -> int:
-        """FLOPs of attention alone, which `flops` includes, for the same samples."""
+        """FLOPs of attention alone, which `flops` includes; arguments are as in `flops`."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
         return self._flops(parts, tokens, text, sound)
 

@@ -26,9 +26,9 @@ from dit.batch import Grid, PackedBatch
 
 
 def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tuple[Grid, Tensor]:
-    """The grid of a latent [c, F, H, W], and its tokens [T, C].
+    """(grid of a latent [c, F, H, W] in patches, tokens [T, C]).
 
-    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    Tokens are in the order (frame, row, column), features of a token in the order (c, t, h, w).
     """
     pt, p = patch_temporal, patch_spatial
     cut = latent_CFHW.unflatten(3, (-1, p)).unflatten(2, (-1, p)).unflatten(1, (-1, pt))
@@ -64,7 +64,7 @@ def unpack_latents(
 ) -> list[Tensor]:
     """The latent [c, F, H, W] of each sample of the pack, without padding.
 
-    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    `latent_TC` has the features of a token in the order (c, t, h, w).
     """
     return [
         unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)

@@ -27,7 +27,8 @@ from dit.models.attention.spans import Offsets
 from dit.models.kernels.row_gradient import offer_of, taken
 
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
-"""Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up."""
+"""Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up (see
+`few_sizes`)."""
 _SHORTEST = 64
 """Lower limit of a graph's longest sequence: cuDNN builds no graph for sequences of one token
 alone."""
@@ -63,7 +64,7 @@ class GraphKey:
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple of `multiple`, or, if it is smaller, to a power of two."""
+    """`size` rounded up to a power of two; beyond `multiple`, to a multiple of `multiple`."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()

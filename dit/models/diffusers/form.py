@@ -337,8 +337,8 @@ class Pipeline:
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
     """Components loaded from another repository, by the name of the component."""
     module: str = DIFFUSERS
-    """Python module of the pipeline's class; one outside Diffusers allows folders that contain
-    code."""
+    """Python module of the pipeline's class. If it is not Diffusers, the pipeline's folders may
+    contain code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
         """Keys of `objective` that the pipeline's sampling loop determines, with their values.

@@ -138,7 +138,7 @@ class Pair:
 
 
 def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """All pairs of `table` for the network of `model`, stack after stack.
+    """All pairs of `table` for the network of `model`; those of stacks come last, in their order.
 
     Each tensor of both networks is in exactly one pair.
     """

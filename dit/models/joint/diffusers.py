@@ -123,7 +123,7 @@ def double_single_rules(t: Any) -> list[Rule]:
 
 
 def mlp_ratio(hidden: int, width: int) -> float:
-    """The `ModelConfig.mlp_ratio` of a network of `width` whose MLP is `hidden` wide."""
+    """The `ModelConfig.mlp_ratio` of a network of width `width` with an MLP of width `hidden`."""
     return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
 
 

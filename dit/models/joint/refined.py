@@ -118,9 +118,10 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Largest latent, (frames, rows, columns), that the tables of rotary angles cover.
+    """Largest latent, (frames, rows, columns) in cells, that the tables of rotary angles cover.
 
-    `axes_lens` has the table length for captions, then for rows and columns of tokens.
+    `axes_lens` has the table length for captions, then for rows and columns of tokens. Frames are
+    not limited.
     """
     rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
     return 2**20, rows, columns

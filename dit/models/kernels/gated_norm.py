@@ -143,7 +143,10 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs, from `gradients` [T, D] of `sum` and `x`, or None if unused."""
+        """Gradients of the inputs.
+
+        `gradients` are those [T, D] of `sum` and `x`; None for one that nothing uses.
+        """
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
         if h_TD is not None and to_x_TD is None:

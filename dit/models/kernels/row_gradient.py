@@ -23,7 +23,10 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient [T, H, X] of a row of heads, which another kernel may write from `begin` on."""
+    """The gradient [T, H, X] of a row of heads.
+
+    Another kernel may write a part of each head, from number `begin` on.
+    """
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None

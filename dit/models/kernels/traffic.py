@@ -134,8 +134,8 @@ def _stats(tokens: Tensor) -> int:
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
     """Bytes of the cosines and sines that all groups of heads read.
 
-    Each group reads `cos` again if it is [T, K], not if it is [T, H, K]. Without `twisted` both
-    halves of a head share one cosine and sine.
+    Each group reads `cos` and `sin` again if they are [T, K], not if they are [T, H, K]. Without
+    `twisted` both halves of a head share one cosine and sine.
     """
     if cos is None:
         return 0

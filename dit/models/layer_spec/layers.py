@@ -27,8 +27,8 @@ class NetworkSpec:
     """Whether the first stage has a separate network for captions, which runs before they are
     padded (Anima)."""
     text_layers: str = ""
-    """Prefix of the weights of layers over text alone, on the first stage, which are recomputed in
-    the backward pass."""
+    """Prefix of the weights of layers over text alone. These layers run on the first stage, and are
+    recomputed in the backward pass."""
     text_tokens: int | None = None
     """Text is padded to this many tokens in each sample; None: no padding."""
     attended_multiple: int = 1

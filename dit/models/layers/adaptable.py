@@ -241,7 +241,7 @@ def dropout_rows() -> DropoutRows | None:
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """A context in which adapters apply dropout by the seed and positions `rows`."""
+    """A context in which adapters apply dropout by `rows`, seed and positions; None: no dropout."""
     token = _current.set(rows)
     try:
         yield

@@ -312,17 +312,17 @@ Real = dict[int, int]  # real tokens by sample
 
 
 def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
-    """Indices of a rank's rows in joint order, padding last, and real tokens by sample."""
+    """(indices of a rank's rows in joint order, padding last; number of real tokens by sample)."""
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """Indices of the rows of all ranks in joint order, and numbers of real tokens by sample.
+    """(indices of the rows of all ranks in joint order; number of real tokens by sample).
 
-    An index counts in the concatenation of all ranks' `rows`. Samples without real tokens in
-    `asked` come last, because no query attends to them.
+    An index counts in the concatenation of all ranks' `rows`. If `asked` is given, samples without
+    real tokens in it come last, because no query attends to them.
     """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
@@ -333,7 +333,7 @@ def _joint_rows_of_all(
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
-    """Pairs (sample, indices of its real tokens in one piece) on the context rank `rank`.
+    """Yields (sample, indices of its real tokens) for each piece on the context rank `rank`.
 
     Indices count in the concatenation of `rows`.
     """
@@ -378,10 +378,10 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """Row indices in joint order, int64 [J] or [W], and numbers of real tokens by sample.
+    """(row indices in joint order, int64 [J] or [W]; number of real tokens by sample).
 
-    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
-    Samples without real tokens in `asked` follow all others, and padding comes last.
+    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece). If
+    `asked` is given, samples without real tokens in it follow all others. Padding comes last.
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:

@@ -175,7 +175,7 @@ class TimestepConditioning:
 class AdaLN:
     """Shift, scale and gate of one sublayer, from the noise level of each sample.
 
-    x = LayerNorm(h) * (1 + scale) + shift        `branch`
+    x = norm(h) * (1 + scale) + shift             `branch`
     y = sublayer(x)                               attention, cross-attention or MLP
     h = h + gate * y                              `add`; `add_and_branch` also computes the next x
 
@@ -187,7 +187,10 @@ class AdaLN:
     gate_ND: Tensor | None  # of the part's output; None where it has none
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """LayerNorm of the tokens `h_TD`, scaled and shifted: the input of the sublayer."""
+        """The norm of the tokens `h_TD` without weights, scaled and shifted: the sublayer's input.
+
+        It is RMSNorm with `per_sample.rms`, else LayerNorm.
+        """
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,10 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """Attention within each sample, recomputed in the backward pass if configured."""
+        """The output [T, H, K] of attention within each sample.
+
+        It is recomputed in the backward pass if configured. Padding has undefined outputs.
+        """
         if not spans.lengths:
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
@@ -292,7 +295,8 @@ class CrossAttention(PackedAttention):
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
         """Queries [T, H, K], then keys and values [L, H, K] of text and of an image, if any.
 
-        `products` are [T, H * K] for queries, then [L, H * 2 * K] for text and for an image.
+        Queries and keys are normalised. `products` are [T, H * K] for queries, then [L, H * 2 * K]
+        for text and for an image.
         """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)

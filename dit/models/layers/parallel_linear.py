@@ -360,7 +360,7 @@ class Replicated(WholeLinear):
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """The gated activation f(gate) · up (arXiv:2002.05202); gates and ups alternate in `x_TX`.
 
-    By alternating columns each tensor rank has whole pairs.
+    Because columns alternate, each tensor rank has whole pairs.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF

@@ -112,7 +112,8 @@ def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
     """A copy of the pack with every caption padded by zero vectors to `length` tokens.
 
-    The published weights of Cosmos and of Wan attend to this padding. None changes nothing.
+    With None it is the pack itself. The published weights of Cosmos and of Wan attend to this
+    padding.
 
     Raises:
         ValueError: a caption is longer than `length`.
@@ -130,7 +131,7 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, followed by zeros up to `length` rows; with None, `rows_LE`.
+    """The rows of each sample, followed by zeros up to `length` rows; None: `rows_LE` itself.
 
     `starts` has the first row of each sample, and the end of the last.
     """

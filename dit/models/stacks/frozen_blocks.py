@@ -179,7 +179,7 @@ def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear with a frozen matrix, for `x_TI`; saves nothing for backward."""
+    """The output of a linear with a frozen matrix, for `x_TI`; saves no tensor for backward."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
@@ -304,7 +304,10 @@ class WaitingBlock:
     """The frozen matrices of a swapped block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Moves the matrices of `linears` to host memory, from the device if they are there."""
+        """Moves the matrices of `linears` to host memory; their weights stay empty until `settle`.
+
+        `settle` gives them the host memory.
+        """
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0

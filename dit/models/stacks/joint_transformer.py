@@ -173,9 +173,9 @@ class JointTransformer(StackedTransformer):
         )
 
     def _references(self, batch: PackedBatch) -> Tensor | None:
-        """Mask [T] of the reference tokens among this tensor rank's latents, or None.
+        """Mask [T] of the reference tokens among this tensor rank's latents.
 
-        See `JointConditions.is_reference_T`.
+        None if the pack has no references, or if references have no layers of their own.
         """
         if not (self.refines_references and any(batch.references)):
             return None
@@ -216,7 +216,7 @@ class JointTransformer(StackedTransformer):
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
-        """Rotary angles of latents, of text, and of both in joint order."""
+        """Rotary angles of latents, of text, and of both in joint order; None without rotation."""
         if self.rotary is None:
             return (None,) * 3
         latents = self.rotary(batch.position_TA)

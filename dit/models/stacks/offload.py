@@ -91,7 +91,7 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Size in bytes of a buffer for `size` bytes: whole pages, and one of few sizes."""
+    """Size in bytes of a buffer for `size` bytes: whole pages, rounded to one of few sizes."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 

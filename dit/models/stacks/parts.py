@@ -92,14 +92,18 @@ class RunningPart:
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """The output for each port's row, or None, from the tokens [T, D] that enter the ports."""
+        """For each port, the output that is added to its row, or None.
+
+        `inputs` are the tokens [T, D] as they enter the ports.
+        """
         raise NotImplementedError
 
 
 class SelfAttending(RunningPart):
     """Self-attention over one row, or joint attention over two rows.
 
-    A row whose output is never used has none, though other tokens attend to its tokens.
+    If the output of a row is never used, it is not computed; other tokens still attend to the
+    row's.
     """
 
     part: Attend

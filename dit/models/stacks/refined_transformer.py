@@ -112,7 +112,7 @@ class RefinedTransformer(TextFirstTransformer):
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Captions [L, E], padded to `text_lengths`, and a mask [L] of the captions' own rows."""
+        """(captions [L, E] padded to `text_lengths`, mask [L]: True for the captions' own rows)."""
         text_LE, lengths = batch.text_LE, self.text_lengths(batch)
         starts, device = pairwise(batch.text_starts), text_LE.device
         source_L = torch.full((sum(lengths),), len(text_LE))

@@ -313,7 +313,7 @@ class StackedTransformer(MegatronModule):
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
-        """This tensor rank's shard of the tokens `x_T` under sequence parallelism."""
+        """This tensor rank's shard of tokens `x_T`; without sequence parallelism all of them."""
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
@@ -351,7 +351,7 @@ class StackedTransformer(MegatronModule):
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of the pack as the network needs it, for example with padded text."""
+        """The pack as the network needs it, for example with padded text; `batch` is unchanged."""
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
@@ -425,7 +425,7 @@ def stage_rows(shapes: Shapes, width: int) -> int:
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
     """The tensors `blocks` as rows [rows, 1, `width`], in the order of `shapes`.
 
-    All have the dtype of the hidden states, which come first.
+    All are converted to the dtype of the hidden states, which come first.
     """
     parts, dtype = [], blocks[next(iter(shapes))].dtype
     for name, shape in shapes.items():

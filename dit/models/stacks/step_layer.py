@@ -190,7 +190,10 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
     def _untouched(self, h_TD: Tensor) -> Tensor:
-        """`h_TD` unchanged, connected to all weights, so that they get zero gradients for DDP."""
+        """`h_TD` unchanged, but connected to all trained weights, so that their gradients are zero.
+
+        DDP waits for a gradient of each weight.
+        """
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
         return h_TD + torch.stack(nothing).sum() if nothing else h_TD
