@@ -166,7 +166,7 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 
 
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
-    """Name-table rows of the embeddings of timestep, guidance and pooled text.
+    """Name-table rows of the embeddings of timestep, pooled text and guidance.
 
     `guidance` says for which configurations there is a guidance embedding; None: for none.
     """
@@ -202,7 +202,10 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the layers of a token refiner (HunyuanVideo, HunyuanImage)."""
+    """Name-table rows of a token refiner (HunyuanVideo, HunyuanImage), called `ours` here.
+
+    They are those of its embeddings, and of as many layers as a configuration may have.
+    """
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
     return (
@@ -229,7 +232,10 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the embedding of ByT5's states (HunyuanVideo 1.5, HunyuanImage)."""
+    """Name-table rows of the embedding of ByT5's states, called `ours` in our network.
+
+    HunyuanVideo 1.5 and HunyuanImage have it.
+    """
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
     return (

@@ -236,12 +236,13 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
+    """Gradients of the norms' weights, one tensor [H * K] for each; also writes the gradient of x.
 
-    `to_out` are gradients [T, H, K] of the normalised slices. `to_others` [T, H, width] are copied
-    to each head after its first `begin` numbers; the numbers between the normalised slices and
-    these are already in `to_x_THX`. `weights` are [H * K]; `squares` and `products` are sums
-    [slices * T], float32, slice after slice; `cos` and `sin` are [T, K] or [T, H, K].
+    The gradient of x is written to `to_x_THX`: of each head first the normalised slices, and from
+    number `begin` on `to_others` [T, H, width], which are copied. Numbers in between must be there
+    already. `to_out` are gradients [T, H, K] of the normalised slices, `weights` are [H * K];
+    `squares` and `products` are sums [slices * T], float32, slice after slice; `cos` and `sin` are
+    [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:

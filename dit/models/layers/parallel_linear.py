@@ -163,7 +163,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """With `partial_gradient`, each tensor rank keeps its part of the input's gradient."""
+        """With `partial_gradient`, tensor ranks do not sum their parts of the input's gradient."""
         super().__init__(
             inputs,
             outputs,

@@ -49,10 +49,10 @@ def _usable(device: torch.device) -> bool:
 def compiled(
     function: Callable[..., Tensor], *, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Tensor]:
-    """`function` compiled to a fused kernel by `backend`, once for packs of all sizes.
+    """`function`, which `backend` compiles to a fused kernel at its first call.
 
-    The number of rows may vary. Widths are constants of the kernel, so a norm over the width is
-    computed in one pass.
+    One kernel serves packs of all sizes, because the number of rows may vary. Widths are constants
+    of the kernel, so a norm over the width is computed in one pass.
     """
     made: Any = compile_here(function, dynamic=False, backend=backend)
 
@@ -232,7 +232,10 @@ def _on_rectangles(
 
 
 class _Rectangles(torch.autograd.Function):
-    """Autograd function of base + x * scale; `base` has rows of levels (`shifts`) or of tokens."""
+    """Autograd function of base + x * scale, with the scale of each token's noise level.
+
+    `base` has a row for each noise level if `shifts`, else for each token.
+    """
 
     @staticmethod
     def forward(

@@ -42,7 +42,7 @@ class LayerConditions:
     meetings: Mapping[tuple[str, ...], TokenExchange]
     """The exchange for attention among rows, by the tuple of names of these rows."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
-    """Rows for cross-attention by name, which no layer changes."""
+    """Rows for cross-attention, such as text, by name; no layer changes them."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
     """Inputs of attention to another row of tokens, by the name of the row of queries; rows without
     such attention are absent."""
