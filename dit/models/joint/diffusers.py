@@ -102,7 +102,7 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """The rule that the network of `t` has patches of one cell; pipelines cut patches before it."""
+    """The rule that the network of `t` has patches of one cell, as the pipeline cuts patches."""
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
@@ -115,7 +115,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our network to compute the same."""
+    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -225,7 +225,7 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our Hunyuan networks to compute the same."""
+    """Rules that a config.json `t` must satisfy for our networks to compute what Diffusers' do."""
     return [
         (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
         (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),

@@ -139,7 +139,7 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
 
 
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy for our network to compute the same.
+    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does.
 
     `eps` is the epsilon of our norms.
     """

@@ -59,8 +59,9 @@ def row_to_fill(
 ) -> tuple[Tensor, list[Tensor], int]:
     """(gradient of `x_THX`, gradients of slices to copy to it, first column of these).
 
-    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head. The
-    gradient is that of `place`, if `parts[0]` lies in it, else new memory. `place` gives it up.
+    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head. If
+    `parts[0]` lies in the gradient that `place` holds, that gradient is returned, and `parts[0]` is
+    not copied; else new memory is. `place` then holds none.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

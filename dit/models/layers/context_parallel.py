@@ -327,9 +327,9 @@ def attend_in_ring(
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """(offsets of samples without padding, offsets with padding, longest sample with padding).
 
-    The offsets are int32 on the device; repeated ends make their number a multiple of
-    `COUNT_MULTIPLE`. The longest length is rounded up. So packs can reuse each other's graphs and
-    memory.
+    The offsets are int32 on the device; empty samples at the end make the number of samples a
+    multiple of `COUNT_MULTIPLE`. The longest length is rounded up. So packs can reuse each other's
+    graphs and memory.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)
