@@ -60,7 +60,7 @@ def check_compiler() -> None:
 
 
 def missing_for_compilation() -> str:
-    """What torch.compile needs and this machine lacks, such as `Python.h`; empty if nothing."""
+    """What torch.compile needs and this machine lacks, such as the path of `Python.h`, or ""."""
     wanted = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(shutil.which(name) for name in wanted if name):
         return "g++, clang++ or $CXX"

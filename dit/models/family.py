@@ -90,22 +90,22 @@ class SampleInput:
     """Number of token ids, if rows are token ids (`dit.token_ids`); None: rows are an encoder's
     output."""
     clean: bool = True
-    """Whether the tokens of a reference latent have the clean level; FLUX Kontext's have the level
-    of their sample."""
+    """Whether the tokens of a reference latent have the noise level of clean tokens; FLUX Kontext's
+    have the level of their sample."""
     null: NullInput = NullInput.ENCODED
     """What replaces a text or vector when the caption is dropped; inputs of other kinds stay."""
     rate: float | None = None
-    """Latent frames a second, of a sound."""
+    """Latent frames per second of a sound; None for other inputs."""
     rounds: bool = False
     """Whether the number of frames of a sound is rounded to the nearest, instead of up."""
     pictures: int = 0
-    """Number of given pictures from which a codec computes the input: 1, the first frame; 2, the
-    first and last; 0: none."""
+    """Number of conditioning pictures from which a codec computes the input: 1, the first frame; 2,
+    the first and the last frame; 0: the input is not computed from pictures."""
     encoder: str | None = None
     """Text encoder (`dit.codecs.text`) of the published weights; None for inputs without one."""
     refused_encoders: Mapping[str, str] = field(default_factory=dict)
-    """Encoders whose output has the same width but another meaning, each with the setting with
-    which a network of the family reads it."""
+    """Maps encoders that are refused, although their output has the same width, to the setting with
+    which a network of the family reads their output, such as `model.text_conditioner=stored`."""
 
     def sound_frames(self, seconds: float) -> int:
         """Number of latent frames that are generated for a sound of `seconds`; needs `rate`."""
@@ -141,10 +141,13 @@ def pooled_input(model: _ReadsPooledText, *, encoder: str) -> SampleInput:
 
 @dataclass(frozen=True, kw_only=True)
 class HasReferences:
-    """Field of networks whose samples may have references; a base class, before `ModelConfig`."""
+    """Field of networks whose samples may have references.
+
+    It is a base class, which stands before `ModelConfig`.
+    """
 
     reference_latents: OfInputs[int] = bounded(0, most=64, least=0)
-    """Largest number of reference pictures of a sample, whose tokens follow the sample's own."""
+    """Largest number of reference pictures of a sample; their tokens follow those of the target."""
 
 
 class _TakesReferences(Protocol):
@@ -155,7 +158,10 @@ class _TakesReferences(Protocol):
 
 
 def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInput]:
-    """Inputs for the references of a sample, whose tokens have the clean level or the sample's."""
+    """Inputs for the reference latents of a sample.
+
+    `clean` says whether their tokens have the noise level of clean tokens, or else the sample's.
+    """
     kind, width = InputKind.REFERENCE, model.in_channels
     return [
         SampleInput(name=f"{REFERENCE}_{n}", kind=kind, width=width, required=False, clean=clean)
@@ -164,9 +170,9 @@ def reference_inputs(model: _TakesReferences, *, clean: bool) -> list[SampleInpu
 
 
 def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
-    """The input with the text that replaces a caption whose encoder also sees pictures.
+    """The input `null_text`: rows in place of a dropped caption, for encoders that see pictures.
 
-    That text depends on the sample's pictures, so each sample has its own.
+    These rows depend on the sample's pictures, so each sample stores its own.
     """
     null: Any = {"kind": InputKind.NULL_TEXT, "required": False, "may_be_empty": True}
     return (SampleInput(name="null_text", width=model.crossattn_emb_size, **null),)
@@ -174,30 +180,36 @@ def null_text_inputs(model: ModelConfig) -> tuple[SampleInput, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class HasGuidance:
-    """Field of networks with an optional guidance embedding; a base class, before `ModelConfig`."""
+    """Field of networks with an optional guidance embedding.
+
+    It is a base class, which stands before `ModelConfig`.
+    """
 
     guidance_embed: bool = True
     """Whether the network gets a guidance scale, `objective.guidance`."""
 
 
 GUIDANCE = 1.0
-"""Guidance scale that the guidance embedding gets in training: prediction without guidance."""
+"""Guidance scale that the guidance embedding gets in training; 1 stands for no guidance."""
 
 
 def guidance_told(scale: float = GUIDANCE) -> Callable[[HasGuidance], float | None]:
-    """A function for `Family.guidance`: `scale` for networks with a guidance embedding."""
+    """A function for `Family.guidance` that returns `scale` for networks with a guidance embedding.
+
+    For others it returns None.
+    """
     return lambda model: scale if model.guidance_embed else None
 
 
 def grid_positions(_: ModelConfig) -> PositionRule:
-    """The rule for `Family.positions` by index of frame (at any rate), row and column."""
+    """The rule for `Family.positions` that numbers frames, rows and columns, at any frame rate."""
     return resolve_name("dit.models.positions:GridPositions")()
 
 
 def time_offset_positions(_: ModelConfig) -> PositionRule:
     """The rule for `Family.positions` (time, row, column, index in the text).
 
-    Each reference has a time of its own.
+    The target and each reference have different times.
     """
     return resolve_name("dit.models.positions:TimeOffsetPositions")()
 
@@ -211,47 +223,48 @@ def half_step_positions(_: ModelConfig) -> PositionRule:
 
 
 def far_picture_positions(_: ModelConfig) -> PositionRule:
-    """The rule for `Family.positions` (index, row, column), with pictures after all texts."""
+    """The rule for `Family.positions` (index, row, column) that puts pictures after any text."""
     return resolve_name("dit.models.positions:FarPicturePositions")()
 
 
 def references_first_positions(_: ModelConfig) -> PositionRule:
-    """The rule for `Family.positions` (index, row, column, picture), references first."""
+    """The rule for `Family.positions` (index, row, column, picture) that puts references first."""
     return resolve_name("dit.models.positions:ReferencesFirstPositions")()
 
 
 class ConditionPositions(Protocol):
-    """Positions of the tokens of a picture or clip that is given in a video, from some frame on."""
+    """Positions of the tokens of a conditioning picture or clip, by the frame where it begins."""
 
     def __call__(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Positions [tokens, axes] float32, for a picture or clip of `grid` patches.
+        """Positions [tokens, axes] float32 of a conditioning picture or clip of `grid` patches.
 
-        It begins at the pixel frame `frame`; `fps` is NaN if unknown.
+        `frame` is the pixel frame of the video at which the condition begins; `fps` is NaN if
+        unknown.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionRules:
-    """Rules for pictures and clips that generation is given at any frame of a video."""
+    """Rules for pictures and clips that condition generation, from any frame of the video on."""
 
     positions: ConditionPositions
     temporal_stride: int
     """Number of pixel frames per latent frame."""
     prefix_frames: int
-    """Number of latent frames of a given clip that become additional tokens, if it does not begin
-    the video."""
+    """Number of latent frames that become additional tokens, of a conditioning clip that begins
+    after the video's first frame."""
 
     def whole_frames(self, frames: int) -> int:
-        """Number of pixel frames, stride * n + 1, of the longest clip with whole latent frames.
+        """The largest number of pixel frames temporal_stride * n + 1 that is at most `frames`.
 
-        The clip has at most `frames` pixel frames.
+        A clip of that length has a whole number of latent frames.
         """
         return (frames - 1) // self.temporal_stride * self.temporal_stride + 1
 
 
 class KeptNorm(StrEnum):
-    """The numbers whose norm guidance keeps equal to that of the conditional prediction."""
+    """The numbers whose norm guidance keeps equal to their norm in the conditional prediction."""
 
     TOKEN = "token"  # all numbers of a token (Qwen-Image)
     TOKEN_AT_MOST = "token at most"  # the same where guidance makes it larger (LongCat-Image)
@@ -260,7 +273,7 @@ class KeptNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveConventions:
-    """What an objective needs to know about a family's networks."""
+    """Conventions of a family's networks that objectives, samplers and guidance depend on."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that the family sets; explicit keys override them."""
@@ -277,15 +290,15 @@ class ObjectiveConventions:
     """Noise level t of clean tokens, such as a given first frame; None: there are no such
     tokens."""
     guides_by_references: bool = False
-    """Whether guidance has a second scale, for references: the prediction is also moved away from
-    that without references."""
+    """Whether guidance has a second scale, for references, which moves the prediction away from the
+    prediction without references."""
     keeps_norm: Callable[[Any], KeptNorm | None] = lambda _: None
-    """Maps a configuration to the norm that guidance keeps; None: it keeps none."""
+    """Maps a configuration to the numbers whose norm guidance keeps; None: it keeps none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightRules:
-    """Patterns of weight names, as in `fnmatch`, for initialisation, weight decay and training."""
+    """Patterns (`fnmatch`) of weight names, for initialisation, weight decay and training."""
 
     zero: tuple[str, ...] = ()
     """Matrices that start at zero, as all biases do."""
@@ -294,16 +307,20 @@ class WeightRules:
     fixed: tuple[str, ...] = ()
     """Tables that checkpoints hold and that are never trained: buffers, filled by their module."""
     sound: tuple[str, ...] = ()
-    """Weights that compute the tokens of the sound, in networks that have some."""
+    """Weights that only sound tokens pass, in networks with sound."""
     hears: tuple[str, ...] = ()
-    """Weights by which frames attend to the sound, which a sample without one does not pass."""
+    """Weights of the attention from video tokens to sound, which samples without sound do not
+    use."""
 
     def starts_at_zero(self, name: str) -> bool:
         """Whether the matrix with this name in checkpoints starts at zero."""
         return any(fnmatchcase(name, pattern) for pattern in self.zero)
 
     def stream(self, name: str) -> LoraStreams:
-        """The stream whose tokens alone pass a weight; both, where frames attend to the sound."""
+        """The stream (video, sound or both) whose tokens pass the weight `name`.
+
+        It is both for weights of the attention from video tokens to sound (`hears`).
+        """
         if any(fnmatchcase(name, pattern) for pattern in self.hears):
             return LoraStreams.BOTH
         sound = any(fnmatchcase(name, pattern) for pattern in self.sound)
@@ -319,19 +336,20 @@ class Family:
     config: type[ModelConfig]
     """Class of the configuration `model`: its fields, their rules and named sizes."""
     network: Callable[[], Callable[..., Any]]
-    """Imports and returns the network's class, which is called with (configuration, process groups,
+    """Imports and returns the network's class. It is called with (configuration, process groups,
     virtual stage)."""
     spec: Callable[[Any], NetworkSpec]
     """Maps a configuration to the layers of its network."""
     parts: Mapping[str, str]
-    """For words in names of weights, the part of the model by which their gradient norm is
-    logged."""
+    """Maps words in names of weights to the part of the model whose gradient norm includes them
+    (`grad_norm_*`)."""
     diffusers: Callable[[], DiffusersForm] | None = None
-    """Imports the names and formats of Diffusers' counterpart; None: there is none, and nothing
-    converts."""
+    """Imports and returns the names and formats of Diffusers' counterpart; None: Diffusers has
+    none, and weights cannot be converted."""
     names: Callable[[], NameTable] | None = None
-    """Imports the names of weights in files, where Diffusers has no counterpart to take them from;
-    None: there are none, so that the network takes no adapters, no Muon and no groups."""
+    """Imports and returns the table of weight names in files, for families without a counterpart in
+    Diffusers. If this and `diffusers` are None, the network supports no adapters, no Muon and no
+    parameter groups."""
     inputs: Callable[[Any], tuple[SampleInput, ...]]
     """Maps a configuration to the inputs of a sample besides its latent."""
     positions: Callable[[Any], PositionRule]
@@ -339,8 +357,8 @@ class Family:
     weights: WeightRules
     objective: ObjectiveConventions
     conditions: Callable[[Any], ConditionRules | None] = lambda _: None
-    """Maps a configuration to rules for pictures that generation gets at any frame; None:
-    unsupported."""
+    """Maps a configuration to the rules for conditioning pictures and clips at any frame; None:
+    they are not supported."""
     guidance: Callable[[Any], float | None] = lambda _: None
     """Maps a configuration to the usual `objective.guidance`; None: no guidance embedding."""
     tells_step_end: Callable[[Any], bool] = lambda _: False
@@ -352,22 +370,24 @@ class Family:
     vae: Callable[[Any], str]
     """Maps a configuration to the codec (`dit.codecs.vae`) of the published weights' latents."""
     distilled: Collection[str] = ()
-    """Names of sizes whose published weights need few steps, which no pipeline class says."""
+    """Names of sizes whose published weights are distilled to few steps, which no pipeline class of
+    Diffusers shows."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """For published networks that the family does not have, the feature that it lacks for them."""
+    """Maps named sizes of published networks that the family does not support to the feature that
+    they need."""
     tiny: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each kind of network, under the name of a size, keys of `model` for a float32 network
-    that trains in seconds on a CPU. It has at least four layers, and heads and widths that divide
-    by four, so that it runs on layouts of up to four ranks."""
+    """Maps a named size, one for each kind of network of the family, to keys of `model` for a
+    float32 network that trains in seconds on a CPU. The network has at least four layers, and heads
+    and widths that divide by four, so that it runs on layouts of up to four ranks."""
 
     def default(self) -> ModelConfig:
         """The family's default configuration."""
         return self.config()  # type: ignore[call-arg]
 
     def unguided_by_references(self, model: ModelConfig) -> str:
-        """Why a guidance scale for references has no effect on the network of `model`.
+        """A message why a guidance scale for references has no effect on the network of `model`.
 
-        Empty if it has an effect.
+        It is "" if the scale has an effect.
         """
         if not self.objective.guides_by_references:
             return f"guidance of model.family={self.name} leads away from no references"

@@ -33,7 +33,7 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
     """The matrices of all linears of a network, in the order of its name table.
 
     Raises:
-        Problems: Diffusers has no such network.
+        Problems: as `pairs` of `registry`.
     """
     from dit.models.diffusers.arrangements import Convolution
 
@@ -49,12 +49,12 @@ def matrices_of_linears(model: ModelConfig) -> list[Pair]:
 
 
 def their_modules(pair: Pair) -> tuple[str, ...]:
-    """Names of the modules in Diffusers that our linear fuses."""
+    """Names of Diffusers' modules that the linear `pair` of our network fuses."""
     return tuple(name.removesuffix(_WEIGHT) for name in pair.theirs)
 
 
 def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
-    """Whether Diffusers' `module`, of `pair`, is in the part of a layer that `word` stands for."""
+    """Whether `module`, one of `their_modules(pair)`, is in the part of a layer called `word`."""
     both = f"{pair.ours} {module}"
     return pair.layer is not None and any(fnmatchcase(both, one) for one in _OURS[word])
 
@@ -63,12 +63,15 @@ def is_in_layers(word: LoraTargets, module: str, pair: Pair) -> bool:
 def _orthogonalised_shapes(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> tuple[tuple[int, int], ...]:
-    """(outputs, inputs) of each linear that Muon updates; the layout of `model` is one rank."""
+    """(outputs, inputs) of each linear that Muon updates; `model` has a layout of one rank."""
     return tuple(s for pair in _orthogonalised(model, optimizer) for s in linear_shapes(pair))
 
 
 def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
-    """(outputs, inputs) of each linear in a matrix, also of linears that Diffusers fuses."""
+    """(outputs, inputs) of each published linear that the matrix of `pair` fuses.
+
+    Linears that Diffusers fuses, too, count separately.
+    """
     inputs = pair.shape[1]
     return [(rows, inputs) for each in pair.linears for rows in each]
 
@@ -76,10 +79,11 @@ def linear_shapes(pair: Pair) -> list[tuple[int, int]]:
 def orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair]:
     """The matrices that Muon updates: attention and feed-forward of the layers, unless frozen.
 
-    `optimizer.groups` may leave some of them to AdamW.
+    `optimizer.groups` may leave some of them to AdamW. The list is empty if `optimizer` is not
+    Muon.
 
     Raises:
-        Problems: Diffusers has no such network; or as `group_of_weights` of `parameter_groups`.
+        Problems: as `pairs` of `registry`, or as `group_of_weights` of `parameter_groups`.
     """
     return _orthogonalised(model, optimizer)
 
@@ -101,13 +105,13 @@ def _orthogonalised(model: ModelConfig, optimizer: OptimizerConfig) -> list[Pair
 
 
 def _is_product_of_tokens(module: str, pair: Pair) -> bool:
-    """Whether the linear's input has a row for each token, and not one for each sample."""
+    """Whether the linear's input has one row per token instead of one per sample."""
     of = {word: is_in_layers(word, module, pair) for word in LoraTargets}
     return not of[LoraTargets.MODULATION] and (of[LoraTargets.ATTENTION] or of[LoraTargets.MLP])
 
 
 def is_target(target: str, module: str, pair: Pair) -> bool:
-    """Whether the entry `target` of `lora.targets` matches Diffusers' `module`, of `pair`.
+    """Whether the entry `target` of `lora.targets` matches `module`, one of `their_modules(pair)`.
 
     A target is a word, a whole name, the end of a name, or a pattern.
     """
@@ -117,12 +121,13 @@ def is_target(target: str, module: str, pair: Pair) -> bool:
 
 
 def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
-    """Whether a run trains weights whose name begins with `part`, or adapters beside them.
+    """Whether a run trains weights whose names begin with `part`, or adapters beside them.
 
-    With adapters `lora.targets` decide.
+    With `lora.enabled` it trains adapters beside those weights that an entry of `lora.targets`
+    matches.
 
     Raises:
-        Problems: as `group_of_weights`.
+        Problems: as `group_of_weights`, or as `pairs` of `registry`.
     """
     model, lora = config.model, config.lora
     if not lora.enabled:
@@ -136,21 +141,22 @@ def part_learns(config: RunConfig, part: str = _CONDITIONER) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orthogonalisation:
-    """Muon's work in one update, summed over all ranks."""
+    """Muon's work in an update, summed over all ranks."""
 
     matrices: int
     """Number of linears; those that our network fuses count separately."""
     numbers: int
-    """Number of elements of these linears, each with one float32 state in the optimizer instead of
+    """Number of elements of these linears. Each has one float32 state in the optimizer instead of
     two."""
     numbers_here: int
-    """Number of these elements on one tensor rank of one pipeline stage."""
+    """`numbers` divided by the number of tensor ranks and pipeline stages: the mean per rank."""
     flops: int
-    """FLOPs of all Newton-Schulz iterations in one update."""
+    """FLOPs of the Newton-Schulz iterations in one update, as a mean over `optimizer.muon_period`
+    updates."""
 
 
 def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogonalisation:
-    """Work of `optimizer.kind=muon` in one update; zeros for another optimizer.
+    """Muon's work in one update; zeros if `optimizer` is not Muon.
 
     An iteration on an m x n matrix, m <= n, takes 4 m^2 n + 2 m^3 FLOPs.
 
@@ -170,9 +176,9 @@ def orthogonalisation(model: ModelConfig, optimizer: OptimizerConfig) -> Orthogo
 
 
 def orthogonalising_ranks(config: RunConfig, replicas: int) -> int:
-    """Number of ranks that divide Muon's matrices among them.
+    """Number of ranks among which Muon's matrices are divided, with `replicas` replicas.
 
-    They are the ranks that hold one copy of the optimizer's state together.
+    These ranks together hold one copy of the optimizer's state.
     """
     model = config.model
     stages, tensor = model.pipeline_model_parallel_size, model.tensor_model_parallel_size

@@ -26,10 +26,11 @@ Weight = tuple[str, int | None]
 def group_of_weights(
     model: ModelConfig, optimizer: OptimizerConfig
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group of `optimizer.groups` that applies to each weight; others are absent.
+    """The group of `optimizer.groups` that applies to each weight; weights in no group are absent.
 
     Raises:
-        Problems: a pattern matches nothing, or a part of a weight; or a group has no effect.
+        Problems: a pattern matches no weight, or only a part of a fused weight; or a group has no
+            effect; or the family has no names of weights.
     """
     return matched_weights(model, optimizer.groups)
 
@@ -37,7 +38,7 @@ def group_of_weights(
 def matched_weights(
     model: ModelConfig, groups: Sequence[ParameterGroup]
 ) -> Mapping[Weight, ParameterGroup]:
-    """The group, of `groups`, that applies to each weight of the network; others are absent.
+    """The last of `groups` that matches each weight of the network; weights in no group are absent.
 
     Raises:
         Problems: as `group_of_weights`.
@@ -72,7 +73,7 @@ def _check_decay(group: ParameterGroup, matching: Sequence[Pair], model: ModelCo
 
 
 def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, ParameterGroup]) -> None:
-    """Refuses a group if later groups apply to all weights that it matches."""
+    """Refuses a group that has no effect, because later groups apply to all weights it matches."""
     for number, group in enumerate(groups):
         if not any(one is group for one in found.values()):
             raise Problems(
@@ -94,7 +95,7 @@ def _table(model: ModelConfig) -> list[Pair]:
 
 
 def own_name(weight: Weight) -> str:
-    """The name of a weight in our network, with the number of its layer after `layers`."""
+    """The name of a weight in our network, with the number of its layer, if any, after `layers`."""
     name, layer = weight
     return name.replace("layers.", f"layers.{layer}.", 1)
 
@@ -103,7 +104,7 @@ def _matches(pattern: str, pair: Pair) -> bool:
     """Whether `pattern` matches the weight `pair`, by any of its names.
 
     Raises:
-        Problems: it matches some, but not all, of the Diffusers weights that are fused in it.
+        Problems: it matches some, but not all, of the Diffusers weights that `pair` fuses.
     """
     if fnmatchcase(own_name((pair.ours, pair.layer)), pattern):
         return True
@@ -131,7 +132,7 @@ def _nothing_matches(pattern: str, table: list[Pair]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenWeights:
-    """The weights that a run does not train: frozen groups, and tables that are never trained."""
+    """The weights that a run does not train: those of frozen groups, and fixed tables."""
 
     pairs: tuple[Pair, ...] = ()  # of groups
     alone: frozenset[Weight] = frozenset()  # stored without state; their average is themselves
@@ -142,7 +143,7 @@ NOTHING_FROZEN = FrozenWeights()
 
 
 def frozen_weights(config: RunConfig) -> FrozenWeights:
-    """The weights that a run does not train: frozen groups, and tables that are never trained.
+    """The weights that a run does not train: those of frozen groups, and fixed tables.
 
     Raises:
         Problems: as `group_of_weights`.

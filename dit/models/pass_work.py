@@ -41,9 +41,10 @@ class Multiplications:
         return Multiplications(*(count * one for one in astuple(self)))
 
     def of(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
-        """Multiplications for samples with these numbers of latent `tokens` and `text` tokens.
+        """Multiplications of a pass over samples, given the numbers of tokens of each.
 
-        `sound` has their numbers of sound tokens; empty: no sample has any.
+        `tokens` (latents), `text` and `sound` have one entry per sample, in the same order; an
+        empty `sound` stands for samples without sound.
         """
         total = self.sample * len(tokens) + self.n * sum(tokens) + self.m * sum(text)
         for n, m in zip(tokens, text, strict=True):
@@ -86,7 +87,11 @@ class PassWork:
     route: TokenRoute | None
 
     def flops(self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()) -> int:
-        """FLOPs for samples of `tokens` patches, `text` caption tokens and `sound` tokens."""
+        """FLOPs of a pass over samples, given the numbers of latent, caption and sound tokens.
+
+        The three sequences have one entry per sample; an empty `sound` stands for samples without
+        sound.
+        """
         parts = [one.linears for one in (self.whole, self.routed, self.conditioner)]
         attention = self.attention_flops(tokens, text, sound)
         return self._flops(parts, tokens, text, sound) + attention
@@ -94,7 +99,7 @@ class PassWork:
     def attention_flops(
         self, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
     ) -> int:
-        """FLOPs of attention alone, which `flops` includes, for the same samples."""
+        """FLOPs of attention alone, which `flops` includes; arguments are as in `flops`."""
         parts = [one.attention for one in (self.whole, self.routed, self.conditioner)]
         return self._flops(parts, tokens, text, sound)
 

@@ -44,9 +44,9 @@ class PatchLayout:
     guidance: float | None = None
     """Guidance scale for the guidance embedding; None: the network has none."""
     draws_given_frames: bool = False
-    """Whether frames of a packed sample may be given later, by a draw of the objective."""
+    """Whether the objective may draw, after packing, frames of a sample that are conditions."""
     clean_sound_level: float | None = None
-    """Noise level of given sound, if the objective's draws may give sound; else None."""
+    """Noise level of sound that the objective draws as a condition; None: it never does."""
     level_share: TokenShare | None = None
     """Which tokens of a sample have the first of its two noise levels in training; None: a sample
     has one noise level."""
@@ -108,7 +108,10 @@ class PatchLayout:
         return 2 if self.in_pairs else 1
 
     def trained(self, tokens: int, text: int) -> list[tuple[int, int]]:
-        """(latent tokens, text tokens) of each training sample that one stored sample becomes."""
+        """(latent tokens, text tokens) of each training sample that one stored sample becomes.
+
+        `tokens` and `text` are the numbers of the stored sample.
+        """
         return trained_as(tokens, text, self.level_share) * self.copies
 
     def named(self, kind: InputKind) -> tuple[str, ...]:
@@ -122,7 +125,7 @@ class PatchLayout:
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Names of texts computed from a picture that a sample may lack."""
+        """Names of the optional text inputs that an encoder computes from a picture."""
         optional = (one for one in self.inputs if one.pictures and one.may_be_empty)
         return tuple(one.name for one in optional if one.kind is InputKind.TEXT)
 
@@ -143,7 +146,7 @@ class PatchLayout:
         return self.patch_temporal, self.patch_spatial, self.patch_spatial
 
     def grid(self, latent_CFHW: Tensor) -> Grid:
-        """Number of patches along frames, rows and columns, rounded down."""
+        """Number of patches along the latent's frames, rows and columns, each rounded down."""
         frames, rows, columns = latent_CFHW.shape[1:]
         return (
             frames // self.patch_temporal,
@@ -157,7 +160,10 @@ class PatchLayout:
         return self.padded(grid, math.prod(grid))
 
     def padded(self, grid: Grid, tokens: int) -> int:
-        """Number of tokens of a sample that attention processes, padded to `sample_multiple`."""
+        """Number of tokens of a sample that attention processes, padded to `sample_multiple`.
+
+        `grid` is that of its target, and `tokens` the number of its tokens without padding.
+        """
         return self.filled(self.attended(grid, tokens))
 
     def filled(self, tokens: int) -> int:
@@ -165,7 +171,7 @@ class PatchLayout:
         return -(-tokens // self.sample_multiple) * self.sample_multiple
 
     def text_room(self, rows: int) -> int:
-        """Number of tokens of a pack's capacity that `rows` text tokens of a sample take.
+        """Number of tokens that `rows` text tokens of a sample take from a pack's capacity.
 
         Text is counted once for each noise level of the sample; 0 if text does not count.
         """

@@ -26,9 +26,9 @@ from dit.batch import Grid, PackedBatch
 
 
 def patchify(latent_CFHW: Tensor, patch_temporal: int, patch_spatial: int) -> tuple[Grid, Tensor]:
-    """The grid of a latent [c, F, H, W], and its tokens [T, C].
+    """(grid of a latent [c, F, H, W] in patches, tokens [T, C]).
 
-    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    Tokens are in the order (frame, row, column), features of a token in the order (c, t, h, w).
     """
     pt, p = patch_temporal, patch_spatial
     cut = latent_CFHW.unflatten(3, (-1, p)).unflatten(2, (-1, p)).unflatten(1, (-1, pt))
@@ -52,7 +52,7 @@ def write_patches(out_TC: Tensor, latent_CFHW: Tensor, grid: Grid, patch: Grid) 
 
 
 def unpatchify(latent_TC: Tensor, grid: Grid, patch_temporal: int, patch_spatial: int) -> Tensor:
-    """The latent [c, F, H, W] from its tokens, which lead `latent_TC`; inverse of `patchify`."""
+    """The latent [c, F, H, W] from its tokens, the first rows of `latent_TC`; undoes `patchify`."""
     f, h, w = grid
     pt, p = patch_temporal, patch_spatial
     patches = latent_TC[: f * h * w].reshape(f, h, w, -1, pt, p, p)  # frame row column c t h w
@@ -64,7 +64,7 @@ def unpack_latents(
 ) -> list[Tensor]:
     """The latent [c, F, H, W] of each sample of the pack, without padding.
 
-    Tokens are in order (frame, row, column), features of a token in order (c, t, h, w).
+    `latent_TC` has the features of a token in the order (c, t, h, w).
     """
     return [
         unpatchify(latent_TC[start:], grid, patch_temporal, patch_spatial)
@@ -120,8 +120,8 @@ class GridPositions:
 class TimeOffsetPositions:
     """Positions (time, row, column, index in the text); the index is 0 for pictures.
 
-    The target has time 0, reference number j, counted from 1, time j * `step` (`Flux2Pipeline` of
-    Diffusers).
+    Frame f of the target has time f, and frame f of reference j, counted from 1, time f + j *
+    `step` (`Flux2Pipeline` of Diffusers).
     """
 
     step: int = 10
@@ -148,8 +148,9 @@ class TimeOffsetPositions:
 class HalfStepPositions:
     """Positions (frame, row / 2, column / 2, index).
 
-    The index is 0 for the target, -j for reference j, and for text tokens that in the text
-    (`TimeOffsetPositions.of_text`). Source: `_prepare_image_ids` of Diffusers' modular pipelines.
+    The index is 0 for the target and -j for reference j, counted from 1. Text tokens have their
+    index in the text, and 0 on the other axes (`TimeOffsetPositions.of_text`). Source:
+    `_prepare_image_ids` of Diffusers' modular pipelines.
     """
 
     @property
@@ -190,9 +191,9 @@ class FarPicturePositions:
 
 @dataclass(frozen=True, slots=True)
 class ReferencesFirstPositions:
-    """Positions (index, row, column, picture): pictures in sequence, the target last.
+    """Positions (index, row, column, picture): references in sequence, the target last.
 
-    All tokens of a picture have one index; that of the next picture is larger by the picture's
+    All tokens of a picture have one index, and the next picture's index is larger by this picture's
     longest side in tokens. The number of the picture is 0 for the target, and counts references
     from 1; nothing is rotated by it. Source: the public code of OmniGen2.
     """
@@ -227,7 +228,7 @@ class CroppedPositions:
         """Positions [tokens, 2] in the table.
 
         Raises:
-            ValueError: the picture is larger than the table.
+            ValueError: the picture is larger than the table, or has several frames.
         """
         ((frames, *sides),) = grids
         if frames > 1 or max(sides) > self.size:
@@ -245,10 +246,10 @@ class CroppedPositions:
 
 @dataclass(frozen=True, slots=True)
 class CentredPositions:
-    """Positions (number of the picture, row, column), with rows and columns from the centre.
+    """Positions (number of the picture, row, column), rows and columns counted from the centre.
 
-    The first of h rows is -ceil(h / 2). The target is picture 0, and references follow. Source:
-    `QwenEmbedRope` with `scale_rope` in Diffusers.
+    The first of h rows has position -ceil(h / 2). The target is picture 0, and references follow.
+    Source: `QwenEmbedRope` with `scale_rope` in Diffusers.
     """
 
     counts_frames: bool = True
@@ -269,11 +270,11 @@ class CentredPositions:
 
 @dataclass(frozen=True, slots=True)
 class PixelPositions:
-    """Positions (time, row, column) of a token's first pixels, as fractions of a largest clip.
+    """Positions (time, row, column) of a token's first pixels, as fractions of the largest clip.
 
-    That clip has 20 s of 2048 x 2048 pixels. Every latent counts from 0, so references coincide
-    with the target. Operations are those of Diffusers' LTX pipelines in their order, in float32,
-    because the network multiplies positions by up to 15,700.
+    The largest clip has 20 s of 2048 x 2048 pixels. Every latent counts from 0, so positions of
+    references coincide with those of the target. Operations are those of Diffusers' LTX pipelines
+    in their order, in float32, because the network multiplies positions by up to 15,700.
     """
 
     causal: bool
@@ -290,13 +291,17 @@ class PixelPositions:
         return self.corners(grids, fps=fps) / torch.tensor(_LARGEST)
 
     def of_condition(self, grid: Grid, *, frame: int, fps: float) -> Tensor:
-        """Positions of a picture or clip that is given from pixel frame `frame` of the video on."""
+        """Positions [tokens, 3] of a conditioning picture or clip from pixel frame `frame` on.
+
+        They are fractions of the largest clip. `frame` has an effect only with `causal`.
+        """
         return self.corners((grid,), fps=fps, frame=frame) / torch.tensor(_LARGEST)
 
     def corners(self, grids: tuple[Grid, ...], *, fps: float, frame: int = 0) -> Tensor:
-        """Positions (seconds, pixel row, pixel column): Diffusers' `video_coords`, transposed.
+        """Positions [tokens, 3] in seconds, pixel rows and pixel columns.
 
-        `frame` is the pixel frame at which the first latent frame begins.
+        They are Diffusers' `video_coords`, transposed. `frame` is the pixel frame at which the
+        first latent frame begins; it has an effect only with `causal`.
         """
         rate, (step, side) = _USUAL_RATE if math.isnan(fps) else fps, self.patch
         parts = []
@@ -327,8 +332,8 @@ class CellMiddles:
     """Positions (time, row, column) of the middle of a token's pixels, as fractions.
 
     They are fractions of a clip of 20 s and 2048 x 2048 pixels. The first latent frame is one pixel
-    frame. Every latent counts from 0, so references coincide with the target. Operations are those
-    of Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
+    frame. Every latent counts from 0, so positions of references coincide with those of the target.
+    Operations are those of Diffusers' `LTX2AudioVideoRotaryPosEmbed` in their order, in float32.
     """
 
     patch_spatial: int = 1
@@ -351,10 +356,10 @@ class CellMiddles:
 
     @staticmethod
     def of_sound(index_T1: Tensor, rate: float) -> Tensor:
-        """Positions [T, 1] of the middles of latent frames of a sound, by their numbers from 0.
+        """Positions [T, 1] of the middles of a sound's latent frames `index_T1`, counted from 0.
 
-        They are fractions of 20 s. At the published `rate` of 25 frames a second a latent frame is
-        4 spectra, and the first one is one spectrum; other rates stretch time.
+        They are fractions of 20 s. At the published `rate` of 25 latent frames a second, the first
+        latent frame is one spectrum and each other one is 4 spectra; other rates stretch time.
         """
         hop, samples = 160, 16_000
         first, last = (
@@ -368,7 +373,11 @@ class CellMiddles:
 def padded_positions(
     grids: tuple[Grid, ...], padded: int, fps: float, positions: PositionRule
 ) -> tuple[Tensor, Tensor]:
-    """Positions of a sample's tokens, with zeros up to `padded` rows, and a mask of real tokens."""
+    """Positions [`padded`, axes] of a sample's tokens, with rows of zeros for padding, and a mask.
+
+    The mask, bool [`padded`], is True for real tokens. Both tensors are cached, so callers must not
+    change them.
+    """
     position_TA = positions(grids, fps=fps)
     padding = padded - len(position_TA)
     return pad(position_TA, (0, 0, 0, padding)), torch.arange(padded) < len(position_TA)

@@ -158,15 +158,17 @@ def family_of(model: ModelConfig) -> Family:
 
 @lru_cache(maxsize=64)  # of a plan's layouts
 def network_spec(model: ModelConfig) -> NetworkSpec:
-    """The layers of the network of `model`, as its family describes them."""
+    """The stacks of layers of the network of `model`, as its family specifies them."""
     return family_of(model).spec(model)
 
 
 def is_distilled(config: RunConfig) -> bool:
-    """Whether the network of `config`, by its shape and noise levels, is one for few steps.
+    """Whether the network of `config` is distilled to few steps.
 
-    A Diffusers folder does not name the size, so the network is compared with the named sizes: all
-    that match it in layers, width and noise levels must be distilled.
+    It is if it is trained with the timestep at which a step ends (mean flow, flow maps), or if its
+    named size is distilled. A Diffusers folder does not name the size, so the network is also
+    compared with the named sizes: it is distilled if all sizes with its layers, width and noise
+    levels are.
     """
     family = family_of(config.model)
     if family.trains_step_end and family.tells_step_end(config.model):
@@ -193,10 +195,13 @@ def families(*, first: str | None = None) -> list[Family]:
 
 
 def family_of_size(size: str, *, first: str) -> Family | None:
-    """The family with the named `size`, or None; tries the family `first` before others.
+    """The family that has the named `size`, or None if no family has it.
+
+    The family `first` is tried before others. It is also the result for `custom`, which stands for
+    a network without a named size.
 
     Raises:
-        Problems: a family knows the size, but lacks what its network needs.
+        Problems: a family knows the size, but does not support its network.
     """
     if size == CUSTOM_SIZE or size in family_named(first).sizes:
         return family_named(first)
@@ -207,7 +212,7 @@ def family_of_size(size: str, *, first: str) -> Family | None:
 
 
 def has_sound(model: ModelConfig) -> bool:
-    """Whether the network has a sample's sound as a stream of its own."""
+    """Whether the network has a sample's sound as a separate stream of tokens."""
     return any(one.kind is InputKind.SOUND for one in family_of(model).inputs(model))
 
 
@@ -231,17 +236,17 @@ def diffusers_form(model: ModelConfig) -> DiffusersForm:
 
 
 def name_table(model: ModelConfig) -> NameTable:
-    """The names of a network's weights in files: Diffusers', or its family's own.
+    """The names of a network's weights in files: the family's own, or else Diffusers'.
 
     Raises:
-        Problems: there are neither.
+        Problems: the family has no names of its own, and Diffusers has no such network.
     """
     own = family_of(model).names
     return diffusers_form(model).table if own is None else own()
 
 
 def pairs(model: ModelConfig) -> list[Pair]:
-    """Each tensor of a network, with the tensors of files that hold the same numbers.
+    """Each tensor of a network, paired with the tensors in files that hold the same numbers.
 
     Raises:
         Problems: as `name_table`.

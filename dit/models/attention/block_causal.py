@@ -29,7 +29,7 @@ from dit.pack_wire import to_device
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent tokens in the sequence of a sample: a part of its text, or a whole picture."""
+    """Adjacent tokens in the sequence of a sample: a piece of its text, or a whole picture."""
 
     is_text: bool
     first: int  # among the tokens of the sample's text, or of its latents
@@ -46,7 +46,10 @@ class SequencePlaces:
 
     @classmethod
     def of(cls, segments: Sequence[Segment], *, text: bool) -> SequencePlaces:
-        """Positions of a sample's text tokens (`text`) or latent tokens, in the order of rows."""
+        """Positions of a sample's tokens of one kind, in the order of their row.
+
+        They are its text tokens (`text`) or its latent tokens.
+        """
         starts = [*accumulate((one.count for one in segments), initial=0)]
         numbers = [n for n, one in enumerate(segments) if one.is_text is text]
         parts = [torch.zeros(3, 0, dtype=torch.int64)]
@@ -70,13 +73,14 @@ class SequencePlaces:
 
 
 Located = Mapping[int, tuple[int, SequencePlaces]]
-"""By sample, (row of its first token in the pack, positions of its tokens in its sequence)."""
+"""Maps each sample to (row of its first token, positions of its tokens in its sequence)."""
 
 
 def calls_of(queries: Located, keys: Located, *, total: int, device: torch.device) -> BlockCausal:
-    """The calls of attention for a pack with `total` rows, from samples' `queries` and `keys`.
+    """The calls of block-causal attention for a pack with `total` rows of queries.
 
-    `keys` must hold all keys of each sample that has queries.
+    `queries` and `keys` have the places of each sample's tokens; `keys` must hold all keys of each
+    sample that has queries.
     """
     rows, seen, of_text, texts = [_NONE], [_NONE], [_NONE], list[MaskedCall]()
     for sample, (first, own) in queries.items():

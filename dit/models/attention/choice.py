@@ -29,7 +29,7 @@ from dit.models.registry import network_spec
 from dit.parsing import cause
 
 BUDGET_S = 1.0
-"""Seconds for timing all kernels; the first call of each, which compiles or plans it, is not
+"""Seconds for timing all kernels. The first call of each kernel, which compiles or plans it, is not
 counted."""
 
 
@@ -43,7 +43,7 @@ class AttentionCall:
     layers: int
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Random queries, keys and values, and a gradient of the output, in bfloat16.
+        """(queries, keys, values, gradient of the output), random numbers in bfloat16.
 
         Queries and gradient are [T, H, K], keys and values have a row for each key. Values are a
         slice of a wider matrix, as in layers, because some kernels copy such slices first.
@@ -62,9 +62,9 @@ class AttentionCall:
 def attention_calls(
     model: ModelConfig, samples: Sequence[tuple[int, int]], *, device: torch.device
 ) -> list[AttentionCall]:
-    """The kinds of attention calls for a pack of `samples`, those of a ring left out.
+    """One `AttentionCall` for each kind of attention in the network, on a pack of `samples`.
 
-    A sample is (latent tokens, text tokens).
+    A sample is (latent tokens, text tokens). Attention round a ring of context ranks is left out.
     """
     network = network_spec(model)
     texts = [max(0, text) for text in network.text([text for _, text in samples])]
@@ -99,9 +99,9 @@ def _rows(kind: RowKind, tokens: int, text: int, times: int) -> int:
 
 
 def _side_by_side(rows: Sequence[tuple[int, int]], *, parts: int, device: torch.device) -> Spans:
-    """Spans of concatenated samples (number of queries, number of keys).
+    """Spans of samples that lie end to end, from `rows` of (number of queries, number of keys).
 
-    This rank has 1 / `parts` of the queries of each.
+    This rank has 1 / `parts` of the queries of each sample.
     """
     queries, keys, at, key_at = [], [], 0, 0
     for number, key_number in rows:
@@ -124,10 +124,10 @@ def _passes(attend: Attend, call: AttentionCall) -> Callable[[], None]:
 
 @cache
 def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
-    """The error of a kernel for heads of this width on this device; empty if it works.
+    """The error of the kernel `backend` for heads of this width on this device; "" if it works.
 
-    A package that was built for another torch raises errors of several types, at its import or its
-    first call.
+    It makes a small call. A package that was built for another torch raises errors of several
+    types, at its import or its first call.
     """
     spans = _side_by_side([(128, 128), (152, 152)], parts=1, device=device)
     call = AttentionCall(spans=spans, heads=2, width=width, layers=1)
@@ -141,7 +141,11 @@ def fault(backend: AttentionBackend, width: int, device: torch.device) -> str:
 def milliseconds(
     backend: AttentionBackend, calls: Sequence[AttentionCall], *, budget_s: float
 ) -> float:
-    """Milliseconds of all `calls` in all of their layers, forward and backward, by `backend`."""
+    """Milliseconds of all `calls` in all of their layers, forward and backward, by `backend`.
+
+    `budget_s` limits the seconds of timing, but each call is timed at least once. First calls,
+    which compile, are not counted.
+    """
     total = 0.0
     for call in calls:
         passes = _passes(ATTEND[backend], call)
@@ -168,7 +172,10 @@ def _wait(device: torch.device) -> None:
 
 
 def attention_for(backend: AttentionBackend, q_THK: Tensor) -> Attend:
-    """Attention function of `backend`; for `auto`, that of the likely fastest working kernel."""
+    """Attention function of `backend`; for `auto`, that of the likely fastest working kernel.
+
+    Tensors on `meta` always get that of `auto`.
+    """
     if backend is AttentionBackend.AUTO or q_THK.is_meta:
         backend = first_working(
             q_THK.device,
@@ -185,7 +192,8 @@ def first_working(
 ) -> AttentionBackend:
     """The likely fastest kernel that works on `device`, found by trying kernels in order.
 
-    Warns about kernels that should work by `fit.py` but fail.
+    The last one, torch's SDPA, needs no trial. Warns about kernels that should work by `fit.py` but
+    fail.
     """
     half = dtype in (torch.float16, torch.bfloat16)
     if device.type == "meta" and half:

@@ -1,7 +1,7 @@
 """Video Sparse Attention (VSA, arXiv:2505.13389): attention among the cubes of a sample.
 
-coarse: the means of cubes attend to each other, times a gate of each token fine: tokens attend to
-the tokens of the cubes with the highest coarse scores
+coarse: the means of cubes attend to each other, times a gate of each token
+fine:   tokens attend to the tokens of the cubes with the highest coarse scores
 
 No gradient flows through the choice of cubes; the coarse part has one. Means and softmax are over
 real tokens, and samples never see each other. Tests compare every implementation with dense
@@ -66,8 +66,9 @@ def _spans_of_cubes(spans: Spans) -> Spans:
 def chosen_cubes(q_CHK: Tensor, k_CHK: Tensor, cubes: Cubes) -> Tensor:
     """Indices [H, C, J], int64, of the J cubes with the highest scores for each cube.
 
-    A score is the product of a cube's mean query and another cube's mean key, both [C, H, K]. The
-    indices are sorted by descending score, so cubes of other samples, if any, come last.
+    J is the largest number that any sample's cubes attend to. A score is the product of a cube's
+    mean query and another cube's mean key, both [C, H, K]. The indices are sorted by descending
+    score, so cubes of other samples, if any, come last.
     """
     heads = zip(*(x.split(cubes.heads_at_once, dim=1) for x in (q_CHK, k_CHK)), strict=True)
     chosen = []

@@ -85,7 +85,7 @@ def block_mask(chosen_HCJ: Tensor, cubes: Cubes) -> BlockMask:
 
 
 def seen_by(chosen_HCJ: Tensor, cubes: Cubes) -> tuple[Tensor, Tensor]:
-    """Number [H, C] and indices [H, C, C] of the cubes that attend to each cube.
+    """(number [H, C], indices [H, C, C]) of the cubes that attend to each cube.
 
     Each row of indices is sorted; entries beyond the number are undefined.
     """

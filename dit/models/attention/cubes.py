@@ -27,7 +27,7 @@ of 2,048 cubes."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenRows:
-    """A gather of rows from a tensor, in which some rows of the result are zeros."""
+    """A gather of rows of a tensor; some rows of the result are zeros."""
 
     index: Tensor  # int64; 0 where there is nothing
     empty: Tensor  # int64: the rows of the result that are zeros
@@ -69,10 +69,10 @@ class Cubes:
         share: Fraction,
         device: torch.device,
     ) -> Cubes:
-        """Cubes of samples with these `grids` (frames, rows, columns) that begin at `starts`.
+        """Cubes of samples with these `grids` (frames, rows, columns) and first tokens `starts`.
 
-        `share` is the fraction of cubes to which each attends in full. `total` is the number of
-        rows of the pack; rows outside all samples are padding.
+        `share` is the fraction of a sample's cubes to which each cube attends in full. `total` is
+        the number of rows of the pack; rows outside all samples are padding.
         """
         places = [_places(grid, start) for grid, start in zip(grids, starts, strict=False)]
         counts = tuple(len(one) for one in places)
@@ -97,7 +97,7 @@ class Cubes:
 
     @property
     def heads_at_once(self) -> int:
-        """Number of heads whose scores for all pairs of cubes are computed at once."""
+        """Number of heads for which the scores of all pairs of cubes are computed at once."""
         return max(1, _PAIRS_AT_ONCE // sum(self.counts) ** 2)
 
     @property

@@ -27,7 +27,8 @@ from dit.models.attention.spans import Offsets
 from dit.models.kernels.row_gradient import offer_of, taken
 
 _COUNTS, _LENGTHS, _TOKENS = 16, 512, 4096
-"""Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up."""
+"""Multiples to which a graph's number of sequences, longest sequence and tokens are rounded up (see
+`few_sizes`)."""
 _SHORTEST = 64
 """Lower limit of a graph's longest sequence: cuDNN builds no graph for sequences of one token
 alone."""
@@ -58,22 +59,22 @@ class GraphKey:
 
     @property
     def packed(self) -> Strides:
-        """Strides of a contiguous [T, H, K]: output, its gradient, gradients of q and k."""
+        """Strides of a contiguous [T, H, K]: the output, its gradient, and gradients of q and k."""
         return self.heads * self.width, self.width
 
 
 def few_sizes(size: int, multiple: int) -> int:
-    """`size` rounded up to a multiple of `multiple`, or, if it is smaller, to a power of two."""
+    """`size` rounded up to a power of two; beyond `multiple`, to a multiple of `multiple`."""
     if size > multiple:
         return -(-size // multiple) * multiple
     return 1 << max(size - 1, 0).bit_length()
 
 
 def takes_much_space(offsets: Offsets, tokens: int, width: int) -> bool:
-    """Whether the backward pass would allocate far more than the gradient of q in float32.
+    """Whether the backward pass would allocate more than 4 times the gradient of q in float32.
 
-    For widths divisible by 16 that gradient is as large as q. For others, such as 72, the frontend
-    allocates it as if each sequence were as long as the longest one.
+    For widths divisible by 16 that gradient has as many numbers as q. For others, such as 72, the
+    frontend allocates it as if each sequence were as long as the longest one.
     """
     count = few_sizes(len(offsets.cu) - 1, _COUNTS)
     longest = few_sizes(max(offsets.longest, _SHORTEST), _LENGTHS)
@@ -163,7 +164,7 @@ class _Tensors:
 
 
 def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the forward graph for `key`, which cuDNN has not built yet."""
+    """The inputs and outputs of the forward graph for `key`, which cuDNN has yet to build."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -177,7 +178,7 @@ def forward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
 
 
 def backward_graph(key: GraphKey, handle: Any = None) -> _Tensors:
-    """The tensors of the backward graph for `key`, which cuDNN has not built yet."""
+    """The inputs and outputs of the backward graph for `key`, which cuDNN has yet to build."""
     tensors = _Tensors(key, handle)
     inputs = {
         "q": tensors.given("q", key.q),
@@ -227,7 +228,10 @@ def _handle(device: torch.device) -> Any:  # noqa: ARG001  # one each; it is the
 
 
 def _run(key: GraphKey, buffers: Mapping[str, Tensor], offsets: Offsets, *, backward: bool) -> None:
-    """Runs the forward or backward graph for `key` on the current stream, on `buffers`."""
+    """Runs the forward or backward graph for `key` on the current stream.
+
+    `buffers` has inputs and outputs by name; outputs are written into them.
+    """
     import cudnn  # type: ignore[import-not-found]
 
     device = buffers["q"].device

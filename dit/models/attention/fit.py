@@ -46,7 +46,7 @@ MOST_WIDTH = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """What decides which kernels can compute an attention."""
+    """Properties of device, network and run that decide which kernels can compute attention."""
 
     capability: tuple[int, int] | None  # of the GPU; None is a CPU
     head_width: int

@@ -88,8 +88,8 @@ def shapes_of_runs(spans: Spans) -> set[tuple[int, int, int]]:
 def _runs(spans: Spans, keys: int) -> Iterator[_Run]:
     """Runs of adjacent samples with equal lengths; every sample is in one of them.
 
-    Rows of a run are evenly spaced. Its last sample is left to the next run if it has less room
-    than the others.
+    Rows of a run are evenly spaced. If the last sample has less room than the others, it is left to
+    the next run. `keys` is the number of rows of keys.
     """
     samples = list(
         zip(spans.starts, spans.lengths, spans.key_starts, spans.key_lengths, strict=True)
@@ -128,7 +128,7 @@ def attend_packed(
 ) -> Tensor:
     """Attention by a `kernel` for sequences of any length that cannot skip padding.
 
-    Padding forms sequences of its own, because gathering the real tokens would cost more than the
+    Padding forms separate sequences, because gathering the real tokens would cost more than the
     attention of padding to itself. That is exact: no real token has padding among its keys, and
     outputs of padding have no gradient. Empty sequences at the end make the number of sequences a
     multiple of `count_multiple`.
@@ -170,7 +170,7 @@ class _Held:
 
 
 def filled_up(offsets: tuple[int, ...], multiple: int) -> tuple[int, ...]:
-    """`offsets` with empty sequences at the end, so that `multiple` divides their number."""
+    """`offsets` with empty sequences at the end, whose number is then a multiple of `multiple`."""
     return offsets + offsets[-1:] * (-(len(offsets) - 1) % multiple)
 
 
@@ -211,7 +211,7 @@ def sequences(spans: Spans, *, keys: int) -> list[tuple[int, int]]:
 def _padding(queries: int, keys: int, longest: tuple[int, int]) -> list[tuple[int, int]]:
     """(queries, keys) of the sequences into which padding between two samples is cut.
 
-    `longest` are the largest numbers of a sample's queries and keys.
+    `longest` has the largest number of queries, and of keys, of any sample.
     """
     assert queries or not keys, "keys that no query asks belong behind all others"
     if not queries:
@@ -265,7 +265,7 @@ def _never(device_index: int) -> bool:  # noqa: ARG001
 
 
 def flash_4_kernel(q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, offsets: Offsets) -> Tensor:
-    """Attention by FlashAttention 4's own function; torch expects two results and gets five."""
+    """Attention by FlashAttention 4, called directly: torch expects two results and gets five."""
     from flash_attn.cute import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     out = flash_attn_varlen_func(

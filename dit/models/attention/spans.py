@@ -50,7 +50,8 @@ class Spans:
     ) -> Spans:
         """Spans of samples from the (first row, number of rows) of their queries and of their keys.
 
-        Both lists are sorted. Samples without queries or without keys are left out.
+        Both lists must be sorted. Samples without queries or without keys are left out; queries
+        without keys are kept in `without_keys`.
         """
         pairs = list(zip(queries, keys, strict=True))
         both = [(*q, *k) for q, k in pairs if q[1] > 0 and k[1] > 0]
@@ -66,7 +67,7 @@ class Spans:
         )
 
     def once(self, name: str, make: Callable[[], object]) -> object:
-        """The value of `make()`, computed for the first layer and reused by later layers."""
+        """The value of `make()`, computed for the first layer and kept for later ones by `name`."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
@@ -74,7 +75,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class MaskedCall:
-    """Attention of some tokens of a sample with a mask, because each attends to different keys."""
+    """Attention with a mask, of some tokens of a sample that attend to different keys."""
 
     rows: Tensor  # int64, of the queries
     keys: Tensor  # int64, rows of all keys that one of them sees
@@ -106,7 +107,7 @@ class Offsets:
     _made: dict[object, Tensor] = field(default_factory=dict)  # for all layers, at first use
 
     def once(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """The value of `make()`, computed for the first layer and reused by later layers."""
+        """The value of `make()`, computed for the first layer and kept for later ones by `name`."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]

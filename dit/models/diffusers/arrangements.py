@@ -49,11 +49,11 @@ class Arrangement(Protocol):
         ...
 
     def groups(self, model: ModelConfig) -> int:
-        """Number of groups of rows in our tensor, such as heads, each with rows of every part."""
+        """Number of groups of rows in our tensor, such as heads; each has rows of every part."""
         ...
 
     def linears(self, rows: int, model: ModelConfig) -> list[int]:
-        """Numbers of rows of the linears that Diffusers fuses in one matrix with `rows` rows."""
+        """Numbers of rows of the linears that one Diffusers matrix with `rows` rows fuses."""
         ...
 
 
@@ -284,7 +284,7 @@ class RotaryPairs(Same):
 
 
 def to_halves(x: Tensor, model: ModelConfig) -> Tensor:
-    """The rows of each head of [H * K, ...] in the order (0, 2, 4, ..., 1, 3, 5, ...)."""
+    """`x` [H * K, ...] with the rows of each head in the order (0, 2, 4, ..., 1, 3, 5, ...)."""
     width = model.hidden_size // model.num_attention_heads
     return x.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2)
 

@@ -32,13 +32,19 @@ DIFFUSERS = "diffusers"
 
 
 class StrictKeys(BaseModel):
-    """Keys of a config.json, typed as in JSON: 1.0 is no integer, 1 no boolean, NaN no number."""
+    """Pydantic model of a config.json's keys, typed as in JSON.
+
+    1.0 is no integer, 1 is no boolean, NaN is no number, and unknown keys are refused.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class OpenKeys(StrictKeys):
-    """Keys of a file of Diffusers, typed as in JSON; unknown keys are in `model_extra`."""
+    """Pydantic model of the keys of a Diffusers file, typed as in JSON.
+
+    Unknown keys are in `model_extra`.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -48,8 +54,8 @@ class Key:
     """A key of Diffusers' config.json, and the field of our `model` with the same meaning.
 
     `read` computes the field from all keys, `write` the key from our configuration; both are needed
-    only where key and field have different values. With several fields, `read` returns as many
-    values. A key with neither field nor `write` is exported with Diffusers' default.
+    only where key and field have different values. If `field` has several names, `read` returns a
+    value for each. A key with neither `field` nor `write` is exported with Diffusers' default.
     """
 
     name: str
@@ -140,7 +146,8 @@ class OwnKey:
 class ConfigKeys:
     """Conversion between the config.json of a Diffusers class and our `model`, both ways.
 
-    A user's mistakes raise nothing, unless a method says so.
+    Methods return messages about settings that do not fit, and raise only what their `Raises`
+    lists.
     """
 
     keys: tuple[Key, ...]
@@ -152,7 +159,10 @@ class ConfigKeys:
 
     @cached_property
     def file(self) -> type[BaseModel]:
-        """A type for config.json with Diffusers' defaults; other keys are kept in `model_extra`."""
+        """A Pydantic model of config.json with Diffusers' defaults; it keeps unknown keys.
+
+        They are in its `model_extra`.
+        """
         fields: Any = {
             key.name: (key.type or _type_of(key.default), key.default) for key in self.keys
         }
@@ -160,19 +170,22 @@ class ConfigKeys:
 
     @cached_property
     def kept_file(self) -> type[BaseModel]:
-        """A type for the private keys that an export adds to config.json."""
+        """A Pydantic model of the private keys that an export adds to config.json."""
         fields: Any = {one.field: (one.type, one.default) for one in self.kept}
         return create_model("PrivateKeys", __base__=StrictKeys, **fields)
 
     def unsupported(self, t: Any) -> list[str]:
-        """Features of the config.json `t` that our network lacks, as text, without unknown keys."""
+        """A message for each feature of the config.json `t` that our network lacks.
+
+        Unknown keys are not among them.
+        """
         return [message for holds, message in self.rules(t) if not holds]
 
     def settings(self, t: Any, kept: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields of our `model` from a config.json `t`, and from the private keys of an export.
+        """Fields of our `model`, by name, from a config.json `t` and the private keys of an export.
 
-        `kept` has the private keys; None if we did not write the file. Then fields that the user
-        has set, `told`, override those of published weights.
+        `kept` has the private keys; None if we did not write the file. Only in that case fields
+        that the user has set, `told`, count; they override those of published weights.
 
         Raises:
             ValueError: a field cannot have its value.
@@ -196,16 +209,16 @@ class ConfigKeys:
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Fields that a config.json that we did not write does not determine."""
+        """Fields that are not determined by a config.json, if we did not write it."""
         return tuple(one.field for one in self.kept if one.published is None)
 
     @property
     def tellable(self) -> tuple[str, ...]:
-        """Fields that a user may set for a config.json that we did not write."""
+        """Fields that a user may set if we did not write the config.json."""
         return tuple(one.field for one in self.kept if one.published is None or one.may_be_told)
 
     def told(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of `tellable` that a user has set, from `given`.
+        """Fields of `tellable` that a user has set: those with a value other than None in `given`.
 
         Raises:
             ValueError: a field cannot have its value.
@@ -304,7 +317,8 @@ class Pipeline:
     samples: str = "flow"
     """Objective that the pipeline samples (`objective.name`)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `model` that all networks of the pipeline have and config.json does not contain."""
+    """Fields of `model` that all networks of the pipeline have in common, and that config.json does
+    not contain."""
     objective: Mapping[str, Any] = field(default_factory=dict)
     """Keys of `objective` that the pipeline's sampling loop determines, whatever its scheduler
     says."""
@@ -316,23 +330,27 @@ class Pipeline:
     scheduler: Callable[[Any], dict[str, Any]] = lambda _: {}
     """Maps `objective` of a run to keys of scheduler_config.json that follow from it."""
     rules: Callable[[Any], list[Rule]] = lambda _: []
-    """Rules that a network satisfies if the pipeline runs it as in training; each message names the
-    difference."""
+    """Rules that a network satisfies if the pipeline computes its inputs as training does; each
+    message names a difference."""
     modular: bool = False
     """Whether Diffusers opens and calls the pipeline as a modular one."""
     beside: Mapping[str, PartBeside] = field(default_factory=dict)
     """Components loaded from another repository, by the name of the component."""
     module: str = DIFFUSERS
-    """Python module of the pipeline's class; one outside Diffusers allows folders that contain
-    code."""
+    """Python module of the pipeline's class. If it is not Diffusers, the pipeline's folders may
+    contain code."""
 
     def fixed(self, scheduler: Mapping[str, Any]) -> dict[str, Any]:
-        """Keys of `objective` that the pipeline determines besides its scheduler_config.json."""
+        """Keys of `objective` that the pipeline's sampling loop determines, with their values.
+
+        `scheduler` is the content of scheduler_config.json, from which `sampling` may compute a
+        value.
+        """
         said = self.sampling(scheduler)
         return {key: said.get(key, value) for key, value in self.objective.items()}
 
     def misfits(self, model: ModelConfig) -> list[str]:
-        """Differences between the pipeline's inputs for `model` and those of training, as text."""
+        """Messages that say how the pipeline's inputs for `model` differ from those of training."""
         return [message for holds, message in self.rules(model) if not holds]
 
 
@@ -371,7 +389,8 @@ def own_names(table: NameTable) -> dict[str, str]:
 class DiffusersForm:
     """What our code needs to know of Diffusers' counterpart of a family.
 
-    A user's mistakes raise nothing, unless a method says so.
+    Methods return messages about settings that do not fit, and raise only what their `Raises`
+    lists.
     """
 
     class_name: str
@@ -384,7 +403,8 @@ class DiffusersForm:
     keys: ConfigKeys
     """Keys of config.json and the corresponding fields of our `model`."""
     inexpressible: Callable[[Any], list[str]] = lambda _: []
-    """Maps a configuration to features of our network that Diffusers' class lacks, as text."""
+    """Maps a configuration to a message for each feature of our network that Diffusers' class
+    lacks."""
     text_projection: FrozenTextProjection | None = None
     """Frozen projection of the text states; None if the family has none."""
     companion: Companion | None = None
@@ -392,11 +412,11 @@ class DiffusersForm:
     ignored: tuple[str, ...] = ()
     """Patterns (`fnmatch`) of stored tensors that Diffusers' class does not read."""
     added: Mapping[str, str] = field(default_factory=dict)
-    """Settings that add tensors which Diffusers' network lacks, by patterns (`fnmatch`) of these
-    tensors, which start at zero."""
+    """Maps patterns (`fnmatch`) of tensors that Diffusers' network lacks to the setting that adds
+    them to ours. Such tensors start at zero."""
     beyond: Callable[[Any], str | None] = lambda _: None
-    """Maps a configuration to a text about tensors of its export that Diffusers' class ignores, and
-    about what reads them; None: there are none."""
+    """Maps a configuration to a message about tensors of its export that Diffusers' class ignores,
+    and about what reads them; None: there are none."""
     original_names: tuple[Mapping[str, str], ...] = ()
     """Diffusers' names of linears by their names in each original project; `*` is the number of a
     block. Several names with spaces between them are linears that the project fuses: each but the
@@ -404,7 +424,7 @@ class DiffusersForm:
     fused."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Diffusers' names of linears, in the form of `original_names`, by their names in published
-    folders that use others."""
+    folders with other names."""
     single_file: SingleFile | None = None
     """The form of files of an original project; None: such files are not read."""
     comfyui_names: Callable[[Any], Mapping[str, str]] | None = None
@@ -413,8 +433,8 @@ class DiffusersForm:
     pipelines: Mapping[str, Pipeline]
     """Pipelines that run the family's networks, by class name."""
     refused_pipelines: Mapping[str, str] = field(default_factory=dict)
-    """Pipelines that have the same config.json and tensors but compute something else, each with
-    the feature that our network lacks."""
+    """Maps pipelines that have the same config.json and tensors, but compute something else, to the
+    feature that our network lacks."""
     largest_latent: Callable[[Any], tuple[int, int, int]] = lambda _: (2**20, 2**20, 2**20)
     """Maps a configuration to the largest latent (frames, rows, columns) that Diffusers' network
     takes; by default there is no limit."""
@@ -422,9 +442,9 @@ class DiffusersForm:
     """Maps a configuration to Python code for model cards that computes `made` from `state` [1, C,
     F, H, W], `t`, `caption` [1, L, E] and `texts`; None: there is none."""
     run_network: Callable[..., Tensor]
-    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep as given
-    to our network, our configuration). For a network with a guidance embedding, the keyword
-    `guidance` has the scale."""
+    """Computes the output [C, F, H, W] from (Diffusers' network, `LatentSample`, timestep, our
+    configuration). The timestep is the one that our network gets. For a network with a guidance
+    embedding, the keyword `guidance` has the scale."""
     run_stacked: Callable[..., Tensor] | None = None
     """Computes outputs [B, C, F, H, W] from (Diffusers' network, `StackedSamples`, our
     configuration), to compare speeds. None: not supported. For a network with a guidance embedding,
@@ -472,7 +492,9 @@ class DiffusersForm:
         return second is None or not second.frozen or not second.has(pair)
 
     def filled_network(self, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-        """Diffusers' network for the config.json `config`, with `weights` in their own precision.
+        """Diffusers' network for the config.json `config`, in float32 and in evaluation mode.
+
+        `weights` are converted to float32.
 
         Raises:
             ImportError: Diffusers is not installed.
@@ -484,7 +506,7 @@ class DiffusersForm:
 
     @property
     def _class(self) -> Any:
-        """Diffusers' class; raises as `open_network`."""
+        """Diffusers' class; raises what `open_network` raises."""
         import diffusers
 
         if not hasattr(diffusers, self.class_name):

@@ -113,13 +113,19 @@ class Pair:
 
     @property
     def linears(self) -> list[list[int]]:
-        """Numbers of rows of the linears in each of Diffusers' tensors; fused ones have several."""
+        """For each of Diffusers' tensors, the numbers of rows of the linears that it fuses.
+
+        A tensor that is a single linear has one number.
+        """
         shapes = self.their_shapes.values()
         return [self.arrangement.linears(rows, self.model) for rows, *_ in shapes]
 
     @property
     def groups(self) -> int:
-        """Number of groups, such as heads, in each of which our tensor has rows of all parts."""
+        """Number of groups of rows in our tensor, such as heads, each with rows of all of `theirs`.
+
+        It is 1 if Diffusers has a single tensor.
+        """
         return self.arrangement.groups(self.model) if len(self.theirs) > 1 else 1
 
     def join(self, parts: list[Tensor]) -> Tensor:
@@ -132,7 +138,7 @@ class Pair:
 
 
 def pairs_of(table: NameTable, model: ModelConfig) -> list[Pair]:
-    """All pairs of `table` for the network of `model`, stack after stack.
+    """All pairs of `table` for the network of `model`; those of stacks come last, in their order.
 
     Each tensor of both networks is in exactly one pair.
     """

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from dit.models.positions import PositionRule
 
 PATCH = 2
-"""Side, in latent cells, of the patches that the pipelines of FLUX and Chroma make tokens of."""
+"""Side, in latent cells, of the patches that the pipelines of FLUX and Chroma turn into tokens."""
 
 
 def channels_of_patches(t: Any) -> int:
-    """Number of latent channels, by the number of features of a token in the config.json `t`.
+    """Number of latent channels, computed from `in_channels` of the config.json `t`.
+
+    `in_channels` is the number of features of a token.
 
     Raises:
         ValueError: `in_channels` is no multiple of the latent cells in a patch.
@@ -85,9 +87,10 @@ DOUBLE_SINGLE_KEYS = double_single_keys(
 
 
 def kept_patch(rows: int) -> tuple[OwnKey, ...]:
-    """Our own config.json keys for the size of patches, for Diffusers classes without them.
+    """Private keys that exports add to config.json for the size of patches.
 
-    `rows` is the side of a patch in published networks.
+    They are for Diffusers classes without such keys. `rows` is the side of a patch in published
+    networks.
     """
     return (
         OwnKey("patch_spatial", PositiveInt, published=lambda _: rows),
@@ -99,7 +102,7 @@ KEPT_PATCH = kept_patch(PATCH)
 
 
 def whole_patches(t: Any) -> Rule:
-    """The rule that the network of `t` cuts no patches, because the pipeline cuts them before."""
+    """The rule that the network of `t` has patches of one cell, as the pipeline cuts patches."""
     return (t.patch_size == 1, f"patch_size={t.patch_size}; patches are cut before the network")
 
 
@@ -112,7 +115,7 @@ def outputs_as_inputs(t: Any) -> Rule:
 
 
 def double_single_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
+    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does."""
     return [
         whole_patches(t),
         outputs_as_inputs(t),
@@ -120,12 +123,15 @@ def double_single_rules(t: Any) -> list[Rule]:
 
 
 def mlp_ratio(hidden: int, width: int) -> float:
-    """The `ModelConfig.mlp_ratio` of a network of `width` whose MLP is `hidden` wide."""
+    """The `ModelConfig.mlp_ratio` of a network of width `width` with an MLP of width `hidden`."""
     return next(x for x in (hidden / width, (hidden + 0.5) / width) if int(x * width) == hidden)
 
 
 def mlp_misfit(model: ModelConfig, class_name: str) -> list[str]:
-    """Reasons, as text, why the Diffusers class `class_name` cannot have the network's MLP."""
+    """A message why the Diffusers class `class_name` cannot have the MLP of `model`, in a list.
+
+    The list is empty if it can.
+    """
     if model.ffn_hidden_size == 4 * model.hidden_size:
         return []
     return [f"model.mlp_ratio={model.mlp_ratio:g} cannot be exported: {class_name} has 4"]
@@ -189,7 +195,7 @@ def run_on_sample(
 ) -> Tensor:
     """Output [C, F, H, W] of Diffusers' `network` for one sample at the timestep `level`.
 
-    `references` may have any size.
+    `level` is in [0, 1000]. `references` may have any size.
     """
     import torch
 
@@ -219,7 +225,7 @@ def hunyuan_keys(*, heads: int, layers: int, text: int, axes: Key) -> tuple[Key,
 
 
 def hunyuan_rules(t: Any) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our Hunyuan networks can be the same."""
+    """Rules that a config.json `t` must satisfy for our networks to compute what Diffusers' do."""
     return [
         (t.qk_norm == _NORM, f"qk_norm={t.qk_norm!r}, not {_NORM}"),
         (t.rope_theta == _THETA, f"rope_theta={t.rope_theta:g}, not {_THETA:g}"),
@@ -231,10 +237,11 @@ def hunyuan_rules(t: Any) -> list[Rule]:
 
 
 def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
-    """(number of given frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
+    """(number of conditioning frames, these frames and their mask [C + 1, F, H, W]) for `latent`.
 
-    The last channel is the mask, 1 on given frames; other frames are zeros. Without `given`, or if
-    it is not shorter than `latent`, no frame is given.
+    `given` has the conditioning frames. The last channel is the mask, 1 on these frames; the other
+    frames are zeros. If `given` is None or not shorter than `latent`, there are no conditioning
+    frames.
     """
     shown = latent.new_zeros(latent.shape[0] + 1, *latent.shape[1:])
     if given is None or given.shape[1] >= latent.shape[1]:
@@ -245,7 +252,10 @@ def first_frame(latent: Tensor, given: Tensor | None) -> tuple[int, Tensor]:
 
 
 def glyph_misfit(model: HasGlyphs, class_name: str) -> list[str]:
-    """Reasons, as text, why the Diffusers class `class_name` cannot have the embedding of ByT5."""
+    """A message why the Diffusers class `class_name` cannot have our embedding of ByT5's states.
+
+    It is in a list, which is empty if the class can.
+    """
     if model.glyph_hidden_size == GLYPH_HIDDEN:
         return []
     return [

@@ -102,7 +102,7 @@ def axes_fill_heads(model: HasAxes) -> Rule:
 
 
 def key_heads_divide(model: HasKeyHeads) -> list[Rule]:
-    """Rules of grouped-query attention, on numbers that must divide others.
+    """Rules of grouped-query attention, on numbers that must divide other numbers.
 
     Key heads divide query heads, and tensor ranks divide key heads.
     """
@@ -213,10 +213,9 @@ def joint_layer_parts(
     activation: Activation = Activation.GELU_TANH,
     bias: bool = True,
 ) -> dict[str, Any]:
-    """Attention and feed-forward specifications for double-stream and single-stream layers.
+    """Keyword arguments of `double_layer` and `single_layer` that specify attention and MLP.
 
-    They are named as the arguments of `double_layer` and `single_layer`; `norm` is that of queries
-    and keys.
+    `norm` is that of queries and keys; `activation` is that of the MLP.
     """
     width, hidden, heads = model.hidden_size, model.ffn_hidden_size, model.num_attention_heads
     return {
@@ -260,7 +259,7 @@ def single_layer(
 ) -> LayerSpec:
     """A single-stream layer: attention and feed-forward over latents and text as one sequence.
 
-    With `fused`, Diffusers has its first matrix as one linear, too.
+    `fused` says that Diffusers, too, has queries, keys, values and hidden units in one linear.
     """
     joint = Port(JOINT_TOKENS, slot=Modulation("modulation", modulation)[0])
     return LayerSpec((AttendAndFeed(joint, attention, feed_forward, fused),))
@@ -303,8 +302,9 @@ def double_then_single(
 ) -> tuple[StackSpec, ...]:
     """`num_layers` double-stream layers, then `num_single_layers` single-stream layers.
 
-    `latents`, `text` and `single` are the modulations of the rows, `fused` is as in
-    `AttendAndFeed`; other arguments are those of `joint_layer_parts`.
+    `latents` and `text` are the modulations of these rows in double-stream layers, `single` is that
+    of single-stream layers, and `fused` is as in `AttendAndFeed`. Other arguments are those of
+    `joint_layer_parts`.
     """
     parts = joint_layer_parts(model, **of_layers)
     first = double_layer(**parts, latents=latents, text=text)

@@ -1,6 +1,6 @@
 """Diffusers' names and keys of config.json for networks like Lumina Image 2.0's.
 
-OmniGen2's public code has the same names, with more layers.
+OmniGen2 has the same names in its public code, with more layers.
 """
 
 # D model width, K head width, Q queries, keys and values of a token, F width of the MLP
@@ -49,12 +49,12 @@ def _names(stack: str) -> SequentialNames:
 
 
 def patch_rows(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Name-table rows of the linear that embeds patches, `theirs` in Diffusers."""
+    """Name-table rows of the linear `ours` that embeds patches; Diffusers calls it `theirs`."""
     return linear_rows(ours, theirs, "D", "C", arrangement=Features(THWC, axis=1))
 
 
 def lumina_rows(stacks: Mapping[str, str]) -> tuple[Row, ...]:
-    """Name-table rows of a network with these `stacks`, which has Diffusers' names by ours."""
+    """Name-table rows of a whole network; `stacks` maps our names of stacks to Diffusers'."""
     column = TensorSplit.COLUMN
     return (
         *patch_rows("patches", "x_embedder"),
@@ -111,7 +111,7 @@ def _multiple(model: ModelConfig) -> int:
 
 
 def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[Key, ...]:
-    """config.json keys that both networks have; the arguments are defaults of one class.
+    """config.json keys that Lumina Image 2.0 and OmniGen2 share; arguments are a class's defaults.
 
     `layers` has the number of joint layers, then of a refiner's layers; `largest` the lengths of
     the tables of rotary angles.
@@ -139,7 +139,10 @@ def lumina_keys(*, layers: tuple[int, int], largest: tuple[int, ...]) -> tuple[K
 
 
 def lumina_rules(t: Any, *, eps: float) -> list[Rule]:
-    """Rules that a config.json `t` must satisfy so that our network can be the same."""
+    """Rules that a config.json `t` must satisfy for our network to compute what Diffusers' does.
+
+    `eps` is the epsilon of our norms.
+    """
     return [
         outputs_as_inputs(t),
         (t.norm_eps == eps, f"norm_eps={t.norm_eps:g}, not {eps:g}"),

@@ -118,9 +118,10 @@ class GroupedRefinedConfig(RefinedConfig):
 
 
 def sides_of_tables(model: ModelConfig, axes_lens: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Largest latent, (frames, rows, columns), that the tables of rotary angles cover.
+    """Largest latent, (frames, rows, columns) in cells, that the tables of rotary angles cover.
 
-    `axes_lens` has the table length for captions, then for rows and columns of tokens.
+    `axes_lens` has the table length for captions, then for rows and columns of tokens. Frames are
+    not limited.
     """
     rows, columns = (side * model.patch_spatial for side in axes_lens[1:])
     return 2**20, rows, columns
@@ -133,10 +134,10 @@ def refined_stacks(
     *,
     references: int | None = None,
 ) -> tuple[StackSpec, ...]:
-    """The refiners (that of text without timestep), then the layers over both as one sequence.
+    """The refiners of latents and of text, then the layers over both as one sequence.
 
-    `references` is the largest number of references, which have their own refiner; None: no
-    references.
+    Layers of the text refiner have no modulation. `references` is the largest number of references,
+    which have their own refiner; None: the network takes no references.
     """
     feed_forward = FeedForwardSpec(
         width=model.hidden_size, hidden=model.ffn_hidden_size, activation=Activation.SWIGLU
@@ -162,5 +163,8 @@ def refined_stacks(
 
 
 def refined_spec(model: RefinedConfig, stacks: tuple[StackSpec, ...]) -> NetworkSpec:
-    """The specification of a network with these `stacks`, which pads text and latents."""
+    """The specification of a network with these `stacks`.
+
+    Text and latents of each sample are padded to a multiple of `model.attended_multiple` tokens.
+    """
     return NetworkSpec(stacks=stacks, attended_multiple=model.attended_multiple)

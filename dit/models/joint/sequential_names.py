@@ -39,7 +39,10 @@ def weight_row(ours: str, theirs: str, width: str = "D", *, kind: str = "weight"
 
 
 def refined_layers(stacks: Iterable[str]) -> Callable[[RefinedConfig], dict[str, int]]:
-    """A function for `NameTable.layers`: number of layers of refiners and of joint layers."""
+    """A function for `NameTable.layers`, which maps names of stacks to numbers of layers.
+
+    `stacks` are the refiners' names; the joint layers are `blocks`.
+    """
 
     def layers(model: RefinedConfig) -> dict[str, int]:
         return {stack: model.num_refiner_layers for stack in stacks} | {"blocks": model.num_layers}

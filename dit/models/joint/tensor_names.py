@@ -81,8 +81,9 @@ def attention_rows(
 ) -> tuple[Row, ...]:
     """Name-table rows of the linears and norms of an attention.
 
-    `names` are those of q, k and v, of two norms, and of the output linear. `normed` says for which
-    configurations it has norms, `output` whether it has an output linear.
+    `names` are those of q, k and v, of two norms, and of the output linear. `exists` says which
+    configurations have the attention, `normed` which have the norms, and `output` whether there is
+    an output linear.
     """
     qkv, norms, out = names
     rows = (
@@ -165,7 +166,7 @@ def single_stream_rows(ours: str, theirs: str, *, modulated: bool = True) -> tup
 
 
 def condition_rows(*, guidance: Exists | None = None) -> tuple[Row, ...]:
-    """Name-table rows of the embeddings of timestep, guidance and pooled text.
+    """Name-table rows of the embeddings of timestep, pooled text and guidance.
 
     `guidance` says for which configurations there is a guidance embedding; None: for none.
     """
@@ -201,7 +202,10 @@ def layer_norm_rows(ours: str, theirs: str, width: str, **options: Any) -> tuple
 
 
 def refiner_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the layers of a token refiner (HunyuanVideo, HunyuanImage)."""
+    """Name-table rows of a token refiner (HunyuanVideo, HunyuanImage), called `ours` here.
+
+    They are those of its embeddings, and of as many layers as a configuration may have.
+    """
     theirs = "context_embedder"
     layers = (_refiner_layer(ours, theirs, number) for number in range(MOST_REFINER_LAYERS))
     return (
@@ -228,7 +232,10 @@ def _refiner_layer(ours: str, theirs: str, number: int) -> tuple[Row, ...]:
 
 
 def glyph_rows(ours: str) -> tuple[Row, ...]:
-    """Name-table rows of the embedding of ByT5's states (HunyuanVideo 1.5, HunyuanImage)."""
+    """Name-table rows of the embedding of ByT5's states, called `ours` in our network.
+
+    HunyuanVideo 1.5 and HunyuanImage have it.
+    """
     linears = (("S", "G"), ("S", "S"), ("D", "S"))
     names = ((f"linear_{number}", shape) for number, shape in enumerate(linears, 1))
     return (
@@ -260,7 +267,10 @@ EMBEDDER_ROWS: tuple[Row, ...] = (
 
 
 def stack_rows(*, modulated: bool = True) -> tuple[Row, ...]:
-    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma)."""
+    """Name-table rows of double-stream layers, then single-stream ones (FLUX, Chroma).
+
+    `modulated` says whether layers have weights for their modulations.
+    """
     double: Any = {} if modulated else {"modulations": None}
     return (
         *double_stream_rows("double_blocks.layers.*", "transformer_blocks.*", **double),
@@ -276,7 +286,7 @@ def stack_layers(model: DoubleSingleConfig) -> dict[str, int]:
 
 
 def stream_sizes(model: ModelConfig) -> dict[str, int]:
-    """Width for each letter of the shapes in these name tables, except P, G and S."""
+    """The number for each letter of the shapes in these name tables, except P, G and S."""
     width, hidden = model.hidden_size, model.ffn_hidden_size
     return {
         **{f"{count}D": count * width for count in (2, 3, 6, 9)},

@@ -4,8 +4,8 @@ Each operator also exists in plain torch (`layers/per_sample`, `layers/queries_a
 it, and tests compare the kernel with it; `layers/per_sample.kernels_run_on` chooses. Triton is
 imported when the first kernel runs, so it is not needed on machines where none does.
 
-gated_norm            gated residual, norm, scale and shift by level row, with their gradients;
-                      chunks of tokens by level row, for sums in a fixed order
+gated_norm            gated residual, norm, scale and shift by noise level, with their gradients;
+                      chunks of tokens by noise level, for sums in a fixed order
 gated_norm_triton     its kernels
 adapter_dropout       dropout on the input of adapters
 adapter_dropout_triton  its kernel

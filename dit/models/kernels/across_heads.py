@@ -63,11 +63,12 @@ def normalised(
     angles: tuple[Tensor, Tensor] | None,
     across: Across,
 ) -> tuple[Tensor, ...]:
-    """The normalised slices of each row, rotated by `angles`, then its other slices as views.
+    """For each row, its normalised slices, rotated by `angles`, then its other slices as views.
 
-    `weights` [H * K] are those of all slices in order. `angles` are cosines and sines in float32,
-    [T, K] or for each head [T, H, K]. They rotate the pairs (a, b) = (x_i, x_{i + K/2}) to (a cos -
-    b sin, b cos' + a sin'), where (cos', sin') are those of the second half.
+    `weights` has a tensor [H * K] for each normalised slice, in order. `angles` are cosines and
+    sines in float32, [T, K] or for each head [T, H, K]; None: no rotation. They rotate the pairs
+    (a, b) = (x_i, x_{i + K/2}) to (a cos - b sin, b cos' + a sin'), where (cos', sin') are those of
+    the second half.
     """
     width = len(weights[0]) // rows[0].x_THX.shape[1]
     layout = tuple((row.parts, row.widths, RowGradient(row.parts * width)) for row in rows)
@@ -235,12 +236,13 @@ def across_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     numbers: int,
     eps: float,
 ) -> list[Tensor]:
-    """Gradients of the norms' weights; completes the gradient of the rows in `to_x_THX`.
+    """Gradients of the norms' weights, one tensor [H * K] for each; also writes the gradient of x.
 
-    `to_out` are gradients [T, H, K] of the normalised slices. `to_others` [T, H, width] are copied
-    to each head after its first `begin` numbers; the numbers between the normalised slices and
-    these are already in `to_x_THX`. `weights` are [H * K]; `squares` and `products` are sums
-    [slices * T], float32, slice after slice; `cos` and `sin` are [T, K] or [T, H, K].
+    The gradient of x is written to `to_x_THX`: of each head first the normalised slices, and from
+    number `begin` on `to_others` [T, H, width], which are copied. Numbers in between must be there
+    already. `to_out` are gradients [T, H, K] of the normalised slices, `weights` are [H * K];
+    `squares` and `products` are sums [slices * T], float32, slice after slice; `cos` and `sin` are
+    [T, K] or [T, H, K].
     """
     (tokens, heads, _), (*_, width) = x_THX.shape, to_out[0].shape
     for one in to_others:

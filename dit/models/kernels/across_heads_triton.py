@@ -29,7 +29,7 @@ def across_heads_sums(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sums of products over all numbers of a token; one program for each token."""
+    """Stores the sums of products over all numbers of a token; one program for each token."""
     token = tl.program_id(0).to(tl.int64)
     head, column = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     total = tl.zeros([HEADS, BLOCK], tl.float32)
@@ -103,7 +103,7 @@ def across_heads_forward(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Normalises and rotates queries or keys.
+    """Stores queries or keys, normalised and rotated.
 
     Each program has a group of heads and processes tokens at equal distances.
     """

@@ -23,7 +23,7 @@ _TILE = {"ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     schema="(Tensor x, Tensor place, float rate, int key, int first) -> Tensor",
 )
 def adapter_dropout(x_TI: Tensor, place_T: Tensor, rate: float, key: int, first: int) -> Tensor:
-    """Dropout: each number of `x_TI` times 0 or 1 / (1 - rate), by a hash of its position.
+    """`x_TI` with dropout: each number times 0 or 1 / (1 - rate), by a hash of its position.
 
     `place_T` is the position of each row in the pack, `key` the seed, and `first` the number of the
     first channel.

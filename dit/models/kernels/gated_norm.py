@@ -1,4 +1,4 @@
-"""Kernels for gated residual, LayerNorm or RMSNorm, scale and shift by level row, with gradients.
+"""Kernels for gated residual, LayerNorm or RMSNorm, scale and shift by noise level, with gradients.
 
 1. sum = h + gate · y              the output of a sublayer (attention, feed-forward) is added
 2. x = norm(sum) · scale + shift   the input of the next sublayer
@@ -6,13 +6,13 @@
 Either step may be absent. `sum`, `y` and two numbers for each token are saved for backward, whose
 kernel also adds the two gradients of `sum`.
 
-A level row is a row of the table of timesteps of a pack: given frames, reference latents and joint
-sequences of latents and text have timesteps of their own. The gradient of a row's scale is a sum
-over its tokens, wherever in the pack they are. So `RowChunks` sorts tokens stably by level row and
-cuts them into pieces, after each CHUNK tokens and after each row. One program processes one piece:
-it holds the row's scale and shift in registers and writes a partial sum to a slot of its own. A
-second kernel adds the partial sums of a row in order, so the result does not depend on the order of
-programs.
+Scale, shift and gate are tables with a row for each noise level of the pack. Samples, conditioning
+frames and reference latents have separate noise levels, so the tokens of a row may be anywhere in
+the pack, and the gradient of the row's scale is a sum over them. So `RowChunks` sorts tokens stably
+by row and cuts them into pieces, after each CHUNK tokens and after each row. One program processes
+one piece: it holds the row's scale and shift in registers and writes a partial sum to a separate
+slot. A second kernel adds the partial sums of a row in order, so the result does not depend on the
+order of programs.
 
 The piece of row r in chunk c has slot c + r. Along the sorted tokens each piece raises c or r, so
 no two pieces share a slot, and the number of slots is known without asking the device for the
@@ -37,9 +37,9 @@ bytes of its tokens in bfloat16."""
 
 @dataclass(frozen=True, slots=True)
 class RowChunks:
-    """Tokens sorted by level row and cut into pieces, one for each program of the kernel.
+    """Tokens sorted by noise level and cut into pieces, one for each program of the kernel.
 
-    It is computed on the device, once for all layers of a pass.
+    The tensors are computed on the device, once for all layers of a pass.
     """
 
     order_T: Tensor  # int32, tokens by level row, and by place inside of a row
@@ -48,9 +48,9 @@ class RowChunks:
 
     @classmethod
     def of(cls, level_row_T: Tensor, rows: int) -> RowChunks:
-        """Pieces of tokens with the level rows `level_row_T`, of which there are `rows`.
+        """Pieces of tokens whose noise levels are the rows `level_row_T` [T] of the tables.
 
-        A row may have no tokens.
+        `rows` is the number of rows of the tables; a row may have no tokens.
         """
         device, tokens = level_row_T.device, len(level_row_T)
         sorted_T, order_T = level_row_T.sort(stable=True)
@@ -72,7 +72,7 @@ class RowChunks:
 
 
 def slots_of(tokens: int, rows: int) -> int:
-    """S, the largest number of slots for this number of `tokens` and of level `rows`."""
+    """S, the largest number of slots for this number of `tokens` and of noise levels, `rows`."""
     return -(-tokens // CHUNK) + rows - 1
 
 
@@ -85,7 +85,7 @@ PARTS_BLOCK = 128
 def modulate(
     h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor, chunks: RowChunks, rms: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(h, norm(h) * scale + shift), with the scale and shift of each token's level row.
+    """(h, norm(h) * scale + shift), with the scale and shift of each token's noise level.
 
     The residual must use the returned h: the backward kernel then adds both gradients of h. With
     `rms` the norm is RMSNorm.
@@ -94,7 +94,7 @@ def modulate(
 
 
 def add(h_TD: Tensor, y_TD: Tensor, *, gate_ND: Tensor, chunks: RowChunks) -> Tensor:
-    """The gated residual h + gate * y, with the gate of each token's level row."""
+    """The gated residual h + gate * y, with the gate of each token's noise level."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, None, None, chunks, False)[0]  # type: ignore[index]
 
 
@@ -108,7 +108,7 @@ def add_and_modulate(
     chunks: RowChunks,
     rms: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The sum h + gate * y of `add`, and norm(sum) * scale + shift, as by `modulate`."""
+    """(the sum h + gate * y, norm(sum) * scale + shift): `add`, then `modulate`, in one kernel."""
     return _GatedNorm.apply(h_TD, y_TD, gate_ND, scale_ND, shift_ND, chunks, rms)  # type: ignore[return-value]
 
 
@@ -143,7 +143,10 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs, from `gradients` [T, D] of `sum` and `x`, or None if unused."""
+        """Gradients of the inputs.
+
+        `gradients` are those [T, D] of `sum` and `x`; None for one that nothing uses.
+        """
         to_sum_TD, to_x_TD = gradients
         h_TD, y_TD, gate_ND, scale_ND, stats_T2 = ctx.saved_tensors
         if h_TD is not None and to_x_TD is None:
@@ -179,9 +182,10 @@ def gated_norm(  # noqa: PLR0913  # what an operator takes is flat
     slots_S3: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """The forward pass: `sum` if there is a gate; `x` and statistics [T, 2] if there is a scale.
+    """The forward pass: [`sum`] if there is a gate, then [`x`, statistics] if there is a scale.
 
-    `sum` is h + gate * y, and `x` is norm(sum) * scale + shift.
+    `sum` is h + gate * y, and `x` is norm(sum) * scale + shift, both [T, D]. The statistics of each
+    token, [T, 2] in float32, are its mean and 1 / standard deviation.
     """
     h_TD, y_TD = h_TD.contiguous(), None if y_TD is None else y_TD.contiguous()
     gated, norm = gate_ND is not None, scale_ND is not None
@@ -233,10 +237,11 @@ def gated_norm_backward(  # noqa: PLR0913  # what an operator takes is flat
     rows_N2: Tensor,
     rms: bool = False,
 ) -> list[Tensor]:
-    """Gradients of `h` if there is a scale, of `y` if there is a gate, and of the level rows.
+    """Gradients of `h` if there is a scale, of `y` if there is a gate, and of the tables.
 
     `to_x_TD` and `to_sum_TD` are the gradients of `x` and of `sum`. `h_TD` is the `sum` that the
-    forward pass saved. The gradients of level rows are [P, N, D]: shift and scale, then gate.
+    forward pass saved. The gradients of the tables are one tensor [P, N, D]: shift and scale if
+    there is a scale, then gate if there is one.
     """
     gated, norm = gate_ND is not None, scale_ND is not None
     g_TD = to_x_TD if norm else to_sum_TD
@@ -279,7 +284,7 @@ def _(
 
 
 def _to_rows(gate_ND: Tensor | None, scale_ND: Tensor | None) -> Tensor:
-    """Empty memory [P, N, D] for gradients of level rows: of scale, shift and gate, if given."""
+    """Empty memory [P, N, D] for the gradients of shift and scale, then of gate, if given."""
     given = _given(gate_ND, scale_ND)
     kinds = 2 * (scale_ND is not None) + (gate_ND is not None)
     return given[0].new_empty(kinds, *given[0].shape)

@@ -1,7 +1,7 @@
 """Triton kernels of `gated_norm`.
 
-A program processes one slot of `RowChunks`: tokens of one level row, whose scale, shift and gate it
-reads once. All arithmetic is in float32; each result is rounded once.
+A program processes one slot of `RowChunks`: tokens of one noise level, whose scale, shift and gate
+it reads once. All arithmetic is in float32; each result is rounded once.
 """
 
 # ruff: noqa: C901, PLR0913, PLR0915  # a kernel takes its tensors, strides and sizes one by one
@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def piece(slots, slot):
-    """(level row, first token, end of its tokens) of `slot`; tokens count in sorted order."""
+    """(row of the noise level, first token, end of the tokens) of `slot`, in the sorted order."""
     return tl.load(slots + 3 * slot), tl.load(slots + 3 * slot + 1), tl.load(slots + 3 * slot + 2)
 
 
@@ -45,7 +45,7 @@ def gated_norm_forward(
     NORM: tl.constexpr,
     RMS: tl.constexpr,  # the mean is not taken off
 ):
-    """The gated residual and the modulated LayerNorm or RMSNorm of a slot's tokens."""
+    """Stores the gated residual and the modulated LayerNorm or RMSNorm of a slot's tokens."""
     slot = tl.program_id(0)
     row, begin, end = piece(slots, slot)
     column = tl.arange(0, BLOCK)
@@ -80,7 +80,7 @@ def gated_norm_forward(
 
 @triton.jit
 def normalised_gradient(to_x, h, place, inside, mean_T, pace_T, scale_D):
-    """For a tile of tokens: g = dL/dx, the normalised tokens n, and g · scale."""
+    """(g = dL/dx, the normalised tokens n, g · scale), for a tile of tokens."""
     g_TD = tl.load(to_x + place, inside, 0.0).to(tl.float32)
     h_TD = tl.load(h + place, inside, 0.0).to(tl.float32)
     return g_TD, (h_TD - mean_T[:, None]) * pace_T[:, None], g_TD * scale_D[None, :]
@@ -130,7 +130,7 @@ def gated_norm_backward(
     RESIDUAL: tl.constexpr,
     RMS: tl.constexpr,
 ):
-    """Gradients of the tokens of a slot, and its partial gradients of the level row.
+    """Stores the gradients of a slot's tokens, and its partial gradients of its noise level.
 
     With n the normalised tokens, r 1 / standard deviation, g = dL/dx, and a = g · scale: dL/dh = r
     · (a - mean(a) - n · mean(a · n)) + dL/dsum; for RMSNorm without mean(a).
@@ -216,7 +216,10 @@ def gated_norm_add_row_parts(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Gradient of a level row: its slots' partial sums, added in order; zeros without slots."""
+    """Stores the gradient of a noise level: the sum of its slots' partial sums, in their order.
+
+    A noise level without tokens gets zeros.
+    """
     row, kind, kinds = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     column = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     first = tl.load(rows + 2 * row)

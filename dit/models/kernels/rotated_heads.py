@@ -36,7 +36,7 @@ def queries_and_keys(
     eps: float,
     others: Sequence[int],
 ) -> tuple[Tensor, ...]:
-    """Queries and keys, normalised and rotated, and the other slices of each head of `x_THX`.
+    """Queries and keys, normalised and rotated, then the other slices of each head of `x_THX`.
 
     Each head has K numbers of queries, K of keys, and slices of widths `others`, which are returned
     as views. `weights_K` are the weights of the norms of queries and of keys; `angles_TK` are
@@ -145,10 +145,10 @@ def rotated_heads_backward(  # noqa: PLR0913  # what an operator takes is flat
     sin_TK: Tensor,
     eps: float,
 ) -> Tensor:
-    """Gradients [2, K] of the norms' weights; completes the gradient of the rows in `to_x_THX`.
+    """Gradients [2, K] of the weights of the two norms; also writes the gradient of x.
 
-    `to_others` are copied to each head after its first `begin` numbers; the numbers between the
-    keys and these are already in `to_x_THX`.
+    The gradient of x is written to `to_x_THX`: of each head first queries and keys, and from number
+    `begin` on `to_others`, which are copied. Numbers in between must be there already.
     """
     (tokens, heads, _), width = x_THX.shape, len(weight_q_K)
     for place, one in zip(_places(begin, to_others), to_others, strict=True):

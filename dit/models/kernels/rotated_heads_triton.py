@@ -30,7 +30,7 @@ def store_halves(tensor, place, inside, low, high, HALF: tl.constexpr):
 
 @triton.jit
 def normalised(low, high, HALF: tl.constexpr, EPS: tl.constexpr):
-    """Both halves of each head divided by the head's root mean square, and 1 / that root."""
+    """(both halves of each head divided by the head's root mean square, 1 / that root)."""
     squares_H = tl.sum(low * low, 1) + tl.sum(high * high, 1)
     pace_H = 1 / tl.sqrt(squares_H / (2 * HALF) + EPS)
     return low * pace_H[:, None], high * pace_H[:, None], pace_H

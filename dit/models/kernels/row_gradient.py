@@ -23,7 +23,10 @@ _NAME = "row_gradient"
 
 @dataclass(eq=False, slots=True)
 class RowGradient:
-    """The gradient [T, H, X] of a row of heads, which another kernel may write from `begin` on."""
+    """The gradient [T, H, X] of a row of heads.
+
+    Another kernel may write a part of each head, from number `begin` on.
+    """
 
     begin: int  # numbers of each head
     row_THX: Tensor | None = None
@@ -40,7 +43,10 @@ def offer_of(part_THK: Tensor) -> RowGradient | None:
 
 
 def taken(part_THK: Tensor, place: RowGradient | None) -> Tensor:
-    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given."""
+    """Memory for the gradient of `part_THK`: inside the row's gradient if `place` is given.
+
+    In that case the row's gradient is allocated and kept in `place`.
+    """
     if place is None:
         return part_THK.new_empty(part_THK.shape)
     tokens, heads, width = part_THK.shape
@@ -53,7 +59,9 @@ def row_to_fill(
 ) -> tuple[Tensor, list[Tensor], int]:
     """(gradient of `x_THX`, gradients of slices to copy to it, first column of these).
 
-    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head.
+    `parts` are gradients [T, H, width] of the slices after the queries and keys of each head. If
+    `parts[0]` lies in the gradient that `place` holds, that gradient is returned, and `parts[0]` is
+    not copied; else new memory is. `place` then holds none.
     """
     (row_THX, place.row_THX), first = (place.row_THX, None), parts[:1]
     if row_THX is not None and first:

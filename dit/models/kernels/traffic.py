@@ -105,7 +105,7 @@ OPERATOR_BYTES: Mapping[str, Callable[..., int]] = {
     "dit::adapter_dropout_add": _adapter_dropout_add,
     "dit::restored_rows": _restored_rows,
 }
-"""By operator name, a function that returns the bytes of a call from the call's arguments."""
+"""Maps an operator's name to a function from the arguments of a call to the bytes it moves."""
 
 
 def _bytes(x: Tensor) -> int:
@@ -134,8 +134,8 @@ def _stats(tokens: Tensor) -> int:
 def _angles(cos: Tensor | None, twisted: bool, groups: int) -> int:
     """Bytes of the cosines and sines that all groups of heads read.
 
-    Each group reads `cos` again if it is [T, K], not if it is [T, H, K]. Without `twisted` both
-    halves of a head share one cosine and sine.
+    Each group reads `cos` and `sin` again if they are [T, K], not if they are [T, H, K]. Without
+    `twisted` both halves of a head share one cosine and sine.
     """
     if cos is None:
         return 0

@@ -1,8 +1,9 @@
 """Specifications of layers (sizes and choices), from which networks are built.
 
-shapes token rows, and which tokens attend to which parts attention and feed-forward; scales, shifts
-and gates steps a layer as steps over named rows of tokens layers stacks of layers, and the stacks
-of a network
+shapes   token rows, and which tokens attend to which
+parts    attention and feed-forward; scales, shifts and gates
+steps    a layer as steps over named rows of tokens
+layers   stacks of layers, and the stacks of a network
 
 Nothing in this folder needs torch, because it serves printed configurations and workers of the
 loader. Parameters, FLOPs and saved activations are measured on the network itself (`dit/sizing`).

@@ -24,19 +24,19 @@ class NetworkSpec:
 
     stacks: tuple[StackSpec, ...]
     trains_conditioner: bool = False
-    """Whether the first stage has a network of its own for captions, which runs before their
-    padding (Anima)."""
+    """Whether the first stage has a separate network for captions, which runs before they are
+    padded (Anima)."""
     text_layers: str = ""
-    """Prefix of the weights of layers over text alone, on the first stage, which are recomputed in
-    the backward pass."""
+    """Prefix of the weights of layers over text alone. These layers run on the first stage, and are
+    recomputed in the backward pass."""
     text_tokens: int | None = None
     """Text is padded to this many tokens in each sample; None: no padding."""
     attended_multiple: int = 1
     """Text and latents of a sample are padded to a multiple of this many tokens, and attention sees
     the padding."""
     image_rows: int = 0
-    """Number of an image encoder's rows in each sample; its text inputs include them, but they are
-    no text tokens."""
+    """Number of an image encoder's rows in each sample. Text inputs count them, but they are not
+    text tokens."""
 
     @property
     def layers(self) -> int:

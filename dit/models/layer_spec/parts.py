@@ -28,7 +28,7 @@ class Activation(StrEnum):
 
 
 class QkNorm(StrEnum):
-    """RMSNorm of queries and keys: over what it is computed."""
+    """Over which numbers the RMSNorm of queries and keys is computed."""
 
     NONE = "none"
     PER_HEAD = "per_head"  # over the width of each head, one weight [K] for all heads

@@ -58,7 +58,7 @@ class Slot:
 
 
 class NormKind(StrEnum):
-    """Kind of a norm that is a module of its own, unlike the norm without weights of slots."""
+    """Kind of a norm that is a separate module, unlike a slot's norm without weights."""
 
     LAYER = "layer"
     RMS = "rms"
@@ -102,8 +102,8 @@ class LayerPart:
     """A computation on the tokens of a layer's rows, such as attention or a feed-forward."""
 
     runs: ClassVar[str]
-    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`): text,
-    because specifications need no torch."""
+    """The class that computes the part, as `module:class` (`dit.models.stacks.parts`). It is a
+    string, because specifications need no torch."""
     port: Port
 
     @property
@@ -121,12 +121,15 @@ class LayerPart:
 
     @property
     def attentions(self) -> tuple[AttentionShape, ...]:
-        """The attentions of the part: which tokens attend to which."""
+        """An `AttentionShape` for each attention of the part, with the kinds of its tokens."""
         return ()
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges: gather, compute with divided matrices, scatter."""
+        """Number of tensor-parallel exchanges in a pass.
+
+        In one exchange inputs are gathered, divided matrices compute, and outputs are scattered.
+        """
         return 0
 
 
@@ -185,7 +188,7 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class AttendAcross(LayerPart):
-    """Attention of the tokens of one row to those of another row, which has its own width.
+    """Attention of the tokens of one row to those of another row, which may have another width.
 
     A sample without tokens in the row of `keys` gets zeros, without a bias.
     """
@@ -223,7 +226,7 @@ class AttendAcross(LayerPart):
 class AttendTo(LayerPart):
     """Cross-attention of a row's tokens to rows that no layer changes, such as text.
 
-    Each of `keys` has keys, values and a softmax of its own; the outputs are added.
+    Each of `keys` has separate keys, values and softmax; the outputs are added.
     """
 
     runs: ClassVar[str] = "dit.models.stacks.parts:CrossAttending"
@@ -419,5 +422,8 @@ class LayerSpec:
 
     @property
     def exchanges(self) -> int:
-        """Number of tensor-parallel exchanges of the first row, with which other rows' coincide."""
+        """Number of tensor-parallel exchanges of the layer's first row of tokens.
+
+        Exchanges of other rows coincide with them.
+        """
         return sum(part.exchanges for part in self.parts if part.port.row == self.rows[0])

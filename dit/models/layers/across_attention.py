@@ -19,20 +19,19 @@ from dit.models.layers.queries_and_keys import rotate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossing:
-    """What attention from one row of tokens (queries) to another (keys) needs besides tokens."""
+    """Inputs, besides tokens, of attention from one row of tokens (queries) to another (keys)."""
 
     exchange: RowExchange
     angles_TK: Angles
     """Rotary angles of the queries; `key_angles_SK` are those of the keys."""
     key_angles_SK: Angles
     has_keys_T1: Tensor | None = None
-    """float32 [T, 1] for the tokens between two linears: 1 where the sample has keys, else 0, which
-    zeroes the output. None: no linear has a bias, so the output of a sample without keys is 0
-    anyway."""
+    """float32 [T, 1], by which the output is multiplied: 1 for tokens of samples with keys, 0 for
+    others. None: no linear has a bias, so the output of a sample without keys is 0 anyway."""
 
 
 class AcrossAttention(PackedAttention):
-    """Attention of the tokens of one row to those of another row, each with its own width."""
+    """Attention of the tokens of one row to those of another row, which may have another width."""
 
     def __init__(self, context: BuildContext, part: AttendAcross):
         spec, (width, key_width) = part.attention, part.widths
@@ -47,7 +46,7 @@ class AcrossAttention(PackedAttention):
             self.linear_heads = split_linear(width, spec.heads, axis=0, **options)
 
     def forward(self, x_TD: Tensor, y_SD: Tensor, crossing: Crossing) -> Tensor:
-        """The output [T, D] of the queries' tokens `x_TD`, which attend to the tokens `y_SD`."""
+        """The output [T, D] for tokens `x_TD`, which attend to their samples' tokens `y_SD`."""
         q_THK = self.linear_q(x_TD).unflatten(-1, (-1, self.head_width))
         kv_SHX = self.linear_kv(y_SD).unflatten(-1, (-1, 2 * self.head_width))
         k_SHK, v_SHK = kv_SHX.chunk(2, dim=-1)

@@ -38,8 +38,8 @@ CHILD = "lora"
 """Module name of the trained adapter inside its linear; the names of the linear's own weights
 stay."""
 FROZEN = "frozen_lora"
-"""Module name of a frozen adapter; the names of further frozen ones begin with it, those of trained
-ones with `CHILD`."""
+"""Module name of a frozen adapter. Names of further frozen adapters begin with it, and names of
+further trained ones with `CHILD`."""
 DOWN, UP = "A", "B"
 
 _TRAINED = re.compile(rf"\.{CHILD}(_\w+)?\.")
@@ -65,7 +65,7 @@ def is_stored(name: str, *, adapted: bool) -> bool:
 
 
 def is_up(name: str) -> bool:
-    """Whether `name` is the matrix B of an adapter, which starts at zero."""
+    """Whether `name` is the matrix B of a trained or frozen adapter; B starts at zero."""
     return is_of_any_adapter(name) and name.endswith(f".{UP}")
 
 
@@ -82,8 +82,10 @@ class TensorSharing:
     def exchanged(self, rows: Tensor) -> Tensor:
         """`rows` [T, X] after the communication between tensor ranks that this linear needs.
 
-        Inputs of a product whose outputs are divided (`axis` 0) are gathered; outputs of a product
-        whose inputs are divided (`axis` 1) are summed over ranks.
+        With `axis` 0, `rows` is the input. With `sequence` it is gathered from all ranks; without,
+        it is unchanged, and its gradient is summed over ranks unless `partial`. With `axis` 1,
+        `rows` is the output, which is summed over ranks; with `sequence` each rank gets its own
+        part of the sum.
         """
         if self.axis is None or self.group is None or self.group.size() == 1:
             return rows
@@ -110,7 +112,7 @@ class Adaptable(nn.Module):
     """The frozen weight as a `FrozenMatrix`, if the device does not hold it as a plain tensor."""
     token_row: str | None = None
     """Name of the row of tokens that is the input, which context and tensor ranks may divide. None:
-    the input is text or level rows, which each rank has whole."""
+    the input is text, or has a row for each noise level, and each rank has all of it."""
 
     parts: int = 1
     """Number of linears of the published network that this one fuses, such as 3 for q, k and v."""
@@ -138,8 +140,8 @@ class Adaptable(nn.Module):
     def adapted(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """The output [T, O] of the linear and its enabled adapters for `x_TI`.
 
-        `product` maps [T, I] to [T, O] by the linear's matrix alone, once the matrix is on the
-        device.
+        `product` maps [T, I] to [T, O] by the linear's matrix alone. It is not used if `frozen`
+        holds the matrix.
         """
         product = product if self.frozen is None else partial(self.frozen.output_of, self)
         for adapter in self.adapters().values():
@@ -154,9 +156,10 @@ class Adaptable(nn.Module):
         sharded_offsets: Any,
         metadata: Any,
     ) -> ShardedStateDict:
-        """The linear's sharded state `frozen` without adapters, joined with that of its adapters.
+        """The sharded state of the linear and its adapters, for a checkpoint.
 
-        Megatron-Core's linears list all of `state_dict`, which includes adapters.
+        `frozen` is the state that Megatron-Core lists for the linear. As it includes adapters, they
+        are removed from it and listed anew.
         """
         found = {name: value for name, value in frozen.items() if not is_of_any_adapter(f".{name}")}
         for name, one in self.adapters().items():
@@ -166,9 +169,9 @@ class Adaptable(nn.Module):
 
 @contextmanager
 def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> Iterator[None]:
-    """A context in which linears of `network` compute without the adapters `names`.
+    """A context in which linears of `network` compute without the adapters called `names`.
 
-    None stands for all trained adapters.
+    None stands for all trained adapters. At the end the same adapters are enabled again.
     """
     linears = (module for module in network.modules() if isinstance(module, Adaptable))
     switched = [
@@ -188,7 +191,7 @@ def adapters_off(network: nn.Module, names: Collection[str] | None = None) -> It
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenPlaces:
-    """Positions in the pack of the tokens of one row, int64."""
+    """Positions in the pack of the tokens of one row of tokens, int64."""
 
     whole_T: Tensor  # of those that a linear on whole rows sees
     own_T: Tensor  # of those that this rank holds between two matrices
@@ -203,10 +206,10 @@ class DropoutRows:
     fused_kernels: bool = False  # allows our kernel, which runs where `kernels_run_on`
 
     def places_of(self, x_TI: Tensor, *, token_row: str | None) -> Tensor:
-        """Position in the pack of each row of `x_TI`, the input of a linear.
+        """Position in the pack, int64 [T], of each row of `x_TI`, the input of a linear.
 
-        `token_row` names the row of tokens that it is; None stands for text or level rows, which
-        every rank has whole, and gives their row numbers.
+        `token_row` names the row of tokens that `x_TI` belongs to. None stands for an input that
+        every rank has whole, such as text; its positions are its row numbers.
         """
         rows = len(x_TI)
         if token_row is None:
@@ -215,7 +218,7 @@ class DropoutRows:
         return places.own_T if len(places.own_T) == rows else places.whole_T
 
     def of_states(self, token_row: str, count: int) -> DropoutRows:
-        """A copy for an input that has `count` consecutive rows per token of `token_row`."""
+        """A copy for linears whose input has `count` consecutive rows per token of `token_row`."""
 
         def spread(place_T: Tensor) -> Tensor:
             inner = torch.arange(count, device=place_T.device)
@@ -238,7 +241,7 @@ def dropout_rows() -> DropoutRows | None:
 
 @contextmanager
 def dropping(rows: DropoutRows | None) -> Iterator[None]:
-    """A context in which adapters apply dropout by the seed and positions `rows`."""
+    """A context in which adapters apply dropout by `rows`, seed and positions; None: no dropout."""
     token = _current.set(rows)
     try:
         yield
@@ -259,6 +262,9 @@ def mark_split(weight: nn.Parameter, *, axis: int) -> None:
 
 
 def sees_part_of_tokens(module: nn.Module, config: TransformerConfig) -> None:
-    """Marks replicated weights of `module` whose gradients sequence parallelism must sum."""
+    """Marks the parameters of `module` itself for the gradient sums of sequence parallelism.
+
+    Its children are not marked. The mark is False if `config` has no sequence parallelism.
+    """
     for parameter in module.parameters(recurse=False):
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]

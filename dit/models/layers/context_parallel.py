@@ -51,9 +51,9 @@ class TokenOrder:
     ) -> TokenOrder:
         """The permutations between rows on ranks and the order of the pack, for attention.
 
-        `rows` is the number of tokens of one rank, including padding at the end of the pack. The
-        tokens of `first`, pairs (first row, number of rows) in pack order, are moved before all
-        others.
+        `rows` is the number of tokens of one rank, including padding at the end of the pack.
+        `first` lists pairs (first row, number of rows) in the order of the pack; their tokens come
+        before all others in the order of attention.
         """
         parts, whole = batch.share.count, batch.starts[-1]
         filling = torch.arange(whole, parts * rows).split(max(rows - whole // parts, 1))
@@ -69,7 +69,7 @@ class TokenOrder:
 
     @classmethod
     def from_pack(cls, to_pack_W: Tensor, *, device: torch.device) -> TokenOrder:
-        """The order in which attention's token i is the row `to_pack_W[i]` of the ranks' rows.
+        """The permutations by which attention's token i is row `to_pack_W[i]` of all ranks' rows.
 
         `to_pack_W` is a CPU tensor.
         """
@@ -87,14 +87,14 @@ class TokenOrder:
 
 
 def then_others(first: Tensor, total: int) -> Tensor:
-    """The indices of `first`, then all other indices below `total`, ascending; on the CPU."""
+    """The indices in `first`, then all other indices below `total`, ascending; on the CPU."""
     others = torch.ones(total, dtype=torch.bool)
     others[first] = False
     return torch.cat((first, others.nonzero().flatten()))  # on the host: nobody waits for a device
 
 
 def side_by_side(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first row, number of rows) of each of `spans` after they are concatenated in their order."""
+    """(first row, number of rows) of each of `spans` when their rows are concatenated."""
     ends = accumulate((number for _, number in spans), initial=0)
     return [(start, number) for start, (_, number) in zip(ends, spans, strict=False)]
 
@@ -132,7 +132,7 @@ class TokenExchange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowExchange:
-    """The exchange between queries of one row of tokens and keys of another row."""
+    """The exchange for attention from queries of one row of tokens to keys of another row."""
 
     spans: Spans  # which queries see which keys, each in its own order of attention
     queries: TokenOrder  # of the rows of this rank by all_gather, else of all context ranks
@@ -194,8 +194,8 @@ class Context:
         """Attention [T, H, K] of this rank's tokens to all tokens of their samples.
 
         `qkv` holds queries, keys and values, and `attend` computes attention of tokens that are all
-        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, which are
-        exchanged alike and passed to `attend`.
+        on one rank. With a2a, or on a single rank, `qkv` may hold further tensors, such as gates,
+        which are exchanged as queries are and passed to `attend`.
         """
         spans, everyone = exchange.spans, exchange.all_ranks
         if self.share.halves:
@@ -241,7 +241,7 @@ class Context:
         return self._tokens_of_mine(queries.restore(attend(q_WHK, k_WHK, v_WHK, spans)))
 
     def _heads_of_all(self, qkv: tuple[Tensor, ...]) -> Tensor:
-        """All-to-all from all heads of this rank's tokens to some heads of all tokens.
+        """All-to-all from all heads of this rank's tokens to 1 / R of the heads of all tokens.
 
         The result is [W, H / R, n K]: the n tensors of `qkv` side by side.
         """
@@ -270,7 +270,7 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
     """Checks that the context-parallel exchange `comm` supports joint attention.
 
     Raises:
-        ValueError: `comm` passes keys and values round a ring of several ranks.
+        ValueError: `comm` is p2p, a ring, and there are several `ranks`.
     """
     if comm is ContextComm.P2P and ranks > 1:
         raise ValueError(
@@ -281,10 +281,10 @@ def check_joint_context(comm: ContextComm, ranks: int) -> None:
 
 
 def check_ring(ranks: int) -> None:
-    """Checks that Transformer Engine's ring attention can run on this machine with `ranks` ranks.
+    """Checks that Transformer Engine's ring attention can run on this machine.
 
     Raises:
-        ValueError: Transformer Engine, or a GPU, is missing.
+        ValueError: there are several `ranks`, and Transformer Engine or a GPU is missing.
     """
     if ranks > 1 and not (find_spec("transformer_engine") and torch.cuda.is_available()):
         raise ValueError(
@@ -327,7 +327,9 @@ def attend_in_ring(
 def _offsets(spans: Spans) -> tuple[Tensor, Tensor, int]:
     """(offsets of samples without padding, offsets with padding, longest sample with padding).
 
-    Their lengths are rounded up so that packs can reuse each other's graphs and memory.
+    The offsets are int32 on the device; empty samples at the end make the number of samples a
+    multiple of `COUNT_MULTIPLE`. The longest length is rounded up. So packs can reuse each other's
+    graphs and memory.
     """
     real = (0, *accumulate(spans.lengths))
     padded = (*spans.starts, spans.total)

@@ -80,10 +80,10 @@ class TokenRow:
 
     @classmethod
     def of_stream(cls, stream: TokenStream, *, attended: Sequence[int]) -> TokenRow:
-        """The row of the tokens of `stream`, as the loader packs them and a step divides them.
+        """The row of the tokens of `stream`, as this rank holds them.
 
-        `attended` are the numbers of tokens of each sample that attention processes, some padding
-        included.
+        `attended` has, for each sample, the number of tokens that attention processes, which may
+        include padding.
         """
         spans = zip(pairwise(stream.starts), attended, strict=True)
         pieces = [Piece(i, a, b - a, real) for i, ((a, b), real) in enumerate(spans)]
@@ -108,7 +108,7 @@ class TokenRow:
         return cls(pieces=tuple(pieces), rows=len(batch.segment_T), share=batch.share)
 
     def on(self, rank: int) -> list[Piece]:
-        """The pieces of the row on context rank `rank`."""
+        """The pieces of the row that context rank `rank` holds, placed in that rank's shard."""
         return [piece.on(replace(self.share, index=rank)) for piece in self.pieces]
 
     @property
@@ -122,14 +122,17 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """The shard of a pack's text on this context rank, and how it is cut from the whole text."""
+    """The shard of a pack's text on this context rank, and its rows in the whole text."""
 
     row: TokenRow
     source_L: Tensor  # row of the whole text of each token here; one past its end for padding
     sample_L: Tensor  # sample of each token here; padding belongs to a neighbour
 
     def of(self, whole_X: Tensor) -> Tensor:
-        """Rows of `whole_X`, such as embeddings, for this rank's text tokens; zeros at padding."""
+        """Rows of `whole_X` (such as embeddings of the whole text) for this rank's text tokens.
+
+        Padding gets zeros.
+        """
         last = (0, 0) * (whole_X.dim() - 1)
         return pad(whole_X, (*last, 0, 1)).index_select(0, self.source_L)
 
@@ -143,7 +146,10 @@ def _padded(length: int, share: SequenceShard) -> int:
 
 
 def text_rows(lengths: Sequence[int], *, share: SequenceShard, multiple: int) -> int:
-    """Number of text rows on each context rank, as `text_row` arranges texts of these lengths."""
+    """Number of text rows on each context rank for texts of these `lengths`.
+
+    It includes the padding that `text_row` adds.
+    """
     here = sum(_padded(length, share) for length in lengths) // share.count
     return _multiple_of(multiple, max(here, 1))
 
@@ -230,8 +236,9 @@ class JointOrder:
     ) -> JointOrder:
         """The joint order of `rows`: a sample's tokens of the first row, then of the next.
 
-        `shared_by` are tensor ranks that divide the tokens, or None. With `sequences` of all
-        samples, attention is block-causal (`block_causal.py`); rows are then latents and text.
+        `shared_by` are tensor ranks that divide the tokens, or None. `sequences` has the segments
+        of each sample and makes attention block-causal (`block_causal.py`); `rows` must then be
+        latents and text.
         """
         ranks = rows[0].share.count
         orders = [_joint_rows(rows, rank) for rank in range(ranks)]
@@ -266,12 +273,15 @@ class JointOrder:
         return self._scattered(self.own.arrange(torch.cat([self._whole(x) for x in rows])))
 
     def split(self, joint_JX: Tensor) -> tuple[Tensor, ...]:
-        """This tensor rank's shard of each row, from that of the joint row: undoes `join`."""
+        """This tensor rank's shard of each separate row, from its shard of the joint row.
+
+        It undoes `join`.
+        """
         apart = self.own.restore(self._whole(joint_JX)).split(self.sizes)
         return tuple(self._scattered(x) for x in apart)
 
     def latents(self, joint_JX: Tensor) -> Tensor:
-        """The latents [T, X] of a joint row that this rank has whole."""
+        """The latents [T, X] of a whole joint row `joint_JX`, which no tensor ranks divide."""
         return self.own.restore(joint_JX)[: self.sizes[0]]
 
     def arranged(self, rows: Sequence[Tensor]) -> Tensor:
@@ -282,9 +292,9 @@ class JointOrder:
         return self.own.arrange(torch.cat(list(rows)))
 
     def _whole(self, x: Tensor) -> Tensor:
-        """The row of this context rank, from the shards `x` of all its tensor ranks.
+        """The row of this context rank, gathered from the shards `x` of its tensor ranks.
 
-        `_scattered` gives all tensor ranks the whole gradient, so gradients are not added up.
+        Each tensor rank computes the whole gradient, so gradients are not summed.
         """
         if self.shared_by is None:
             return x
@@ -302,17 +312,17 @@ Real = dict[int, int]  # real tokens by sample
 
 
 def _joint_rows(rows: Sequence[TokenRow], rank: int) -> tuple[Tensor, Real]:
-    """Indices of a rank's rows in joint order, padding last, and real tokens by sample."""
+    """(indices of a rank's rows in joint order, padding last; number of real tokens by sample)."""
     return _in_order([_real_rows(rows, rank)], sum(row.rows for row in rows))
 
 
 def _joint_rows_of_all(
     rows: Sequence[TokenRow], *, asked: Real | None = None
 ) -> tuple[Tensor, Real]:
-    """Indices of the rows of all ranks in joint order, and numbers of real tokens by sample.
+    """(indices of the rows of all ranks in joint order; number of real tokens by sample).
 
-    An index counts in the concatenation of all ranks' `rows`. Samples without real tokens in
-    `asked` come last, because no query attends to them.
+    An index counts in the concatenation of all ranks' `rows`. If `asked` is given, samples without
+    real tokens in it come last, because no query attends to them.
     """
     each, ranks = sum(row.rows for row in rows), rows[0].share.count
     parts = [
@@ -323,7 +333,7 @@ def _joint_rows_of_all(
 
 
 def _real_rows(rows: Sequence[TokenRow], rank: int) -> Iterator[tuple[int, Tensor]]:
-    """Pairs (sample, indices of its real tokens in one piece) on the context rank `rank`.
+    """Yields (sample, indices of its real tokens) for each piece on the context rank `rank`.
 
     Indices count in the concatenation of `rows`.
     """
@@ -341,10 +351,10 @@ def _located(
     sequences: Sequence[Sequence[Segment]],
     spans: Mapping[int, tuple[int, int]],
 ) -> Located:
-    """(first row in joint order, positions of its tokens in the sequence) of each sample.
+    """Maps each sample in `spans` to (its first row in joint order, places of its tokens).
 
-    The samples are those in `spans`; the tokens are those on `ranks`, ordered by rank, then by row
-    as in `_real_rows`.
+    The places are those in the sample's sequence, for the tokens on `ranks`, ordered by rank, then
+    by row as in `_real_rows`. Samples without tokens are absent.
     """
     kinds = [number > 0 for number in range(len(rows))]  # latents, then text
     whole = [[SequencePlaces.of(one, text=kind) for kind in kinds] for one in sequences]
@@ -368,10 +378,10 @@ def _in_order(
     *,
     asked: Real | None = None,
 ) -> tuple[Tensor, Real]:
-    """Row indices in joint order, int64 [J] or [W], and numbers of real tokens by sample.
+    """(row indices in joint order, int64 [J] or [W]; number of real tokens by sample).
 
-    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece).
-    Samples without real tokens in `asked` follow all others, and padding comes last.
+    `parts` belong to one rank or all; each yields pairs (sample, its real tokens in one piece). If
+    `asked` is given, samples without real tokens in it follow all others. Padding comes last.
     """
     by_sample: dict[int, list[Tensor]] = {}
     for part in parts:

@@ -45,7 +45,10 @@ def sinusoid(level_N: Tensor, width: int, *, scale: float = 1) -> Tensor:
 
 
 class TimestepEmbedding(nn.Module):
-    """Embedding of timesteps [N]: a normalised sinusoid [N, D] and a learned shift [N, 3 D]."""
+    """Embedding of timesteps [N]: a normalised sinusoid [N, D], and an MLP's vectors [N, 3 D].
+
+    The vectors are the modulation that all layers share (`TimestepConditioning.adaln_shift_NX`).
+    """
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -61,10 +64,11 @@ class TimestepEmbedding(nn.Module):
 
 
 class ConditionEmbedding(nn.Module):
-    """Sum [N, D] of the embeddings of timestep, guidance scale, pooled text and end of a step.
+    """Sum [N, D] of the embeddings of timestep, guidance scale and pooled text.
 
-    The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings` (FLUX);
-    without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
+    With the end of a step (mean flow), the first term is the mean of its embedding and the
+    timestep's. The arithmetic is that of Diffusers' `CombinedTimestepGuidanceTextProjEmbeddings`
+    (FLUX); without guidance of `CombinedTimestepTextProjEmbeddings` (SD3); without pooled text of
     `HunyuanImageCombinedTimeGuidanceEmbedding`, which also embeds the end of a step; without biases
     of `Flux2TimestepGuidanceEmbeddings`.
     """
@@ -78,7 +82,10 @@ class ConditionEmbedding(nn.Module):
         step_end: bool = False,
         bias: bool = True,
     ):
-        """`pooled` is the width of the pooled text; `step_end` adds a timestep (mean flow)."""
+        """`pooled` is the width of the pooled text; None: there is none.
+
+        `step_end` adds the embedding of the timestep at which a step ends (mean flow).
+        """
         super().__init__()
         make = partial(TwoLinears, config=config, bias=bias)
         self.level = make(LEVEL_WAVES)
@@ -95,10 +102,11 @@ class ConditionEmbedding(nn.Module):
         *,
         step_end_N: Tensor | None = None,
     ) -> Tensor:
-        """The embedding [N, D]; `pooled_XP` has a row per sample, which all its level rows get.
+        """The embedding [N, D] of the timesteps `level_N`.
 
-        `step_end_N` are the timesteps at which a step of mean flow ends. Level rows of clean
-        tokens, which follow those of the samples, get no guidance (HunyuanVideo).
+        `pooled_XP` has a row per sample, which is added to all noise levels of the sample.
+        `step_end_N` are the timesteps at which a step of mean flow ends. With pooled text, levels
+        of clean tokens, which follow those of the samples, get no guidance (HunyuanVideo).
         """
         t_emb_ND = self.level(self._waves(level_N))
         if self.step_end is not None:
@@ -120,7 +128,7 @@ class ConditionEmbedding(nn.Module):
 
 
 class TwoLinears(nn.Module):
-    """Linear, activation, linear, for level rows or tokens."""
+    """Linear, activation, linear, for tokens or for rows of the table of noise levels."""
 
     def __init__(
         self,
@@ -132,9 +140,10 @@ class TwoLinears(nn.Module):
         activation: Callable[[Tensor], Tensor] = silu,
         token_row: str | None = None,
     ):
-        """`widths` are the outputs of both linears, by default the model's width.
+        """`widths` are the outputs of the first and of the second linear; None: the model's width.
 
-        `token_row` names the row of tokens that is the input; None is for level rows.
+        `token_row` names the row of tokens that is the input; None: the input has a row for each
+        noise level.
         """
         super().__init__()
         inside, width = widths or (config.hidden_size,) * 2
@@ -155,18 +164,18 @@ class TimestepConditioning:
     # are made before the layers, those of all layers or stacks side by side
     t_emb_ND: Tensor
     adaln_shift_NX: Tensor | None = None
-    """Rows that all layers share, [N, X], to which low-rank and table modulations add; None in
-    families with other modulations."""
+    """Modulation [N, X] that all layers share, to which low-rank and table modulations add their
+    own; None in families with other modulations."""
     of_rows: Mapping[str, Tensor] = field(default_factory=dict)
-    """Rows [M, X] like `adaln_shift_NX`, by the name of a row of tokens that has noise levels of
-    its own."""
+    """Modulations [M, X] like `adaln_shift_NX` for rows of tokens with separate noise levels, by
+    the row's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaLN:
     """Shift, scale and gate of one sublayer, from the noise level of each sample.
 
-    x = LayerNorm(h) * (1 + scale) + shift        `branch`
+    x = norm(h) * (1 + scale) + shift             `branch`
     y = sublayer(x)                               attention, cross-attention or MLP
     h = h + gate * y                              `add`; `add_and_branch` also computes the next x
 
@@ -178,11 +187,14 @@ class AdaLN:
     gate_ND: Tensor | None  # of the part's output; None where it has none
 
     def modulate(self, h_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """LayerNorm of the tokens `h_TD`, scaled and shifted: the input of the sublayer."""
+        """The norm of the tokens `h_TD` without weights, scaled and shifted: the sublayer's input.
+
+        It is RMSNorm with `per_sample.rms`, else LayerNorm.
+        """
         return per_sample.modulate(h_TD, **self._scale_and_shift)
 
     def branch(self, h_TD: Tensor, per_sample: PerSample) -> tuple[Tensor, Tensor]:
-        """(tokens for the residual sum, input of the sublayer), from the tokens `h_TD`.
+        """(tokens for the residual sum, input of the sublayer), both [T, D], from tokens `h_TD`.
 
         Layers must continue with the returned tokens instead of `h_TD`; `PerSample.branch` explains
         why.
@@ -190,7 +202,7 @@ class AdaLN:
         return per_sample.branch(h_TD, **self._scale_and_shift)
 
     def scaled(self, x_TD: Tensor, per_sample: PerSample) -> Tensor:
-        """The tokens `x_TD`, normalised with weights already, scaled and shifted."""
+        """`x_TD` * (1 + scale) + shift, for tokens already normalised by a norm with weights."""
         y_TD = per_sample.add(x_TD, x_TD, gate_ND=self.scale_ND)  # x + x * scale
         if self.shift_ND is None:
             return y_TD
@@ -204,7 +216,10 @@ class AdaLN:
     def add_and_branch(
         self, h_TD: Tensor, x_TD: Tensor, per_sample: PerSample, *, then: AdaLN
     ) -> tuple[Tensor, Tensor]:
-        """`add`, then `branch` of the next sublayer's modulation `then`; one kernel if `fused`."""
+        """`add`, then `branch` by the next sublayer's modulation `then`, with `branch`'s results.
+
+        One kernel computes both if `per_sample.fused`.
+        """
         assert self.gate_ND is not None
         rows = {"gate_ND": self.gate_ND, **then._scale_and_shift}
         return per_sample.add_and_branch(h_TD, x_TD, **rows)
@@ -218,7 +233,8 @@ class AdaLN:
 class AdaLNModule(MegatronModule):
     """Computes the `AdaLN` of each of `parts` sublayers from the embedded timestep.
 
-    It is a module of Megatron-Core, because torch's would store a split weight as a replicated one.
+    It is a module of Megatron-Core, because a checkpoint would store the split weight of one of
+    torch's as replicated.
     """
 
     def __init__(
@@ -289,7 +305,7 @@ class TableAdaLN(AdaLNModule):
         return timestep.adaln_shift_NX.float() + self.table.float().flatten()
 
     def of_embedding(self, t_emb_ND: Tensor) -> tuple[AdaLN, ...]:
-        """The modulation of each sublayer: its vector of the table, plus `t_emb_ND` itself."""
+        """The modulation of each sublayer: its vectors of the table, with `t_emb_ND` added."""
         rows_NX = t_emb_ND.repeat(1, self.parts * self.each)
         return self(TimestepConditioning(t_emb_ND=t_emb_ND, adaln_shift_NX=rows_NX))
 
@@ -316,11 +332,11 @@ class PrecomputedAdaLN(AdaLNModule):
 
 
 class SharedModulations(MegatronModule):
-    """Modulations of whole stacks of layers, from the embedding [N, D] as vectors [N, R D].
+    """Modulations that all layers of a stack share: vectors [N, R D] from the embedding [N, D].
 
-    Each modulation is one linear of the embedding's SiLU; the layers read their vectors by
-    `PrecomputedAdaLN`, and its gradient is the sum over them. Source: FLUX.2, `Flux2Modulation` of
-    Diffusers.
+    Each modulation is one linear of the activated embedding (SiLU by default). The layers read its
+    vectors by `PrecomputedAdaLN`, so its gradient is a sum over layers. Source: FLUX.2,
+    `Flux2Modulation` of Diffusers.
     """
 
     def __init__(
@@ -333,9 +349,9 @@ class SharedModulations(MegatronModule):
         plain: Collection[str] = (),
         activation: Callable[[Tensor], Tensor] = silu,
     ):
-        """`vectors` has the number of scales, shifts and gates that each named linear computes.
+        """`vectors` maps each linear's name to the number of scales, shifts and gates it computes.
 
-        `plain` are the names of linears that read the embedding without SiLU.
+        `plain` are the names of linears that read the embedding without activation.
         """
         super().__init__(config=context.config)
         self.plain, self.activation = plain, activation

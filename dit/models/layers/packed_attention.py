@@ -40,7 +40,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowConditions:
-    """What layers need to know of the tokens of one row, such as rotary angles."""
+    """Inputs of layers for one row of tokens, such as rotary angles."""
 
     per_sample: PerSample  # of the tokens that this rank holds between two matrices
     angles_TK: Angles | None  # of all tokens of this context rank; None: nothing is rotated
@@ -68,7 +68,7 @@ class PackedAttention(MegatronModule):
         output: bool = True,
         in_one_kernel: bool = True,
     ):
-        """`image` adds norms for keys of an image; `output` adds `linear_proj`.
+        """`image` adds norms for keys of an image; `output` adds the output linear `linear_proj`.
 
         `in_one_kernel` allows one kernel that both normalises and rotates queries and keys.
         """
@@ -96,9 +96,10 @@ class PackedAttention(MegatronModule):
             )
 
     def normalised(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys, normalised but not rotated; a norm across heads includes image keys.
+        """`heads` (queries, then keys), normalised but not rotated.
 
-        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K].
+        Queries are [T, H, K], and so are keys of the same tokens; keys of text are [L, H, K]. A
+        norm across heads also takes a third tensor, keys of an image.
         """
         if self.across_heads is not None:
             return self.across_heads(*heads)
@@ -134,7 +135,10 @@ class PackedAttention(MegatronModule):
         return *self.positioned(q_THK, k_THK, row), *others
 
     def attend(self, q_THK: Tensor, k_SHK: Tensor, v_SHK: Tensor, spans: Spans) -> Tensor:
-        """Attention within each sample, recomputed in the backward pass if configured."""
+        """The output [T, H, K] of attention within each sample.
+
+        It is recomputed in the backward pass if configured. Padding has undefined outputs.
+        """
         if not spans.lengths:
             # This rank's part of the pack is padding. Its gradients are zeros, not missing: the
             # other ranks wait for them.
@@ -152,7 +156,10 @@ class PackedAttention(MegatronModule):
         return attend(*inputs)
 
     def gated(self, out_THK: Tensor, x_TD: Tensor) -> Tensor:
-        """The heads' outputs, each times its gate if the spec has gates, which read `x_TD`."""
+        """`out_THK`, each head multiplied by its gate 2 * sigmoid(linear_heads(x)).
+
+        Without gates in the specification it is unchanged.
+        """
         if self.linear_heads is None:
             return out_THK
         return out_THK * (2 * self.linear_heads(x_TD).sigmoid())[..., None]
@@ -263,7 +270,10 @@ class CrossAttention(PackedAttention):
         *,
         fused: bool = False,
     ) -> Tensor:
-        """Cross-attention to `text` and `image`; `fused` uses the kernel for norms across heads."""
+        """The output [T, D] of cross-attention of `x_TD` to `text`, plus that to `image`, if any.
+
+        `fused` allows the kernel for norms across heads.
+        """
         text_LE = text.rows_LE
         empty = not len(text_LE)
         if empty:
@@ -285,7 +295,8 @@ class CrossAttention(PackedAttention):
     def _normalised(self, products: Sequence[Tensor], *, fused: bool) -> Sequence[Tensor]:
         """Queries [T, H, K], then keys and values [L, H, K] of text and of an image, if any.
 
-        `products` are [T, H * K] for queries, then [L, H * 2 * K] for text and for an image.
+        Queries and keys are normalised. `products` are [T, H * K] for queries, then [L, H * 2 * K]
+        for text and for an image.
         """
         heads = products[0].shape[-1] // self.head_width
         q, *both = (x_TX.unflatten(-1, (heads, -1)) for x_TX in products)

@@ -92,7 +92,7 @@ def dtype(model: HasPrecision) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BuildContext:
-    """Arguments with which every module of a network is built, besides its sizes."""
+    """Arguments with which every module of a network is built, besides the module's sizes."""
 
     model: ModelConfig  # precision, layout, recomputation and implementation; never a width
     config: TransformerConfig
@@ -102,19 +102,22 @@ class BuildContext:
 
 
 class _ParallelLinear(Adaptable):
-    """What our versions of Megatron-Core's column and row linears have in common."""
+    """Code that our versions of Megatron-Core's column and row linears share."""
 
     AXIS: ClassVar[int]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], with adapters; Megatron-Core's returns (output, bias)."""
+        """The output [T, O] of the linear and its adapters for `x` [T, I].
+
+        Megatron-Core's linears return (output, bias) instead.
+        """
         return self.adapted(x, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """Output [T, O] of the linear for [T, I], without adapters.
+        """Output [T, O] of the linear for `x` [T, I], without adapters.
 
-        With sequence parallelism a column linear gathers the rows that tensor ranks divide, and a
-        row linear scatters them.
+        With sequence parallelism a column linear gathers its input from all tensor ranks, and a row
+        linear scatters its sum over tensor ranks.
         """
         own: Any = self
         if own.tp_group.size() > 1 or own.gradient_accumulation_fusion:
@@ -160,7 +163,7 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
         bias: bool = False,
         partial_gradient: bool = False,
     ):
-        """With `partial_gradient` the input's gradient is a partial sum of this tensor rank."""
+        """With `partial_gradient`, tensor ranks do not sum their parts of the input's gradient."""
         super().__init__(
             inputs,
             outputs,
@@ -178,8 +181,8 @@ class ColumnLinear(_ParallelLinear, ColumnParallelLinear):  # type: ignore[overr
 class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
     """Linear whose inputs are split over tensor ranks; the outputs are summed over them.
 
-    The bias is added once, after the sum. Under sequence parallelism each rank adds it to its own
-    tokens, so Megatron-Core's mark makes it sum the bias's gradient.
+    The bias is added once, after the sum. Under sequence parallelism each rank adds the bias to its
+    own tokens, so Megatron-Core marks the bias and sums its gradient over ranks.
     """
 
     AXIS = 1
@@ -207,10 +210,11 @@ class RowLinear(_ParallelLinear, RowParallelLinear):  # type: ignore[override]
 
 
 class GatheredLinear(ColumnLinear):
-    """A column-parallel linear over level rows whose outputs are gathered on all tensor ranks.
+    """A column-parallel linear whose outputs are gathered on all tensor ranks.
 
-    It is for large matrices whose input has few rows: the per-block modulations of FLUX, Qwen-Image
-    and HunyuanVideo hold 27 to 33 % of all parameters.
+    Its input has a row for each noise level. Such linears have large matrices and few input rows:
+    the per-block modulations of FLUX, Qwen-Image and HunyuanVideo hold 27 to 33 % of all
+    parameters.
 
     With sequence parallelism each rank reads the outputs only for its own tokens, so its gradient
     of the outputs is partial: the backward pass is a reduce-scatter. Without sequence parallelism
@@ -239,7 +243,7 @@ class GatheredLinear(ColumnLinear):
         self.shares_tokens = config.sequence_parallel
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """The outputs [M, O], complete on every tensor rank, for the level rows `x` [M, I]."""
+        """The outputs [M, O], complete on all tensor ranks; `x` [M, I] has a row per level."""
         part = super().forward(x)
         if self.shares_tokens:
             return all_gather_last_dim_from_tensor_parallel_region(part, group=self.tp_group)
@@ -270,13 +274,14 @@ def split_linear(
 
 
 def add_gradients_in_products(model: nn.Module) -> None:
-    """Makes the backward products of split linears add weight gradients to DDP's buffers.
+    """Turns on gradient accumulation fusion, if possible, for all split linears of `model`.
 
-    For models under Megatron-Core's DDP, which owns these buffers. Transformer Engine's layers need
-    no library for it, Megatron-Core's need Apex; without Apex their gradients are added as usual.
+    Their backward pass then adds the weight's gradient directly to the buffers of Megatron-Core's
+    DDP, which must wrap the model. Transformer Engine's linears need no library for it.
+    Megatron-Core's need Apex; without Apex theirs stay unfused.
 
     Raises:
-        ValueError: no layer of `model` can add them on this machine.
+        ValueError: no layer of `model` can do so on this machine.
     """
     layers = list(model.modules())
     of_engine: list[Any] = [x for x in layers if hasattr(x, "fuse_wgrad_accumulation")]
@@ -289,12 +294,12 @@ def add_gradients_in_products(model: nn.Module) -> None:
 
 
 def check_fusion(*, of_engine: bool) -> bool:
-    """Whether Apex, which adds gradients in Megatron-Core's layers, is installed.
+    """Whether Apex is installed, for gradient accumulation fusion in Megatron-Core's linears.
 
-    `of_engine` says that some layers are Transformer Engine's, which need no Apex.
+    `of_engine` says that some linears are Transformer Engine's, which do not need it.
 
     Raises:
-        ValueError: nothing on this machine can add them.
+        ValueError: neither Apex nor linears of Transformer Engine are there.
     """
     apex = find_spec("fused_weight_gradient_mlp_cuda") is not None
     if not (apex or of_engine):
@@ -310,11 +315,11 @@ class WholeLinear(Adaptable, nn.Linear):
     """A linear whose weight every tensor rank holds whole."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], including adapters."""
+        """The output [T, O] for `input` [T, I], including adapters."""
         return self.adapted(input, self.product)
 
     def product(self, x: Tensor) -> Tensor:
-        """The output [T, O] for [T, I], without adapters."""
+        """The output [T, O] for `x` [T, I], without adapters."""
         return nn.functional.linear(x, self.weight, self.bias)
 
     def tensor_sharing(self) -> TensorSharing:
@@ -346,7 +351,7 @@ class Replicated(WholeLinear):
         bias: bool = False,
         token_row: str | None = None,
     ):
-        """`token_row` names the row of tokens that is the input; None stands for level rows."""
+        """`token_row` names the row of tokens that is the input; None: a row per noise level."""
         super().__init__(inputs, outputs, bias=bias, dtype=config.params_dtype)
         self.token_row = token_row
         sees_part_of_tokens(self, config)
@@ -355,7 +360,7 @@ class Replicated(WholeLinear):
 def _gated(x_TX: Tensor, *, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """The gated activation f(gate) · up (arXiv:2002.05202); gates and ups alternate in `x_TX`.
 
-    By alternating columns each tensor rank has whole pairs.
+    Because columns alternate, each tensor rank has whole pairs.
     """
     gate_TF, up_TF = x_TX.unflatten(-1, (-1, 2)).unbind(-1)
     return activation(gate_TF) * up_TF

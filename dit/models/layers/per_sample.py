@@ -1,10 +1,10 @@
-"""Level rows [N, D] of scale, shift and gate, applied to tokens [T, D].
+"""Scale, shift and gate of each noise level [N, D], applied to tokens [T, D].
 
-On a CPU adjacent samples of equal length form a rectangle, to which the rows are broadcast without
-a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices each
-token looks its row up inside the kernel that uses it: one of `dit/models/kernels` if they run, or
-one of torch.compile with `model.compile`. Without either, rows are first copied to tokens
-(`look_up`, which serves other small tables, too).
+On a CPU adjacent samples of equal length form a rectangle, to which the vectors are broadcast
+without a copy: for a small model that saves 5 to 7% of the CPU seconds of a step. On other devices
+each token looks its vectors up inside the kernel that uses them: one of `dit/models/kernels` if
+they run, or one of torch.compile with `model.compile`. Without either, vectors are first copied to
+tokens (`look_up`, which serves other small tables, too).
 """
 
 # N level rows of a pack (`PackedBatch.num_levels`), T tokens of a row as this rank holds them,
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 
 def kernels_run_on(device: torch.device) -> bool:
-    """Whether tensors on `device` use the Triton kernels: on CUDA with Triton, and on `meta`.
+    """Whether tensors on `device` use the Triton kernels.
 
-    Meta tensors take a GPU's path, so that saved activations can be counted.
+    They do on CUDA GPUs from Ampere on, if Triton is installed, and on `meta`: meta tensors take a
+    GPU's path, so that saved activations can be counted.
     """
     return device.type == "meta" or (device.type == "cuda" and _usable(device))
 
@@ -48,10 +49,10 @@ def _usable(device: torch.device) -> bool:
 def compiled(
     function: Callable[..., Tensor], *, backend: str | Callable[..., Any] = "inductor"
 ) -> Callable[..., Tensor]:
-    """`function` compiled to a fused kernel, once for packs of all sizes.
+    """`function`, which `backend` compiles to a fused kernel at its first call.
 
-    The number of rows may vary. Widths are constants of the kernel, so a norm over the width is
-    computed in one pass.
+    One kernel serves packs of all sizes, because the number of rows may vary. Widths are constants
+    of the kernel, so a norm over the width is computed in one pass.
     """
     made: Any = compile_here(function, dynamic=False, backend=backend)
 
@@ -88,16 +89,17 @@ class Run:
         return x_TD[rows].unflatten(0, (self.count, self.length))
 
     def samples(self, x_ND: Tensor) -> Tensor:
-        """Rows of the run's samples in `x_ND`, as a view [G, 1, D]."""
+        """Rows of `x_ND` for the run's samples, as a view [G, 1, D]."""
         return x_ND[self.sample : self.sample + self.count, None]
 
 
 @dataclass(frozen=True, slots=True)
 class PerSample:
-    """The level row (scale, shift, gate) of each token of a pack, and how rows are applied.
+    """The noise level of each token of a pack, and how each level's vectors are applied to tokens.
 
-    There is one row for each sample, or two if a sample has clean and noisy tokens. If rows are
-    float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the end.
+    Scales, shifts and gates are tables with a row for each noise level (`PackedBatch.num_levels`).
+    If tables are float32 and tokens bfloat16, sums are float32, and tokens are rounded once, at the
+    end.
     """
 
     level_row_T: Tensor  # int64
@@ -112,9 +114,10 @@ class PerSample:
     def of(
         cls, level_row_T: Tensor, *, compiled: bool = False, fused_kernels: bool = False
     ) -> PerSample:
-        """A `PerSample` for tokens with the level rows `level_row_T` [T].
+        """A `PerSample` for tokens whose rows in the tables of noise levels are `level_row_T` [T].
 
-        `fused_kernels` allows our own kernels, if `kernels_run_on` this device.
+        `fused_kernels` allows our own kernels, if `kernels_run_on` this device and `compiled` is
+        False.
         """
         device = level_row_T.device
         fused = fused_kernels and not compiled and kernels_run_on(device)
@@ -122,7 +125,7 @@ class PerSample:
         return cls(level_row_T, _runs(level_row_T) if rectangles else None, compiled, fused)
 
     def modulate(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> Tensor:
-        """norm(h) * scale + shift, by a LayerNorm or RMSNorm without weights."""
+        """norm(h) * scale + shift, [T, D], by a LayerNorm or RMSNorm without weights."""
         if self.fused:
             return self.branch(h_TD, scale_ND=scale_ND, shift_ND=shift_ND)[1]
         wide_TD = h_TD.to(scale_ND.dtype)
@@ -134,7 +137,7 @@ class PerSample:
         return x_TD.type_as(h_TD)
 
     def branch(self, h_TD: Tensor, *, scale_ND: Tensor, shift_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """`h_TD` for the residual sum, and `modulate` of `h_TD`.
+        """(`h_TD` for the residual sum, `modulate` of `h_TD`).
 
         Layers continue with the returned `h_TD`: its gradient then goes to the kernel of
         `modulate`, which adds both gradients.
@@ -145,7 +148,7 @@ class PerSample:
         return _kernels().modulate(h_TD, scale_ND=scale_ND, shift_ND=shift_ND, **how)
 
     def add(self, h_TD: Tensor, x_TD: Tensor, *, gate_ND: Tensor) -> Tensor:
-        """The gated residual h + gate * x, with the gate of each token's level row."""
+        """The gated residual h + gate * x, with the gate of each token's noise level."""
         if self.fused:
             chunks = self._row_chunks(len(gate_ND))
             return _kernels().add(h_TD, x_TD, gate_ND=gate_ND, chunks=chunks)
@@ -173,7 +176,7 @@ class PerSample:
         return _kernels().add_and_modulate(h_TD, x_TD, gate_ND=gate_ND, **next_rows, **how)
 
     def _row_chunks(self, rows: int) -> RowChunks:
-        """The chunks of tokens for a table of `rows` level rows, computed once for all layers."""
+        """The chunks of tokens for tables of `rows` noise levels, computed once for all layers."""
         if rows not in self._chunks:
             self._chunks[rows] = _kernels().RowChunks.of(self.level_row_T, rows)
         return self._chunks[rows]
@@ -229,7 +232,10 @@ def _on_rectangles(
 
 
 class _Rectangles(torch.autograd.Function):
-    """Autograd function of base + x · scale; `base` has rows of samples (`shifts`) or tokens."""
+    """Autograd function of base + x * scale, with the scale of each token's noise level.
+
+    `base` has a row for each noise level if `shifts`, else for each token.
+    """
 
     @staticmethod
     def forward(

@@ -1,10 +1,10 @@
 """Preparation of queries and keys before attention: RMSNorm, then rotary positions.
 
-1. RMSNorm          of each head, or across all heads of a token; `CentredNorm`: also of tokens
-2. RotaryTable      RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
-   InterleavedRotary one set of frequencies, each for one of the axes (MRoPE)
-   WholeWidthRotary angles over the width of a token, so that each head has its own
-   rotate           rotates queries and keys by them
+1. RMSNorm            of each head, or across all heads of a token; `CentredNorm`: also of tokens
+2. RotaryTable        RoPE (arXiv:2104.09864) on any number of axes: cosines and sines of all tokens
+   InterleavedRotary  one set of frequencies, each for one of the axes (MRoPE)
+   WholeWidthRotary   angles over the width of a token, so that each head has its own
+   rotate             rotates queries and keys by the angles of one of these tables
 
 `hold_key_bias` is for keys without a norm. `fused_parts` computes the norm of each head and the
 rotation in one kernel of `dit/models/kernels`, `fused_across_heads` the norm across heads, with or
@@ -67,7 +67,7 @@ class CentredNorm(nn.Module):
         self.offset = nn.Parameter(torch.zeros(width, dtype=dtype))
 
     def forward(self, x: Tensor | None) -> Tensor:
-        """The normalised `x` [..., X]; without `x`, the factors 1 + weight [X] of the norm."""
+        """The normalised `x` [..., X]; without `x`, the norm's factors 1 + stored weight [X]."""
         weight_X = self.offset.float() + 1
         if x is None:
             return weight_X
@@ -132,7 +132,7 @@ class AcrossHeadsNorm(nn.Module):
             mark_split(scale, axis=0)
 
     def forward(self, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Queries [T, H, K], keys [S, H, K], and image keys if there are any, normalised.
+        """Queries [T, H, K], keys [S, H, K], and image keys if `heads` has them, normalised.
 
         Without arguments it returns the weights, for a fused kernel, as `HeadNorm` does.
         """
@@ -224,8 +224,8 @@ class RotaryTable(nn.Module):
 
         In float32 the cosine at position 1024 is off by 4e-5. With `rounded`, angles of `dtype` are
         rounded to float32 before their cosines are taken, as in Z-Image. With `twisted`, the
-        numbers 2i and 2i + 1 of a head have angle i, while pairs lie half a head apart, so that the
-        two numbers of a pair have different angles, which is no rotation.
+        numbers 2i and 2i + 1 of a head have angle i. As `rotate` pairs numbers half a head apart,
+        the two numbers of a pair then have different angles, which is no rotation.
         """
         super().__init__()
         self.axes, self.rounded, self.twisted = len(widths), rounded, twisted
@@ -252,10 +252,9 @@ class RotaryTable(nn.Module):
 class InterleavedRotary(nn.Module):
     """Cosines and sines of one set of frequencies, divided among several axes (MRoPE).
 
-    Every axis a but the first has the `sections[a]` frequencies with numbers a, a + A, a + 2 A and
-    so on, where A is the number of axes; the first axis has all others. Angles are float32:
-    positions beyond 65536 were trained so. Source: the interleaved MRoPE of Qwen3-VL
-    (arXiv:2511.21631).
+    With A axes, every axis a but the first has `sections[a]` frequencies, which are number a, a +
+    A, a + 2 A and so on; the first axis has all others. Angles are float32: positions beyond 65536
+    were trained so. Source: the interleaved MRoPE of Qwen3-VL (arXiv:2511.21631).
     """
 
     def __init__(self, width: int, sections: Sequence[int], theta: float):
@@ -365,7 +364,10 @@ def fused_parts(
     norms: tuple[HeadNorm | CentredNorm, HeadNorm | CentredNorm],
     angles_TK: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, ...]:
-    """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged."""
+    """`x_THX` cut into `widths`: queries and keys, normalised and rotated; others unchanged.
+
+    One kernel does both. `norms` are those of queries and of keys, with equal epsilons.
+    """
     from dit.models.kernels import rotated_heads
 
     weights_K = norms[0](None), norms[1](None)
@@ -381,10 +383,11 @@ def fused_across_heads(
     *,
     twisted: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Slices of each of `rows`: normalised, and rotated if `angles` are given; then the others.
+    """Slices of the heads of all `rows`, the first ones normalised and, with `angles`, rotated.
 
-    A row is (tensor [T, H, X], number of normalised slices of a head, widths of the others). With
-    `twisted` the two halves of a head have separate angles.
+    A row is (tensor [T, H, X], number of slices to normalise in each head, widths of the slices
+    after them). The result has each row's normalised slices, then its other slices, row after row.
+    With `twisted` the two halves of a head have separate angles.
     """
     from dit.models.kernels import across_heads
 

@@ -67,7 +67,7 @@ class EmbedsGlyphs(HasPrecision, Protocol):
 
 
 class GlyphEmbedding(nn.Module):
-    """Embeds ByT5's states for quoted words [G, E] as text rows [G, D]."""
+    """Maps ByT5's states of quoted words [G, E] to text rows [G, D]."""
 
     def __init__(self, model: EmbedsGlyphs):
         super().__init__()
@@ -111,7 +111,7 @@ class TokenRefiner(nn.Module):
 
 
 class RefinerLayer(nn.Module):
-    """A layer of attention and feed-forward, gated by timestep and mean of the caption."""
+    """A layer of attention and feed-forward, gated by the timestep and the mean of the caption."""
 
     def __init__(self, width: int, heads: int, *, dtype: torch.dtype, backend: AttentionBackend):
         super().__init__()

@@ -23,10 +23,10 @@ from dit.models.layers.adaptable import Adaptable, TensorSharing, mark_split
 
 
 def check_engine(model: ModelConfig) -> None:
-    """Checks that Transformer Engine can run on this machine, if the model needs it.
+    """Checks that Transformer Engine can run on this machine, if `model` asks for it.
 
     Raises:
-        ValueError: Transformer Engine, or a GPU, is missing.
+        ValueError: `model` asks for it, and Transformer Engine or a GPU is missing.
     """
     asked = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     if asked and not (find_spec("transformer_engine") and torch.cuda.is_available()):
@@ -110,7 +110,7 @@ def _linear_class() -> Any:
 
 
 def fp8_products(model: ModelConfig) -> AbstractContextManager[Any]:
-    """A context in which `engine_linear` computes in FP8 if the precision of `model` is FP8."""
+    """A context in which `engine_linear` computes in FP8 if `model.fp8` is set."""
     if model.fp8 is None:
         return nullcontext()
     from transformer_engine.common import recipe  # type: ignore[import-not-found]

@@ -7,7 +7,7 @@ stack                layers of one kind: divided into pipeline stages, built, re
 offload              page-locked host memory, which a GPU reads and writes while it computes;
                      activations that are offloaded to it
 frozen_blocks        frozen matrices in 8 bits, and blocks of them in host memory
-token_routing        layers that see only some tokens in training; the others skip them
+token_routing        layers that see only some tokens in training; other tokens skip them
 stacked_transformer  embed, stacks, head, and the tensors that pipeline stages send on
 cross_transformer    networks with one row of latents and cross-attention to text
 joint_transformer    networks that attend to latents and text jointly

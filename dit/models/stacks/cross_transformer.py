@@ -28,9 +28,9 @@ from dit.models.stacks.stacked_transformer import StackedTransformer
 
 
 def axis_widths(head: int) -> tuple[int, int, int]:
-    """Numbers of a head of width `head` that are rotated by (frame, row, column).
+    """Numbers of a head of width `head` that are rotated by frame, by row and by column.
 
-    Rows and columns get a third each, rounded down to an even number, and frames the rest.
+    Rows and columns get a third each, rounded down to an even number; frames get the rest.
     """
     spatial = head // 6 * 2
     return head - 2 * spatial, spatial, spatial
@@ -58,7 +58,11 @@ class CrossTransformer(StackedTransformer):
         of_parts: Mapping[str, Tensor] | None = None,
         **others: AttendedRows,
     ) -> LayerConditions:
-        """Inputs of every layer besides tokens; `others` are more rows to attend to, by name."""
+        """Inputs of every layer besides tokens.
+
+        `others` are more rows for cross-attention by name; `of_parts` are inputs that only parts of
+        one family read.
+        """
         angles_TK = self.rotary(batch.position_TA)
         text = AttendedRows(rows_LE=text_LD, spans=spans_of(batch, batch.text_starts))
         return LayerConditions(
@@ -88,9 +92,9 @@ class TextEmbedding(nn.Module):
 
 
 def spans_of(batch: PackedBatch, starts: tuple[int, ...]) -> Spans:
-    """Spans that connect this rank's tokens to text tokens of their samples.
+    """Spans in which this rank's tokens attend to the text rows of their samples.
 
-    `starts` has the first text token of each sample, and the end of the last.
+    `starts` has the first text row of each sample, and the end of the last.
     """
     rows = [(first, stop - first) for first, stop in pairwise(starts)]
     tokens, device = len(batch.segment_T), batch.segment_T.device
@@ -108,7 +112,8 @@ def padded_rows(batch: PackedBatch, length: int | None, text: str = TEXT) -> int
 def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
     """A copy of the pack with every caption padded by zero vectors to `length` tokens.
 
-    The published weights of Cosmos and of Wan attend to this padding. None changes nothing.
+    With None it is the pack itself. The published weights of Cosmos and of Wan attend to this
+    padding.
 
     Raises:
         ValueError: a caption is longer than `length`.
@@ -126,7 +131,7 @@ def pad_text(batch: PackedBatch, length: int | None) -> PackedBatch:
 
 
 def filled_up(rows_LE: Tensor, starts: Sequence[int], length: int | None) -> Tensor:
-    """The rows of each sample, followed by zeros up to `length` rows; with None, `rows_LE`.
+    """The rows of each sample, followed by zeros up to `length` rows; None: `rows_LE` itself.
 
     `starts` has the first row of each sample, and the end of the last.
     """

@@ -28,7 +28,7 @@ from dit.models.stacks.stacked_transformer import Blocks
 class DoubleSingleTransformer(JointTransformer):
     """Denoiser with double-stream, then single-stream layers: predicts the velocity of each token.
 
-    The module `told` embeds the timestep, with what a family adds to it.
+    The module `told` embeds the timestep and other numbers of a family, such as the guidance scale.
     """
 
     theta: ClassVar[float] = 10_000.0
@@ -46,7 +46,10 @@ class DoubleSingleTransformer(JointTransformer):
         told: Callable[[TransformerConfig], nn.Module],
         modulate_out: Callable[[BuildContext], nn.Module] | None = None,
     ):
-        """`told` builds the timestep embedding, `modulate_out` the modulation before the head."""
+        """`told` builds the timestep embedding, `modulate_out` the modulation before the head.
+
+        `modulate_out` None stands for one linear of the embedding.
+        """
         config, width = transformer_config(model), model.hidden_size
         super().__init__(config, model, groups, vp_stage, stacks)
         # Angles in float64, as in Diffusers.

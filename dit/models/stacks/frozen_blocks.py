@@ -3,9 +3,9 @@
 1. rounded         a matrix in float8_e4m3 (arXiv:2209.05433), with a scale for each of its rows
 2. FrozenMatrix    the matrix of a linear, dequantized for each product and not saved for backward
 3. frozen_product  x W^T, which dequantizes the matrix again in the backward pass
-4. round_blocks    the matrices of all layers to 8 bits, one after the other
+4. round_blocks    rounds the matrices of all layers to 8 bits, one after the other
 5. ByteRows        a matrix whose rows are bytes with their scale, so that ranks can divide them
-6. place_networks  networks to the device, except for swapped blocks (`model.blocks_to_swap`)
+6. place_networks  moves networks to the device, except for `model.blocks_to_swap`
 7. BlockPrefetch   starts to copy the next blocks
 8. WaitingBlock    the matrices of a block in host memory, as one row of bytes
 9. Places          buffers on the device, which swapped blocks use in turn
@@ -49,17 +49,19 @@ _ROW = 16
 """Number of bytes that a GPU thread reads at once."""
 _ROWS = PinnedRows()
 _AT_ONCE = 2
-"""Number of buffers on the device: one for the block that is computed, one for the next."""
+"""Number of device buffers for swapped blocks: one for the block that is computed, one for the
+next."""
 
 
 def rounded(
     weight_OI: Tensor, *, columns: dist.ProcessGroup | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The matrix in 8 bits [O, I], and a scale [O] for each row, float32.
+    """(matrix in 8 bits [O, I], scale of each row [O], float32).
 
-    A scale is the smallest power of two with which the row fits, so dequantized numbers have four
-    significant bits, which bfloat16 holds exactly. `columns` are the ranks that divide the columns
-    of the matrix: all of them call this function, and get the same scales.
+    A scale is the smallest power of two with which the row fits, within 2^-100 and 2^100, so
+    dequantized numbers have four significant bits, which bfloat16 holds exactly. `columns` are the
+    ranks that divide the columns of the matrix: all of them call this function, and get the same
+    scales.
     """
     most_O = weight_OI.abs().amax(dim=1).float()
     if columns is not None and columns.size() > 1:
@@ -135,13 +137,19 @@ class FrozenMatrix:
         return self._linear.weight
 
     def round(self, device: torch.device, *, columns: dist.ProcessGroup | None) -> None:
-        """Replaces the weight by 8-bit numbers on `device` (see `rounded` for `columns`)."""
+        """Replaces the linear's weight by 8-bit numbers on `device`, and keeps their scales.
+
+        See `rounded` for `columns`.
+        """
         whole = self.weight.detach().to(device)
         self.weight.data, factor_O = rounded(whole, columns=columns)
         self.factor_O = factor_O.to(_FACTOR)
 
     def output_of(self, linear: Adaptable, x_TI: Tensor) -> Tensor:
-        """Output of `linear`, whose matrix this is, for `x_TI`, with the sum over tensor ranks."""
+        """Output of `linear`, whose matrix this is, for `x_TI`, with communication of tensor ranks.
+
+        Outputs are summed over tensor ranks if these divide the inputs. The bias is added last.
+        """
         sharing, bias = linear.tensor_sharing(), getattr(linear, "bias", None)
         # Transformer Engine's linears without a bias have one without numbers.
         bias = None if bias is None or not bias.numel() else bias
@@ -161,13 +169,17 @@ class FrozenMatrix:
 
 
 def freeze_matrix(linear: Adaptable) -> FrozenMatrix:
-    """Makes the linear's products dequantize or fetch its matrix each time; returns the matrix."""
+    """The `FrozenMatrix` of `linear`, which computes its products from now on.
+
+    If `linear.frozen` is None, it is created and set. Each product then dequantizes or fetches the
+    matrix.
+    """
     linear.frozen = linear.frozen or FrozenMatrix(linear)
     return linear.frozen
 
 
 def frozen_product(x_TI: Tensor, matrix: FrozenMatrix, bias_O: Tensor | None = None) -> Tensor:
-    """The output of a linear with a frozen matrix, for `x_TI`; saves nothing for backward."""
+    """The output of a linear with a frozen matrix, for `x_TI`; saves no tensor for backward."""
     out = _Product.apply(x_TI, bias_O, matrix)
     assert isinstance(out, Tensor)
     return out
@@ -192,13 +204,21 @@ class _Product(torch.autograd.Function):
 
 
 def round_blocks(network: Any, device: torch.device) -> None:
-    """Rounds the matrices of all layers to 8 bits on `device`; all tensor ranks call it."""
+    """Rounds the matrices of all linears in layers to 8 bits on `device`.
+
+    The linears then compute by their `FrozenMatrix` (see `freeze_matrix`). All tensor ranks must
+    call it.
+    """
     for matrix, columns in _matrices(network):
         matrix.round(device, columns=columns)
 
 
 def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
-    """Each matrix of a layer, without memory yet, and its storage as rows of bytes."""
+    """Yields the weight of each linear in a layer, and its storage as rows of bytes.
+
+    The linears then compute by their `FrozenMatrix`, which expects bytes in place of the weight:
+    the caller must store the weight so.
+    """
     for matrix, columns in _matrices(network):
         weight = matrix.weight
         matrix.rows = ByteRows(weight.shape[1], columns, matrix.fused_kernels)
@@ -206,7 +226,10 @@ def byte_rows(network: Any) -> Iterator[tuple[nn.Parameter, ByteRows]]:
 
 
 def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | None]]:
-    """Frozen matrices of all layers; each with the ranks that divide its columns, or None."""
+    """Makes the linears of all layers compute by a `FrozenMatrix`, and yields each of these.
+
+    With it comes the group of ranks that divide the matrix's columns, or None.
+    """
     for layer in _layers(network):
         for one in _linears(layer):
             sharing = one.tensor_sharing()
@@ -218,9 +241,10 @@ def _matrices(network: Any) -> Iterator[tuple[FrozenMatrix, dist.ProcessGroup | 
 def place_networks(networks: Sequence[Any], device: torch.device, *, swapped: int) -> None:
     """Moves a pipeline stage's networks to the device, except for `swapped` blocks of each.
 
-    The swapped blocks, and two more, are in host memory and share two buffers on the device. They
-    are spread evenly over the blocks with frozen matrices, so that there is time to copy one while
-    earlier ones are computed. If fewer blocks have frozen matrices, all of these are swapped.
+    The frozen matrices of these blocks, and of up to two more, stay in pinned host memory, and
+    share up to two buffers on the device. These blocks are spread evenly over the blocks with
+    frozen matrices, so that there is time to copy one while earlier ones are computed. If fewer
+    blocks have frozen matrices, all of them are swapped.
     """
     every = [_waiting_blocks(network, swapped) if swapped else {} for network in networks]
     waiting = [block for blocks in every for block in blocks.values()]
@@ -249,7 +273,11 @@ def _linears(layer: nn.Module) -> Iterator[Adaptable]:
 
 
 def _waiting_blocks(network: Any, swapped: int) -> dict[int, WaitingBlock]:
-    """The swapped blocks by the index of their layer on this stage."""
+    """The swapped blocks by the index of their layer on this stage.
+
+    Their frozen matrices are moved to host memory, and leave the network's weights empty until
+    `settle`.
+    """
     frozen = [
         (number, linears)
         for number, layer in enumerate(_layers(network))
@@ -276,7 +304,10 @@ class WaitingBlock:
     """The frozen matrices of a swapped block, in pinned host memory."""
 
     def __init__(self, linears: Sequence[Adaptable]):
-        """Moves the matrices of `linears` to host memory, from the device if they are there."""
+        """Moves the matrices of `linears` to host memory; their weights stay empty until `settle`.
+
+        `settle` gives them the host memory.
+        """
         self.matrices = [freeze_matrix(one) for one in linears]
         self.parts: list[_Part] = []
         end = 0
@@ -318,7 +349,11 @@ class Places:
         self.held: OrderedDict[WaitingBlock, _Copy] = OrderedDict()
 
     def fetch(self, block: WaitingBlock) -> _Copy:
-        """Starts to copy `block` to the device, unless a buffer has it or is receiving it."""
+        """Starts to copy `block` to the device, unless a buffer has it or is receiving it.
+
+        It returns the buffer and the copy's `Arrival`. Without a free buffer, the block that was
+        used longest ago is overwritten.
+        """
         if block not in self.held:
             row = self.free.pop() if self.free else self.held.popitem(last=False)[1].row
             arrival = self.copies.overwrite(row[: block.home.numel()], block.home)
@@ -327,7 +362,7 @@ class Places:
         return self.held[block]
 
     def take(self, block: WaitingBlock) -> Tensor:
-        """The bytes of `block` on the device; computations queued later wait for the copy."""
+        """The buffer with the bytes of `block`; computations queued later wait for the copy."""
         row, arrival = self.fetch(block)
         self.copies.wait(arrival)
         return row

@@ -41,7 +41,7 @@ T_EMB = "t_emb"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JointLayout:
-    """Places of a pack's latents and text on this rank, and their level rows."""
+    """Places of a pack's latents and text on this rank, and the noise level of each token."""
 
     text: TextRow
     order: JointOrder
@@ -55,8 +55,8 @@ class JointTransformer(StackedTransformer):
 
     Text arrives whole on every rank; `layout.text.of(...)` is this context rank's shard, and
     `my_tokens` of that is this tensor rank's shard. `embed` returns the rows `hidden` and
-    `text_hidden` and the embedding `T_EMB` of the level rows, which all modulations read. The head
-    that `build_head` makes predicts for all latents of this context rank.
+    `text_hidden` and, as `T_EMB`, an embedding of each noise level, which all modulations read. The
+    head that `build_head` makes predicts for all latents of this context rank.
     """
 
     shares_samples, unread = True, (TEXT_TOKENS,)
@@ -64,13 +64,13 @@ class JointTransformer(StackedTransformer):
     """Whether padding that attention processes has keys like real tokens; if not, its keys are
     zeros."""
     refines_references: ClassVar[bool] = False
-    """Whether reference latents have layers of their own, before which pictures do not attend to
-    each other."""
+    """Whether references have refiner layers of their own. Then pictures do not attend to each
+    other in layers over latents alone."""
     references_meet: ClassVar[bool] = False
-    """Whether the references of a sample attend to each other in these layers of their own."""
+    """Whether, in layers over latents alone, the references of a sample attend to each other."""
     text_level: ClassVar[int] = 0
-    """First level row of the text, in multiples of the number of samples; 0: text has the level
-    rows of its sample's noisy tokens."""
+    """Which noise levels text has: k means the rows k * N to (k + 1) * N of the table of levels,
+    for N samples; 0: the levels of the samples' noisy tokens."""
     rotary: nn.Module | None
     """Module that maps the positions of latents, and of text, to rotary angles; a family sets it.
     None: no rotation."""
@@ -134,7 +134,10 @@ class JointTransformer(StackedTransformer):
         )
 
     def token_places(self, batch: PackedBatch, layout: JointLayout) -> Mapping[str, Tensor]:
-        """Position in the pack of each token by row; text is numbered after all latents."""
+        """Position in the pack, int64, of each token of this context rank, by row name.
+
+        Text is numbered after all latents.
+        """
         (latents_T,) = super().token_places(batch, layout).values()
         text_L = layout.text.source_L + batch.starts[-1]
         joint_J = layout.order.arranged((latents_T, text_L))
@@ -170,9 +173,9 @@ class JointTransformer(StackedTransformer):
         )
 
     def _references(self, batch: PackedBatch) -> Tensor | None:
-        """Mask [T] of the reference tokens among this tensor rank's latents, or None.
+        """Mask [T] of the reference tokens among this tensor rank's latents.
 
-        See `JointConditions.is_reference_T`.
+        None if the pack has no references, or if references have no layers of their own.
         """
         if not (self.refines_references and any(batch.references)):
             return None
@@ -203,7 +206,7 @@ class JointTransformer(StackedTransformer):
         device: torch.device,
         sequences: Sequence[Sequence[Segment]] | None = None,
     ) -> JointOrder:
-        """Joint order of `rows`, in which the tokens of a sample follow each other."""
+        """Joint order of `rows`: each sample's tokens of the first row, then those of the next."""
         shared_by = self.groups.tp if self.config.sequence_parallel else None
         options: Any = {"device": device, "shared_by": shared_by, "sequences": sequences}
         return JointOrder.of(rows, context=self.context, **options)
@@ -213,7 +216,7 @@ class JointTransformer(StackedTransformer):
         return stack.hidden if JOINT_TOKENS in stack.hidden else (TOKENS, TEXT_TOKENS)
 
     def _angles(self, batch: PackedBatch, layout: JointLayout) -> Sequence[Angles | None]:
-        """Rotary angles of latents, of text, and of both in joint order."""
+        """Rotary angles of latents, of text, and of both in joint order; None without rotation."""
         if self.rotary is None:
             return (None,) * 3
         latents = self.rotary(batch.position_TA)
@@ -240,7 +243,8 @@ class JointTransformer(StackedTransformer):
     ) -> None:
         """Creates the modulated norm and the linear after the layers, over the row `token_row`.
 
-        `modulate_out` builds another modulation than the default, which has a linear of its own.
+        They exist on the last stage only. `modulate_out` builds the modulation of the norm; None: a
+        linear of the embedding.
         """
         if self.post_process:
             model, config = self.model, self.config
@@ -263,7 +267,8 @@ class JointTransformer(StackedTransformer):
 class TextFirstTransformer(JointTransformer):
     """A joint network in which the positions of a picture's tokens follow those of the caption.
 
-    On the first axis, all tokens of the picture have the caption's length as position.
+    On the first axis, the positions of a picture's tokens are shifted by the caption's length plus
+    `first_place`.
     """
 
     first_place: ClassVar[int] = 0

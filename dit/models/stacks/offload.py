@@ -91,7 +91,7 @@ class PinnedRows:
 
 
 def row_bytes(size: int) -> int:
-    """Size in bytes of a buffer for `size` bytes: whole pages, and one of few sizes."""
+    """Size in bytes of a buffer for `size` bytes: whole pages, rounded to one of few sizes."""
     part = max(mmap.PAGESIZE, 2 ** (size.bit_length() - 1) // _PARTS)
     return -(-size // part) * part
 
@@ -106,7 +106,7 @@ class PlainCopies:
     """Immediate copies, for devices without memory of their own (CPU)."""
 
     def to_host(self, kept: Tensor, home: Tensor | None = None) -> tuple[Tensor, Arrival]:
-        """A copy of `kept` in host memory (in `home`, if given), and its `Arrival`."""
+        """(host copy of `kept`, its `Arrival`); the copy is in `home` if that is not None."""
         return kept.clone() if home is None else home.copy_(kept), None
 
     def to_device(
@@ -116,14 +116,20 @@ class PlainCopies:
         return home.to(device, copy=True), None
 
     def overwrite(self, row: Tensor, home: Tensor) -> Arrival:
-        """Copies `home` into `row`, device memory that queued work may still read."""
+        """Copies `home` into `row`, device memory that queued work may still read.
+
+        It returns the copy's `Arrival`.
+        """
         row.copy_(home)
 
     def wait(self, arrival: Arrival) -> None:
         """Makes computations that are queued later wait for the copy of `arrival`."""
 
     def settle(self) -> None:
-        """Frees device tensors whose copies to the host have finished; called after each layer."""
+        """Releases device tensors whose copies began before the last layer; called after a layer.
+
+        Computations that are queued later wait for these copies.
+        """
 
 
 class StreamCopies(PlainCopies):
@@ -190,7 +196,7 @@ def copies_of(device: torch.device) -> PlainCopies:
 
 
 class _Away:
-    """Memory of tensors saved by autograd, copied to the host."""
+    """One piece of memory, of tensors saved by autograd, copied to the host."""
 
     def __init__(self, kept: Tensor, copies: PlainCopies):
         """`kept` is all of that memory as one tensor of one dimension."""
@@ -230,7 +236,7 @@ class _View:
 
 
 class OffloadedLayer:
-    """The tensors of one layer that autograd saved and that are in host memory."""
+    """The tensors in host memory that autograd saved for one layer."""
 
     def __init__(self) -> None:
         self.memory: list[_Away] = []
@@ -243,11 +249,11 @@ class OffloadedLayer:
 
 @contextmanager
 def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
-    """A context in which tensors that autograd saves go to pinned host memory.
+    """A context in which tensors that autograd saves go to host memory, pinned if there is a GPU.
 
-    It yields the `OffloadedLayer` that holds them. The weights of `layer` and the tensors in
-    `shared` stay on the device, which holds them anyway. Tensors with common memory, such as values
-    and the product that also has queries and keys, are copied once.
+    It yields the `OffloadedLayer` that holds them. Tensors below 64 KiB, the weights of `layer` and
+    the tensors in `shared` stay on the device. Tensors with common memory, such as values and the
+    product that also has queries and keys, are copied once.
     """
     staying = {_storage(t) for t in (*layer.parameters(), *_tensors(shared))}
     offloaded = OffloadedLayer()
@@ -276,7 +282,10 @@ def on_host(layer: nn.Module, shared: Any) -> Iterator[OffloadedLayer]:
 
 
 def when_reached(hidden: Any, fetch: Callable[[], None]) -> None:
-    """Calls `fetch` when the backward pass reaches `hidden`, a tensor or several."""
+    """Calls `fetch` when the backward pass reaches `hidden`, or the first tensor of a tuple.
+
+    It is never called if this tensor needs no gradient.
+    """
     row = _row(hidden)
 
     def hook(_: Tensor) -> None:

@@ -38,15 +38,14 @@ class LayerConditions:
 
     timestep: TimestepConditioning
     rows: Mapping[str, RowConditions]
-    """What layers need to know of the tokens of each row, such as rotary angles, by the row's
-    name."""
+    """Rotary angles, noise levels and masks of the tokens of each row, by the row's name."""
     meetings: Mapping[tuple[str, ...], TokenExchange]
-    """The exchange for attention, by the names of the rows that attend to each other."""
+    """The exchange for attention among rows, by the tuple of names of these rows."""
     keys: Mapping[str, AttendedRows] = field(default_factory=dict)
-    """Rows for cross-attention by name, which no layer changes."""
+    """Rows for cross-attention, such as text, by name; no layer changes them."""
     crossings: Mapping[str, Crossing] = field(default_factory=dict)
-    """How the tokens of a row attend to those of another row, by the name of the first; rows that
-    do not are absent."""
+    """Inputs of attention to another row of tokens, by the name of the row of queries; rows without
+    such attention are absent."""
     of_parts: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that only parts of one family read, by name."""
 
@@ -64,7 +63,7 @@ class RunningPart:
     """A part of one layer, as specified by `part`."""
 
     def __init__(self, part: Any, idle: Collection[Port] = ()):
-        """`idle` are those of the layer's ports whose output is never used."""
+        """`idle` are ports of the layer whose output is never used."""
         self.part, self.idle = part, idle
 
     @property
@@ -83,7 +82,7 @@ class RunningPart:
 
     @property
     def unused(self) -> Sequence[str]:
-        """Name patterns of the part's weights whose gradient is zero in any pack."""
+        """Name patterns of the part's weights whose gradient is zero for any pack."""
         return [f"{name}.*" for name in self.idle_modules]
 
     def modules(self, context: BuildContext) -> dict[str, nn.Module]:  # noqa: ARG002
@@ -93,14 +92,18 @@ class RunningPart:
     def outputs(
         self, layer: nn.Module, inputs: Sequence[Tensor], conditions: LayerConditions
     ) -> Sequence[Tensor | None]:
-        """The output for each port's row, or None, from the tokens [T, D] that enter the ports."""
+        """For each port, the output that is added to its row, or None.
+
+        `inputs` are the tokens [T, D] as they enter the ports.
+        """
         raise NotImplementedError
 
 
 class SelfAttending(RunningPart):
     """Self-attention over one row, or joint attention over two rows.
 
-    A row whose output is never used has none, though other tokens attend to its tokens.
+    If the output of a row is never used, it is not computed; other tokens still attend to the
+    row's.
     """
 
     part: Attend

@@ -37,8 +37,8 @@ class RefinedTransformer(TextFirstTransformer):
     """Denoiser with refiners of latents and of text, then layers over both.
 
     It predicts the velocity of each token. With `ModelConfig.attended_multiple`, learned tokens pad
-    text and latents of each sample: those of text have their own positions, those of latents have
-    position 0.
+    the text and the latents of each sample. Learned text tokens have the positions after the
+    caption, and learned latent tokens have position 0.
     """
 
     theta: ClassVar[float]
@@ -112,7 +112,7 @@ class RefinedTransformer(TextFirstTransformer):
         return self.patches(x_TC)
 
     def _filled_text(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Captions [L, E], padded to `text_lengths`, and a mask [L] of the captions' own rows."""
+        """(captions [L, E] padded to `text_lengths`, mask [L]: True for the captions' own rows)."""
         text_LE, lengths = batch.text_LE, self.text_lengths(batch)
         starts, device = pairwise(batch.text_starts), text_LE.device
         source_L = torch.full((sum(lengths),), len(text_LE))

@@ -45,10 +45,10 @@ class StageLayers:
 def pipeline_stages(
     stacks: Sequence[StackSpec], stages: int, work_of: Callable[[StackSpec], int]
 ) -> list[dict[str, StageLayers]]:
-    """The layers of each stack, by its name, for each pipeline stage, including virtual ones.
+    """For each pipeline stage, virtual ones included, the layers of each stack by the stack's name.
 
-    Minimises the multiplications of the slowest stage; layers of equal cost are divided evenly.
-    `work_of` returns the multiplications of a layer of a stack.
+    The division minimises the multiplications of the slowest stage; layers of equal cost are
+    divided evenly. `work_of` returns the multiplications of a layer of a stack.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -105,7 +105,7 @@ def _balanced(costs: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 def token_multiplications(context: BuildContext, spec: StackSpec) -> int:
-    """Multiplications of a layer's linears for each latent token, summed over tensor ranks.
+    """Multiplications per latent token of the linears of one layer, summed over tensor ranks.
 
     Attention is left out, because it depends on the packs. Layers of references count 0, because
     few samples have references.
@@ -179,7 +179,8 @@ class LayerStack(TransformerBlock):
     ) -> Any:
         """`hidden` after the layers: the tensor of one row of tokens, or a tuple of several.
 
-        `part` is (first layer, layer after the last) among the layers on this stage; None: all.
+        `part` is the range (start, stop) of layers to run, stop exclusive, among the layers on this
+        stage; None: all.
         """
         dropout = dropout_rows()
         before: OffloadedLayer | None = None

@@ -51,9 +51,9 @@ class StackedTransformer(MegatronModule):
     samples. The first pipeline stage embeds all inputs; embeddings of timesteps, positions and text
     are sent on with hidden states, so that no stage needs a copy of those weights.
 
-    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (computed once
-    for a pass), `embed`, `conditions`, `head`; and `condition_shapes`, for what stages send besides
-    hidden states.
+    A family defines, in the order of a pass: `prepared` (adjusts the pack), `layout` (places of
+    tokens, computed once for a pass), `embed`, `conditions` and `head`; and `condition_shapes`, the
+    shapes of the tensors that stages send besides hidden states.
     """
 
     shares_samples: ClassVar[bool] = False
@@ -61,7 +61,7 @@ class StackedTransformer(MegatronModule):
     sign: ClassVar[int] = 1
     """Sign by which the head's output is multiplied, from the family's `ObjectiveConventions`."""
     tells_data_part: ClassVar[bool] = False
-    """Whether the network embeds 1 - t instead of t, which all other code uses."""
+    """Whether the network embeds 1 - t instead of t; all other code uses t."""
     unread: ClassVar[tuple[str, ...]] = ()
     """Names of rows that the head does not use; the last layer does not compute them."""
     token_blocks: ClassVar[tuple[str, ...]] = ()
@@ -146,8 +146,8 @@ class StackedTransformer(MegatronModule):
     def forward(self, x_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Output:
         """Raw network output [T, C], float32; its value on padding tokens is undefined.
 
-        For a pack with other streams, a mapping with the output of each stream by its name. On
-        every stage but the last, the next stage's input.
+        A pack with other streams gives a mapping with the output of each stream by its name. Every
+        stage but the last returns the next stage's input instead.
         """
         batch = self.prepared(batch)
         layout = self.layout(batch)
@@ -158,7 +158,7 @@ class StackedTransformer(MegatronModule):
 
     @staticmethod
     def data_part(level_M: Tensor) -> Tensor:
-        """1000 - `level_M`: timesteps of networks with `tells_data_part`; both are in [0, 1000]."""
+        """1000 - `level_M`, for networks with `tells_data_part`; timesteps are in [0, 1000]."""
         return ALL_NOISE - level_M
 
     def _dropout_rows(self, batch: PackedBatch, layout: Any) -> DropoutRows | None:
@@ -205,7 +205,7 @@ class StackedTransformer(MegatronModule):
         return made_TC.float() if self.sign == 1 else -made_TC.float()
 
     def _routed_pass(self, learned: Blocks, batch: PackedBatch) -> RoutedPass | None:
-        """Inputs of the layers of a token route, from the blocks `learned`.
+        """Inputs of the layers inside a token route, from the blocks `learned` of all tokens.
 
         None if all layers see all tokens.
         """
@@ -229,7 +229,8 @@ class StackedTransformer(MegatronModule):
     ) -> Blocks:
         """The hidden states by name after the layers of this stage, from the stage's `blocks`.
 
-        Inside a route of `routed`, they include those of tokens that skip it.
+        If the stage ends inside a route, they include, as `WAITING`, the tokens that skip the
+        route's layers.
         """
         hidden = blocks
         for name, stack in self.stacks.items():
@@ -245,7 +246,7 @@ class StackedTransformer(MegatronModule):
     def _run_route(
         self, stack: LayerStack, first: int, hidden: Blocks, conditions: Any, routed: RoutedPass
     ) -> Blocks:
-        """The hidden states after the layers of `stack`, some of which a token route holds.
+        """The hidden states after the layers of `stack`, some of which are inside a token route.
 
         `first` is the stack's first layer on this stage, counted over all stacks.
         """
@@ -312,18 +313,21 @@ class StackedTransformer(MegatronModule):
         return shapes | dict(self.condition_shapes(batch))
 
     def my_tokens(self, x_T: Tensor) -> Tensor:
-        """This tensor rank's shard of the tokens `x_T` under sequence parallelism."""
+        """This tensor rank's shard of tokens `x_T`; without sequence parallelism all of them."""
         if not self.config.sequence_parallel:
             return x_T
         return scatter_to_sequence_parallel_region(x_T, group=self.groups.tp)
 
     def per_sample(self, level_row_T: Tensor) -> PerSample:
-        """A `PerSample` for tokens of this tensor rank, whose level rows are `level_row_T`."""
+        """A `PerSample` for tokens of this tensor rank, with noise levels `level_row_T` [T]."""
         model = self.model
         return PerSample.of(level_row_T, compiled=model.compile, fused_kernels=model.fused_kernels)
 
     def all_tokens(self, x_T: Tensor) -> Tensor:
-        """The tokens of all tensor ranks, each of which computes the whole loss, from `x_T`."""
+        """All tokens of the context rank, gathered from the shards `x_T` of its tensor ranks.
+
+        Each tensor rank computes the whole loss, so gradients are not summed.
+        """
         if not self.config.sequence_parallel:
             return x_T
         # Each tensor rank computes the loss of all tokens: a gradient is not to be summed.
@@ -347,7 +351,7 @@ class StackedTransformer(MegatronModule):
         return {}
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of the pack as the network needs it, for example with padded text."""
+        """The pack as the network needs it, for example with padded text; `batch` is unchanged."""
         return batch
 
     def hidden_rows(self, batch: PackedBatch) -> Mapping[str, int]:
@@ -357,15 +361,16 @@ class StackedTransformer(MegatronModule):
     def hidden_width(self, name: str) -> int:  # noqa: ARG002
         """Width of the hidden state `name`, by default the model's.
 
-        A stream of another modality may have a width of its own. Between stages its numbers are
-        sent in rows of the model's width.
+        A stream of another modality may have another width. Between stages its numbers are sent in
+        rows of the model's width.
         """
         return self.config.hidden_size
 
     def condition_shapes(self, batch: PackedBatch) -> Shapes:
-        """Shapes by name of what stages send besides hidden states, for `conditions` and `head`.
+        """Shapes by name of the tensors that stages send besides hidden states.
 
-        They must depend only on the pack, and be the same on all stages.
+        `conditions` and `head` read them. The shapes must depend only on the pack, and be equal on
+        all stages.
         """
         raise NotImplementedError
 
@@ -386,11 +391,14 @@ class StackedTransformer(MegatronModule):
         return stack.hidden
 
     def joined(self, hidden: Blocks, conditions: Any) -> Blocks:
-        """The joint row by name, from the separate rows in `hidden`, for single-stream layers."""
+        """A mapping with the joint row, made from the separate rows in `hidden`.
+
+        Single-stream layers read it.
+        """
         raise NotImplementedError
 
     def parted(self, hidden: Blocks, conditions: Any) -> Blocks:  # noqa: ARG002
-        """The separate rows in `hidden`, also where it has the joint row, which is then split."""
+        """`hidden` with separate rows; a joint row in it is split."""
         return hidden
 
     def head(self, blocks: Blocks, batch: PackedBatch, layout: Any) -> Output:
@@ -417,7 +425,7 @@ def stage_rows(shapes: Shapes, width: int) -> int:
 def pack_stage_state(blocks: Mapping[str, Tensor], shapes: Shapes, width: int) -> Tensor:
     """The tensors `blocks` as rows [rows, 1, `width`], in the order of `shapes`.
 
-    All have the dtype of the hidden states, which come first.
+    All are converted to the dtype of the hidden states, which come first.
     """
     parts, dtype = [], blocks[next(iter(shapes))].dtype
     for name, shape in shapes.items():

@@ -32,7 +32,7 @@ from dit.models.stacks.views import RunningView
 
 
 class StepLayer(MegatronModule, BaseTransformerLayer):
-    """A layer that runs the steps of a `LayerSpec` in order, over the rows that they name."""
+    """A layer that runs the steps of a `LayerSpec` one by one, over the rows that they name."""
 
     def __init__(
         self,
@@ -112,11 +112,12 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         )
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """All parameters, even if not `recurse`, if packs may lack the tokens of this layer.
+        """The layer's own parameters, or with `recurse` all of them.
 
-        Before a call of a module Megatron-Core's DDP waits for its own weights that are being
-        gathered (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not
-        called, and ranks that see some would gather other weights than ranks that see none.
+        If packs may lack the tokens of this layer, it always yields all. Before a call of a module
+        Megatron-Core's DDP waits for the module's own weights that are being gathered
+        (`ddp.overlap_param_gather`). Without such tokens the modules in this layer are not called,
+        and ranks that see some would gather other weights than ranks that see none.
         """
         whole = self.view is not None and self.view.may_be_absent
         return super().parameters(recurse or whole)
@@ -169,7 +170,7 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
     def _rows_of(self, modulation: Modulation, timestep: TimestepConditioning) -> tuple[AdaLN, ...]:
         """Scale, shift and gate of each slot of `modulation`.
 
-        Tanh is applied to level rows, which are fewer than tokens.
+        Tanh is applied to the gates of noise levels, which are fewer than tokens.
         """
         made = getattr(self, modulation.name)(timestep)
         if not modulation.tanh:
@@ -189,7 +190,10 @@ class StepLayer(MegatronModule, BaseTransformerLayer):
         return replace(adaln, scale_ND=adaln.scale_ND + 0 * torch.stack(weights).sum())
 
     def _untouched(self, h_TD: Tensor) -> Tensor:
-        """`h_TD` unchanged, connected to all weights, so that they get zero gradients for DDP."""
+        """`h_TD` unchanged, but connected to all trained weights, so that their gradients are zero.
+
+        DDP waits for a gradient of each weight.
+        """
         trained = [weight for weight in self.parameters() if weight.requires_grad]
         nothing = [0 * weight.sum().to(h_TD.dtype) for weight in trained]
         return h_TD + torch.stack(nothing).sum() if nothing else h_TD
@@ -219,7 +223,10 @@ class _OpenRow:
         return x_TD
 
     def take(self, adaln: AdaLN | None, x_TD: Tensor, after: nn.Module | None) -> None:
-        """Takes the output `x_TD` of a part; with a gate it is added only before the next norm."""
+        """Adds the output `x_TD` of a part, after the norm `after` if there is one.
+
+        With `adaln` it is gated, and added only before the next norm.
+        """
         h_TD, x_TD = self.added(), x_TD if after is None else after(x_TD)
         if adaln is None:
             self.h_TD = h_TD + x_TD

@@ -1,4 +1,4 @@
-"""Token routes (TREAD): some layers see only a part of the tokens; the others skip them.
+"""Token routes (TREAD): some layers see only a part of the tokens, and other tokens skip them.
 
 The layers see a pack with only the kept tokens (`PackedBatch.partial`), from which the network
 computes its conditions, attention included, as from any other pack. Every rank keeps the same
@@ -63,7 +63,7 @@ class RoutedTokens:
         return cls(route=route, order=TokenOrder(order_T, back_T))
 
     def apart(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `x_TD` that the route's layers see, and the rows that skip them."""
+        """(rows of `x_TD` that the route's layers see, rows that skip these layers)."""
         runs = self.order.arrange(x_TD).unflatten(0, (-1, self.route.run))
         kept, others = runs.tensor_split((self.route.kept,), dim=1)
         return kept.flatten(0, 1), others.flatten(0, 1)

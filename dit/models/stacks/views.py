@@ -45,7 +45,7 @@ class RunningView:
         return h_TD
 
     def written(self, made_TD: Tensor, h_TD: Tensor, conditions: JointConditions) -> Tensor:
-        """The row after the layer: `h_TD`, and `made_TD` where the layer changes tokens."""
+        """The row after the layer: `made_TD` where the layer changes tokens, `h_TD` elsewhere."""
         raise NotImplementedError
 
 
@@ -62,8 +62,8 @@ class SeeingPictures(RunningView):
 class SeeingReferences(RunningView):
     """Applies a view of latents that changes reference tokens alone.
 
-    The layer computes all rows of a pack that has any references, so that ranks hold as many as for
-    other layers.
+    If any sample of a pack has references, the layer computes all rows, so that each rank holds the
+    same number of rows as in other layers.
     """
 
     may_be_absent = True
