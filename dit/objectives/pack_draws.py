@@ -167,11 +167,14 @@ A new draw is a function in this list and a member of `Draw`."""
 def draw_given_frames(
     batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
 ) -> PackedBatch:
-    """The pack with a random number of given frames for each sample.
+    """A copy of the pack with a random number of given frames in each sample.
 
-    With `given_frames` that many first frames of a sample are given, but one is left to learn, so
-    an image gets none. Otherwise a sample keeps the given frames of its shard with
-    `image_condition_probability`. `rng` is a CPU generator; one number is drawn for each sample.
+    `options.given_frames` has the relative frequencies of 0, 1, 2, ... given first frames. One
+    frame is
+    always left to learn, so an image gets none. If it is None, each sample keeps the given frames
+    of
+    its shard with `image_condition_probability`, or, in packs with texts made from pictures, its
+    picture. `rng` is a CPU generator; one number is drawn for each sample.
     """
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
@@ -220,7 +223,10 @@ def draw_given_streams(
 
 
 def is_given(batch: PackedBatch) -> list[bool]:
-    """One bool per sample: True if all its frames, or its whole sound, are given."""
+    """One bool per sample: True if all its frames, or its whole sound, are given.
+
+    All are False in packs without sound.
+    """
     given = [False] * batch.num_samples
     if batch.others:
         for stream in batch.streams.values():
@@ -256,7 +262,7 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
-    """A copy of the pack or stream in which the first `counts[n]` tokens of target n are given.
+    """A copy of the pack or stream whose first `counts[n]` target tokens of sample n are given.
 
     `batch` is not yet split between context ranks. The GPU is not synchronized.
     """
@@ -341,7 +347,10 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
 
 
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
-    """Rows [M, E] that replace the main text of each dropped sample; M = 0 if it has none."""
+    """For each sample, the rows [M, E] that replace its main text if it is dropped.
+
+    M = 0 if a sample has none; then the pack's null input replaces the text.
+    """
     own = batch.method(NullTexts)
     if own is None:
         return [batch.text_LE[:0]] * batch.num_samples

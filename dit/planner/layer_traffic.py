@@ -62,7 +62,7 @@ class LayerLoad:
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
-    """Units that one layer moves on one tensor rank."""
+    """Units that one layer moves on one tensor rank in its forward and backward pass."""
     row, kernels = row_of(layer), "fused" if load.fused else "eager"
     own = _feed(layer)
     alone = _sees_text(layer)  # which does not pass the feed-forward
@@ -130,12 +130,12 @@ def _sees_text(layer: LayerSpec) -> bool:
 
 
 def _feed(layer: LayerSpec, *, last: bool = False) -> Feed | AttendAndFeed:
-    """The part with the feed-forward of the first row, or of the last one."""
+    """The first part of `layer` that has a feed-forward, or with `last` the last one."""
     return _feeds(layer)[-1 if last else 0]
 
 
 def _feeds(layer: LayerSpec) -> list[Feed | AttendAndFeed]:
-    """The parts with a feed-forward, in order."""
+    """Parts of `layer` that have a feed-forward."""
     return [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
 
 

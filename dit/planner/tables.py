@@ -107,7 +107,10 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
 
 
 def milliseconds(times: Times) -> dict[str, str]:
-    """Milliseconds of a step, and of each kind of cost with its fraction of the step, as text."""
+    """Milliseconds of a step by kind of cost, with the percentage of the step, as text.
+
+    The last entry, `step`, has the milliseconds of the whole step.
+    """
     cells = {
         kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
         for kind, seconds in times.by_kind.items()

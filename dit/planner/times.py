@@ -54,9 +54,9 @@ class PackLoad:
     def of(
         cls, model: ModelConfig, samples: Sequence[tuple[int, int]], *, sound: Sequence[int] = ()
     ) -> PackLoad:
-        """The load of `samples`, (tokens, caption tokens), and of their tokens of `sound`.
+        """The load of a pack of `samples`, (latent tokens, caption tokens), with `sound` tokens.
 
-        For memory and traffic a token of sound counts as one of frames, which are wider.
+        For memory and traffic a token of sound counts as a latent token, which is wider.
         """
         tokens, text = zip(*samples, strict=True)
         about: Any = {"tokens": tokens, "text": text, "sound": sound}
@@ -374,8 +374,9 @@ def _backward_part(config: RunConfig, forward: float) -> float:
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
     """Seconds of data-parallel traffic that no computation hides.
 
-    Sharded weights have traffic in each pass, which the pass's computation hides. Other traffic is
-    hidden by the last pack. `one` is the number of seconds of a pack.
+    FSDP has traffic in each pass, and the computation of that pass hides it. Other traffic is
+    hidden by
+    the last pack, as far as `ddp.overlap_*` are set. `one` is the number of seconds of a pack.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

@@ -119,9 +119,11 @@ def _recomputed_part(model: ModelConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
-    """Bytes that one rank sends to sum gradients and to gather sharded or updated weights.
+    """Bytes that one rank sends in a step to sum gradients and to gather weights.
 
-    `size` is the number of bytes of a weight, `packs` that of a replica's packs in a step.
+    They are the fields `data` and, with FSDP, `copies` of `Traffic`. `size` is the number of bytes
+    of a
+    weight, `packs` the number of packs of a replica in a step.
     """
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
