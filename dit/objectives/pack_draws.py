@@ -347,7 +347,7 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
 
 
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
-    """For each sample, the rows [M, E] that replace its main text if it is dropped.
+    """Rows [M, E] that replace the main text of each sample of `batch` if it is dropped.
 
     M = 0 if a sample has none; then the pack's null input replaces the text.
     """

@@ -180,7 +180,7 @@ def _rounded(width: int) -> int:
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """The index of the hidden state that each of `layers` sees: its own, or the last one."""
+    """Index of the hidden state that each of `layers` layers sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
 
 
@@ -212,8 +212,9 @@ class FeedExperts(Feed):
 class OwnText(View):
     """A view of text in which each layer sees another hidden state of the text encoder.
 
-    Each layer projects its own state, which follows the other text of the sample. The last layer's
-    is projected before all layers.
+    Each layer projects its own state; these rows follow the other text of the sample. The
+    projection
+    for the last layer is computed before all layers.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"

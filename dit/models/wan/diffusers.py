@@ -201,7 +201,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether the network of `t` has mask and condition as input channels besides the latent."""
+    """Whether the network of config.json `t` gets mask and condition latent as input channels."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
