@@ -71,14 +71,10 @@ def probe(
     """Trains from random weights for `steps` steps, and records losses, gradients and weights.
 
     All ranks of the layout call it. `read` returns the packs of all steps, in order; only the
-    reading
-    rank of each replica calls it, and does so repeatedly. `rounding` is the assumed relative
-    difference
-    between gradients, from which `Reach` bounds weights. `frozen` are frozen adapters besides the
-    trained ones.
-    Weights are random, because with the zeros of a fresh DiT most weights have no gradient, and
-    errors
-    would not be found.
+    reading rank of each replica calls it, and does so repeatedly. `rounding` is the assumed
+    relative difference between gradients, from which `Reach` bounds weights. `frozen` are frozen
+    adapters besides the trained ones. Weights are random, because with the zeros of a fresh DiT
+    most weights have no gradient, and errors would not be found.
     """
     heartbeat("build of the model", step=0)
     groups = process_groups()
@@ -246,7 +242,7 @@ def _torn(model: ModelAndOptimizer) -> list[str]:
 
 
 def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]:
-    """Names of frozen weights that have changed since the digests `before`, on the first rank."""
+    """Names of frozen weights that differ from the digests `before`; complete on the first rank."""
     trained = {
         _name(entry)
         for module in model.modules

@@ -224,7 +224,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A table with a row for each layout and training but the references, by network."""
+    """A table with a row for each comparison, without those of references, ordered by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

@@ -63,7 +63,7 @@ class SchedulerFile(BaseModel, ABC):
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """The reason why the file does not determine how the network was trained, or None."""
+        """Text on why the file does not determine how the network was trained; None if it does."""
         return None
 
     def lacking(self) -> str | None:

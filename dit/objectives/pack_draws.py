@@ -170,11 +170,9 @@ def draw_given_frames(
     """A copy of the pack with a random number of given frames in each sample.
 
     `options.given_frames` has the relative frequencies of 0, 1, 2, ... given first frames. One
-    frame is
-    always left to learn, so an image gets none. If it is None, each sample keeps the given frames
-    of
-    its shard with `image_condition_probability`, or, in packs with texts made from pictures, its
-    picture. `rng` is a CPU generator; one number is drawn for each sample.
+    frame is always left to learn, so an image gets none. If it is None, each sample keeps the given
+    frames of its shard with `image_condition_probability`, or, in packs with texts made from
+    pictures, its picture. `rng` is a CPU generator; one number is drawn for each sample.
     """
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
@@ -292,7 +290,7 @@ def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[b
 
 
 def samples_drawn(batch: PackedBatch) -> int:
-    """Number of samples with random draws of their own; the two samples of a pair share theirs."""
+    """Number of samples with random draws of their own; the two samples of a pair count as one."""
     return batch.num_samples // batch.copies
 
 

@@ -65,9 +65,8 @@ def training_problem(
     """The pack of a training step after all of `TRAINING_DRAWS`, and its regression problem.
 
     All random numbers follow from (seed, step, batch.pack_id). Noise, and latents of shards that
-    store
-    distributions, are drawn on the device of the batch; all other numbers are drawn on the CPU, so
-    they are equal on every device.
+    store distributions, are drawn on the device of the batch; all other numbers are drawn on the
+    CPU, so they are equal on every device.
     """
     told: Any = {"null": null, "options": options, "route": route}
     batch, context = drawn_pack(batch, seed=seed, step=step, **told)
@@ -111,11 +110,9 @@ def validation_pack(
     """A copy of a validation pack after its draws: latents, given frames, dropped captions.
 
     All draws are the same at every validation. `latents` says whether latents are the means of
-    their
-    distributions or drawn from them; a drawn latent does not depend on the other samples of the
-    pack.
-    Captions are dropped at the rate `text_dropout`, and replaced by `null`, which is needed only
-    then.
+    their distributions or drawn from them; a drawn latent does not depend on the other samples of
+    the pack. Captions are dropped at the rate `text_dropout`, and replaced by `null`, which is
+    needed only then.
     """
     if latents is ValidationLatents.MEAN:
         batch = batch.without(LatentVariance)
@@ -182,8 +179,8 @@ def _problem_of_quantiles(
     """The problem of `batch` with all its streams, at drawn levels and with drawn noise.
 
     `quantiles` maps each stream's name to the quantiles [N] of its levels, `rngs` to the generator
-    of
-    its noise. If levels are shifted by a number of tokens, it is that of the stream's own tokens.
+    of its noise. If levels are shifted by a number of tokens, it is that of the stream's own
+    tokens.
     """
     levels, noise = dict[str, Tensor](), dict[str, Tensor]()
     for name, stream in batch.streams.items():

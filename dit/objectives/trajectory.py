@@ -89,8 +89,7 @@ class NoisyPack:
         """The pack after a step of LCM to the levels `end_N`.
 
         Its states are the latents that `raw_TC` predicts, mixed with the new noise `noise_TC`. A
-        sample
-        whose level is already that of `end_N` keeps its state.
+        sample whose level is already that of `end_N` keeps its state.
         """
         there = NoisyPack.of(path, self.batch, self.latent(path, raw_TC), end_N, noise_TC)
         stays_T1 = per_token(end_N == self.level_N, self.batch)
@@ -118,10 +117,8 @@ def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC:
 
     The network's raw output `raw_TC` predicts that latent; the target is the raw output that would
     predict the moved latent. The loss is half the squared distance of latents, so its gradient by
-    the
-    predicted latent is -`move_TC` divided by the loss's divisor. An output equals its target to the
-    bit
-    only if `move_TC` is 0.
+    the predicted latent is -`move_TC` divided by the loss's divisor. An output equals its target to
+    the bit only if `move_TC` is 0.
     """
     level_N1 = start.level_N[:, None]
     ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
@@ -145,12 +142,9 @@ def distribution_gradient(
     """DMD's gradient [T, C] by the latents `latent_TC` of a student; 0 on clean tokens.
 
     It is (`fake_TC` - `real_TC`) / mean |`latent_TC` - `real_TC`|, with the mean over the target
-    tokens
-    and channels of a sample. `fake_TC` and `real_TC` are the latents that critic and teacher
-    predict
-    from the student's latent after noise is added: arXiv:2311.18828, Eq. 7 and 8 in terms of
-    latents,
-    where the mean cancels factors of the level.
+    tokens and channels of a sample. `fake_TC` and `real_TC` are the latents that critic and teacher
+    predict from the student's latent after noise is added: arXiv:2311.18828, Eq. 7 and 8 in terms
+    of latents, where the mean cancels factors of the level.
     """
     target_T1 = batch.is_target_T[:, None]
     away_T = (latent_TC - real_TC).abs().mean(-1).masked_fill(~batch.is_target_T, 0)

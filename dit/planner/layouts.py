@@ -36,8 +36,8 @@ class ParallelLayout:
     recompute: Recompute
     sharding: Sharding = Sharding.OPTIMIZER
     copies: int = 1
-    """Number of copies of weights that FSDP shards. For sharded optimizer states, the run's keys
-    decide it."""
+    """Number of copies of the weights, each sharded by FSDP. With sharded optimizer states the
+    run's keys decide the number of copies."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
@@ -123,9 +123,9 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """A line that recommends the `ddp.sharding` of the first of `good`, with the best plan of each.
+    """A line that recommends the `ddp.sharding` of the first plan in `good`.
 
-    Empty if `good` is.
+    It names the first plan of each sharding. Empty if `good` is.
     """
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:

@@ -209,7 +209,10 @@ def _is_fused(model: ModelConfig) -> bool:
 
 
 def _moved(config: RunConfig, load: PackLoad) -> float:
-    """Bytes that one device reads and writes in its memory for one pack, over all passes."""
+    """Bytes of memory traffic of the layers on one device for one pack, over all passes.
+
+    Matrix products and attention kernels are left out.
+    """
     model, forward, learned = config.model, forward_passes(config), config.learning_passes
     here = LayerLoad(
         fused=_is_fused(model),
@@ -264,7 +267,7 @@ def _copied(config: RunConfig, packs: int) -> float:
 
 
 def not_modelled(lora: LoraConfig) -> list[str]:
-    """Parts of a run that the times leave out, as text."""
+    """Names of the parts of a run whose time `times` leaves out."""
     return ["products of adapters with their rank"] if lora.enabled else []
 
 
@@ -320,7 +323,7 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
 
     Each pack adds its gradients to their sums, which are zeroed before and read for the norm. The
     rank that updates a weight reads the gradient, the optimizer's states and the main weight,
-    writes all but the first, reads the main weight again, and writes weight and average.
+    writes states and main weight, then reads the main weight again to write weight and average.
     """
     size = _number(config.model)
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
@@ -375,8 +378,8 @@ def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward:
     """Seconds of data-parallel traffic that no computation hides.
 
     FSDP has traffic in each pass, and the computation of that pass hides it. Other traffic is
-    hidden by
-    the last pack, as far as `ddp.overlap_*` are set. `one` is the number of seconds of a pack.
+    hidden by the last pack, as far as `ddp.overlap_*` are set. `one` is the number of seconds of a
+    pack.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

@@ -93,7 +93,7 @@ def exposed_part(config: RunConfig) -> float:
 
 
 def forward_passes(config: RunConfig) -> float:
-    """Number of forward passes over each pack, with those without gradients and recomputation."""
+    """Number of forward passes over each pack, with recomputation and passes without gradients."""
     again = _recomputed_part(config.model)
     return passes_before(config) + config.learning_passes * (1 + again)
 
@@ -122,8 +122,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
     """Bytes that one rank sends in a step to sum gradients and to gather weights.
 
     They are the fields `data` and, with FSDP, `copies` of `Traffic`. `size` is the number of bytes
-    of a
-    weight, `packs` the number of packs of a replica in a step.
+    of a weight, `packs` the number of packs of a replica in a step.
     """
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size

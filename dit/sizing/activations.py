@@ -41,8 +41,8 @@ def _kept_by_layer(config: RunConfig) -> float:
     """Bytes that a layer saves for backward on a rank, for a full pack of `dataset.mock_samples`.
 
     It is the mean over layers, without pairs of cubes; layers inside a token route save less. In
-    joint
-    attention text tokens count towards the capacity of a pack, so all its tokens count as latents.
+    joint attention text tokens count towards the capacity of a pack, so all its tokens count as
+    latents.
     """
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
@@ -137,8 +137,7 @@ def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
     """Ratio of text tokens to latent tokens in a pack of `dataset.mock_samples`.
 
     `lengths` are the text tokens of each mock sample. The text of a sample with two noise levels is
-    in
-    the pack twice.
+    in the pack twice.
     """
     mixture = config.dataset.mock_samples
     latents = [geometry_tokens(config.model, one) for one in mixture]
@@ -175,8 +174,7 @@ def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
     """Bytes of activations that all layers keep on the device for a pack.
 
     `recompute_granularity` and offloading to the host reduce them. `layer` is the number of bytes
-    that
-    one layer saves without recomputation, `row` that of a layer's input alone.
+    that one layer saves without recomputation, `row` that of a layer's input alone.
     """
     layers = network_spec(model).layers
     stages = model.pipeline_model_parallel_size * model.virtual_stages

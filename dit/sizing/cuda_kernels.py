@@ -72,8 +72,8 @@ class RingAttention(torch.autograd.Function):
     """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P`.
 
     Queries are [T, H, K], keys and values [S, H, K] of this rank. For backward it saves the
-    queries,
-    one buffer with the keys and values that arrived last, the output, and a log-sum-exp per query.
+    queries, one buffer with the keys and values that arrived last, the output, and a log-sum-exp
+    per query.
     """
 
     @staticmethod

@@ -27,8 +27,7 @@ _BACKWARD = 7
 per token and unit of width. Counted at the peak: 3 for most layers, 5 for single-stream layers, 7
 for Wan without the fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
-"""Bytes that the scale of one row of an 8-bit matrix takes, alignment included, by `ddp.sharding`.
-"""
+"""Bytes of the scale of one row of an 8-bit matrix, alignment included, by `ddp.sharding`."""
 _UNREAD_RANK = 32
 """Rank that estimates assume for an adapter file that is not on this machine."""
 MOST_BYTES = 2**44
@@ -123,8 +122,7 @@ def _numbers_of_file(place: str) -> int | None:
     """Number of elements of all matrices in a LoRA file, or in the first file of a folder.
 
     They are read from the file's header. None if it cannot be read, so that an estimate can be made
-    on
-    another machine.
+    on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -206,8 +204,7 @@ def weight_bytes(config: RunConfig) -> int:
     """Bytes of weights and adapters of one network on the fullest rank, before FSDP shards them.
 
     Weights have the dtype in which passes compute; with `lora.base_dtype` the matrices of layers
-    have
-    8 bits. Swapped blocks are left out.
+    have 8 bits. Swapped blocks are left out.
     """
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
@@ -249,11 +246,9 @@ def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     """Peak bytes of gathered weights and gradients in a backward pass, with FSDP.
 
     Weights outside the layers stay gathered. With `ddp.reshard_after_forward` one layer and those
-    that
-    are prefetched are gathered, otherwise all layers. Gradients of two layers wait for reduction,
-    both
-    in the compute dtype and in the dtype of the reduction. `trained` is the number of trained
-    parameters of this rank, `shards` the number of ranks that share a weight.
+    that are prefetched are gathered, otherwise all layers. Gradients of two layers wait for
+    reduction, both in the compute dtype and in the dtype of the reduction. `trained` is the number
+    of trained parameters of this rank, `shards` the number of ranks that share a weight.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers

@@ -251,8 +251,7 @@ def length_shares(config: RunConfig) -> dict[int, float]:
 
     All datasets have equal weight, so the frequencies add up to the number of datasets. The two
     samples of a preference pair count separately. Text counts if it takes room in packs. Empty for
-    mock
-    data, and for remote shards whose cards list no sizes.
+    mock data, and for remote shards whose cards list no sizes.
     """
     shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
     for leaf in dict.fromkeys(train_leaves(config.dataset)):
@@ -338,7 +337,7 @@ def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
 
 
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:
-    """Pairs (key of `dataset`, value) with which packs may become fuller."""
+    """Yields pairs (key of `dataset`, value) with which packs may become fuller."""
     if lengths.real_part < LEAST_FILL:  # padding is in the way
         halves = [data.sample_multiple >> n for n in range(1, 12)]
         fits = (n for n in halves if n and lengths.padded_to(n).real_part >= LEAST_FILL)

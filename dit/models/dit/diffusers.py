@@ -207,10 +207,8 @@ def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
     """Value of Diffusers' `max_size`: latent frames, rows and columns.
 
     It is the size of learnable positions, if there are any, or if `longest` is None. Otherwise
-    every
-    axis has room for `longest` tokens, the length of a pack: Diffusers looks rotary positions up in
-    a
-    table with this many entries per axis, while our network computes them.
+    every axis has room for `longest` tokens, the length of a pack: Diffusers looks rotary positions
+    up in a table with this many entries per axis, while our network computes them.
     """
     if m.learnable_positions or longest is None:
         return m.max_size

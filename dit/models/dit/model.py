@@ -82,8 +82,7 @@ class DiT(CrossTransformer):
         """A copy of `batch` whose main text is padded, as the layers read it.
 
         With a trained conditioner the main text becomes the token ids, because the conditioner
-        makes a row
-        for each of them; the states become the text `_STATES`.
+        makes a row for each of them; the states become the text `_STATES`.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]

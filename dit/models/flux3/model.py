@@ -34,7 +34,7 @@ from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Shapes
 
 KINDS = ("image", "reference", "text")
-"""Kinds of tokens. `t_emb` has N rows of modulations, one per sample, for each kind, in this order.
+"""Kinds of tokens, in the order of their modulations in `t_emb`: N for each kind, one per sample.
 """
 _EACH = {"early": EARLY, "single": SINGLE}
 
@@ -43,13 +43,11 @@ class Flux3Network(DoubleSingleTransformer):
     """Denoiser of FLUX.3 klein: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has a timestep
-    embedding
-    for each kind of tokens: its picture has its noise level, references and text have level 0. Each
-    kind has its own linears for modulations; the first pipeline stage computes all modulations,
-    which
-    are sent with the hidden states. With `flow_map` all three embeddings also depend on the
-    timestep at
-    the end of a step; in training, which has no steps, that is the sample's own timestep.
+    embedding for each kind of tokens: its picture has its noise level, references and text have
+    level 0. Each kind has its own linears for modulations; the first pipeline stage computes all
+    modulations, which are sent with the hidden states. With `flow_map` all three embeddings also
+    depend on the timestep at the end of a step; in training, which has no steps, that is the
+    sample's own timestep.
     """
 
     refines_references = references_meet = True

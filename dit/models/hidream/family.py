@@ -213,8 +213,7 @@ class OwnText(View):
     """A view of text in which each layer sees another hidden state of the text encoder.
 
     Each layer projects its own state; these rows follow the other text of the sample. The
-    projection
-    for the last layer is computed before all layers.
+    projection for the last layer is computed before all layers.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"

@@ -96,10 +96,8 @@ class TextRows(nn.Module):
     """Embeds captions, quoted words and pictures as one row of text [L, D], ordered by sample.
 
     A sample's rows are adjacent; an embedding of its kind is added to each. Every tensor rank has
-    all
-    rows, so with sequence parallelism each has the whole gradient of the weights, and none is
-    summed
-    over ranks.
+    all rows, so with sequence parallelism each has the whole gradient of the weights, and none is
+    summed over ranks.
     """
 
     def __init__(self, model: HunyuanVideo15Config):

@@ -1,7 +1,7 @@
 """LTX-2.0, 2.3 and 2.5, with the arithmetic of Diffusers' `LTX2VideoTransformer3DModel`.
 
-`DIT_FAMILIES=ltx2=dit.models.ltx2.family:FAMILY` registers it. The registry leaves it out until
-its videos have been compared with those of Diffusers' pipelines.
+`DIT_FAMILIES=ltx2=dit.models.ltx2.family:FAMILY` registers it. The registry leaves it out until its
+videos have been compared with those of Diffusers' pipelines.
 
 family      fields, sizes, rules; inputs; layers, from which parameters and operations follow
 connectors  layers over captions, before the network

@@ -141,8 +141,7 @@ class Ltx2Config(ModelConfig):
     """Whether there is an embedding of keyframes (2.5), which no pack uses yet."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
     """Captions in the shards: stored (outputs of the connectors), or frozen (their inputs; the
-    first
-    pipeline stage has the connectors, which are not trained)."""
+    first pipeline stage has the connectors, which are not trained)."""
     connector_layers: Refused[int | None] = bounded(None, most=MOST_CONNECTOR_LAYERS)
     """Layers of each of the two connectors; null: the published number, 2 (2.0) or 8."""
     connector_heads: Refused[int | None] = bounded(None, most=2**10)

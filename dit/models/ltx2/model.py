@@ -131,8 +131,8 @@ class StreamEmbedding(MegatronModule):
         """The caption rows [rows, D] that layers attend to, from those of the shards [L, E].
 
         With connectors there are `connector_rows` rows for each sample, else L. `starts` has the
-        first row
-        of each sample and the end of the last; `per_sample` says which kernels may be used.
+        first row of each sample and the end of the last; `per_sample` says which kernels may be
+        used.
         """
         if self.connector is not None:
             with torch.no_grad():
@@ -183,7 +183,7 @@ class Ltx2Network(StackedTransformer):
         return [*super().parameters_without_gradient(), *unused]
 
     def streams(self, batch: PackedBatch) -> dict[str, TokenStream]:
-        """The streams of a pack by the names of their rows of tokens; sound may be `_idle`."""
+        """The streams of a pack by the names of their rows; without sound one is `_idle`."""
         sound = batch.others.get(SOUND)
         return {TOKENS: batch, SOUND_TOKENS: self._idle(batch) if sound is None else sound}
 

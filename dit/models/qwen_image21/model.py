@@ -44,14 +44,10 @@ class QwenImage21Network(JointTransformer):
     """Denoiser of Qwen-Image-2.1: predicts the velocity of each noisy token of a pack.
 
     Each sample is computed as by Diffusers' `QwenImage21Transformer2DModel`. It is a sequence:
-    texts
-    with references between them, then its picture. A sample has two timestep embeddings: that of
-    its
-    noise level for its picture, and, with `causal_condition`, that of level 0 for texts and
-    references.
-    The first pipeline stage computes all modulations, 5 vectors for each embedding, which are sent
-    with
-    the hidden states.
+    texts with references between them, then its picture. A sample has two timestep embeddings: that
+    of its noise level for its picture, and, with `causal_condition`, that of level 0 for texts and
+    references. The first pipeline stage computes all modulations, 5 vectors for each embedding,
+    which are sent with the hidden states.
     """
 
     text_level = 1

@@ -23,7 +23,7 @@ _HEAD = {"D": "K", "A": "J"}
 
 
 class _StreamWeights(NamedTuple):
-    """How names of a stream's weights begin, and the letters of its sizes."""
+    """The prefix of the names of a stream's weights, and the letters of its sizes."""
 
     prefix: str
     first: str
@@ -44,8 +44,7 @@ def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: A
     """Name-table rows of an attention in all layers.
 
     `widths` are the letters of three widths: of the tokens that make queries, of those that make
-    keys,
-    and of all heads.
+    keys, and of all heads.
     """
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"

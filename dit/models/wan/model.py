@@ -170,7 +170,7 @@ class AttendingCubes(SelfAttending):
 
 
 class LevelEmbedding(nn.Module):
-    """Maps timesteps [M] to their embedding [M, D] and the rows [M, 6 D] that all layers share."""
+    """Maps timesteps [M] to their embedding [M, D] and modulations [M, 6 D] for all layers."""
 
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
