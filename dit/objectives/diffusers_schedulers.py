@@ -67,11 +67,11 @@ class SchedulerFile(BaseModel, ABC):
         return None
 
     def lacking(self) -> str | None:
-        """A feature of the scheduler that no sampler of ours has, as text, or None."""
+        """Text on a feature of the scheduler that no sampler of ours has; None without one."""
         return None
 
     def of_sampling(self) -> str | None:
-        """A setting of the file that concerns samplers but not training, as text, or None."""
+        """Text on a setting that concerns samplers but not training; None without one."""
         return None
 
     @abstractmethod

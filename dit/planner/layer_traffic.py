@@ -28,8 +28,9 @@ from dit.models.layer_spec import (
 )
 
 KERNELS = {False: 190, True: 90}
-"""Number of kernels that a layer launches in a step, eager (False) or fused (True): the 144 or 43
-operations counted in DiT-XL, three for each of its 13 products, and 8 of attention."""
+"""Number of kernels that a layer launches in a forward and a backward pass, eager (False) or
+fused (True): the 144 or 43 operations counted in DiT-XL, three for each of its 13 products, and
+8 of attention."""
 _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums (0.4 to 0.6)
 
 

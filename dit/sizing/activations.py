@@ -106,9 +106,9 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 
 
 def _cube_pairs(config: RunConfig) -> float:
-    """Bytes that a layer saves for pairs of cubes in a full pack of `dataset.mock_samples`.
+    """Bytes that a layer saves for the index lists of cubes, in a full pack of `mock_samples`.
 
-    It is the mean over layers, on one rank.
+    They have an entry for each pair of cubes. It is the mean over layers, on one rank.
     """
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)

@@ -222,6 +222,6 @@ def _shared(stream: Stream, share: SequenceShard) -> Stream:
 
 
 def _fed(stream: TokenStream) -> TokenStream:
-    """A copy of the second stream `stream` with its noisy input, on the meta device."""
+    """A copy of the sound stream `stream` with a noisy input, on the meta device."""
     level_M = torch.empty(stream.num_levels, device=META)
     return stream.with_method(NoisyTokens(input_TC=stream.latent_TC.float(), level_M=level_M))

@@ -95,8 +95,8 @@ class HiDreamConfig(DoubleSingleConfig):
     llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
     llama_states: int = bounded(32, most=2**10)
-    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network sees
-    the i-th; layers for which there is none see the last."""
+    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network
+    sees the i-th; layers beyond this number see the last."""
     text_length: int = bounded(128, most=2**16)
     """Number of rows of each text of a sample, including rows of the encoder's padding."""
     num_routed_experts: int = bounded(4, most=MOST_EXPERTS)

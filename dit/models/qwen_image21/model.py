@@ -95,7 +95,7 @@ class QwenImage21Network(JointTransformer):
     def prepared(self, batch: PackedBatch) -> PackedBatch:
         """A copy of `batch` in which the first number of a position is an index in the sequence.
 
-        The index replaces the number of the picture among the sample's.
+        The index replaces the number of the picture among the pictures of its sample.
         """
         places = [_places(*sample)[1] for sample in _samples(batch)]
         # The target, whose number is 0, stands behind all references.

@@ -243,7 +243,11 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """`value` as a Boolean; a user may have written `true` or `false`."""
+    """`value` as a Boolean; a user may have written `true` or `false`.
+
+    Raises:
+        ValueError: it is another text.
+    """
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
