@@ -201,7 +201,7 @@ _PROBED = "probed."
 def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = "") -> Tensors:
     """Full tensors by name, on the first rank, from `values` in the order of main parameters.
 
-    Names begin with `prefix`.
+    Names begin with `prefix`. Other ranks get no tensors.
     """
     exchange = StateExchange(
         model.modules, model.groups, optimizer=model.optimizer, values={_PROBED: values}

@@ -87,7 +87,7 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """The 64-bit seed of one `draw` of a pack, equal to that of children of SeedSequence.spawn."""
+    """The 64-bit seed of one `draw` of a pack, as child number `draw` of SeedSequence.spawn has."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 

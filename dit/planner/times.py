@@ -54,9 +54,10 @@ class PackLoad:
     def of(
         cls, model: ModelConfig, samples: Sequence[tuple[int, int]], *, sound: Sequence[int] = ()
     ) -> PackLoad:
-        """The load of a pack of `samples`, (latent tokens, caption tokens), with `sound` tokens.
+        """The load of a pack of `samples`, pairs (latent tokens, caption tokens).
 
-        For memory and traffic a token of sound counts as a latent token, which is wider.
+        `sound` has the number of sound tokens of each sample that has sound. For memory and traffic
+        a token of sound counts as a latent token, which is wider.
         """
         tokens, text = zip(*samples, strict=True)
         about: Any = {"tokens": tokens, "text": text, "sound": sound}

@@ -82,9 +82,9 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
 def exposed_part(config: RunConfig) -> float:
     """Fraction of the tensor-parallel exchange that no computation hides.
 
-    With sequence parallelism, the backward pass of a matrix with divided outputs gathers its input
-    during the product for the input's gradient, and scatters that during the product for the
-    weight's gradient (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
+    With sequence parallelism the backward pass of a linear with divided outputs gathers the
+    linear's input while it computes the input's gradient, and scatters that gradient while it
+    computes the weight's (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
     """
     forward = _TENSOR_FORWARD * forward_passes(config)
     backward = _TENSOR_BACKWARD * config.learning_passes

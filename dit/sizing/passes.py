@@ -153,7 +153,7 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
 def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
     """Lengths of samples that are read from `leaf` in random order, until their mean is known.
 
-    None if it has no samples.
+    At most `_MOST` samples are read. None if `leaf` has no samples.
 
     Raises:
         DataError: none of the examined samples can be used.
@@ -186,9 +186,9 @@ def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
 def _read_sizes(
     leaf: DatasetSplit, indices: np.ndarray, expected: Expected
 ) -> Iterator[Length | SampleRefused]:
-    """Yields the length of each sample of `leaf` with one of `indices`, or why it is refused.
+    """Yields a result for each of the ascending `indices` of samples in `leaf`.
 
-    `indices` ascend.
+    It is the length of the sample, or the reason why it is refused.
     """
     shards = [shard for shard in shards_of(leaf) if shard.count]
     ends = np.cumsum([shard.count for shard in shards])

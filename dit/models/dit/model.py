@@ -154,7 +154,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class LowRankAdaLN(AdaLNModule):
-    """Computes a modulation by two linears through a low rank, plus the shift of all layers."""
+    """Computes a modulation by two linears through a low rank, plus a shift for all layers."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: LowRankModulation, *, gated: bool = True

@@ -34,8 +34,7 @@ from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Shapes
 
 KINDS = ("image", "reference", "text")
-"""Kinds of tokens, in the order of their modulations in `t_emb`: N for each kind, one per sample.
-"""
+"""Kinds of tokens, in the order of their N rows in `t_emb`, which has one per kind and sample."""
 _EACH = {"early": EARLY, "single": SINGLE}
 
 

@@ -51,7 +51,7 @@ MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
 SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""What HiDream-E1's network sees and our network lacks."""
+"""What HiDream-E1's network sees and this family does not support, for messages."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
 """Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
