@@ -250,12 +250,12 @@ class NamedLayout:
         return chosen_adapters(model, LoraConfig(rank=2, alpha=1.0))
 
     def _swapped(self, model: ModelConfig) -> int:
-        """Number of blocks to swap: at most 2, and less than the blocks of any stage."""
+        """Number of blocks to swap: at most 2, and fewer than the blocks of any stage."""
         stages = model.pipeline_model_parallel_size * model.virtual_stages
         return min(2, model.all_layers // stages - 1) if "swap" in self.words else 0
 
     def _lora(self, model: ModelConfig) -> LoraConfig:
-        """Options of adapters, with a rank that no number of tensor ranks divides."""
+        """Options of adapters, of rank 3, which neither 2 nor 4 tensor ranks divide."""
         if self.adapters is None:
             return LoraConfig()
         from dit.models.linears import matrices_of_linears, their_modules
@@ -324,7 +324,7 @@ ALL = "all"
 
 
 def chosen_sizes(words: Sequence[str]) -> list[str]:
-    """Names of sizes that have a tiny network, each once.
+    """Names of the sizes with tiny networks that `words` stand for, each once.
 
     `words` are names of families or sizes, or `ALL`.
 

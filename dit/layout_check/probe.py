@@ -70,12 +70,11 @@ def probe(
 ) -> Probe:
     """Trains from random weights for `steps` steps, and records losses, gradients and weights.
 
-    `read` returns the packs of all steps, in order; only the reading rank of each replica calls it,
-    and does so repeatedly. `rounding` is the assumed relative difference between gradients, from
-    which `Reach` bounds weights. `frozen` are frozen adapters besides the trained ones.
-
-    All ranks of the layout call it. Weights are random, because with the zeros of a fresh DiT most
-    weights have no gradient, and errors would not be found.
+    All ranks of the layout call it. `read` returns the packs of all steps, in order; only the
+    reading rank of each replica calls it, and does so repeatedly. `rounding` is the assumed
+    relative difference between gradients, from which `Reach` bounds weights. `frozen` are frozen
+    adapters besides the trained ones. Weights are random, because with the zeros of a fresh DiT
+    most weights have no gradient, and errors would not be found.
     """
     heartbeat("build of the model", step=0)
     groups = process_groups()
@@ -123,7 +122,7 @@ def _record(
     before: Mapping[str, Mapping[_Place, str]],
     reaches: Mapping[str, Reach],
 ) -> None:
-    """Records the weights, averages and bounds of each network after the last step.
+    """Adds the weights, averages and bounds of each network to `result`, after the last step.
 
     Names in the record begin with the network's name.
     """
@@ -138,7 +137,10 @@ def _record(
 
 
 def _learn(turn: NetworkTurn, result: Probe, name: str, *, first: bool) -> None:
-    """Makes one update of a network; if it is the `first`, records its gradients under `name`."""
+    """Makes one update of `turn.model`, and adds its loss and gradient norm to `result`.
+
+    If it is the network's `first`, its gradients are recorded, too; their names begin with `name`.
+    """
     rank_loss = forward_backward(
         turn.model, turn.items, objective=turn.config.objective, references=turn.references
     )
@@ -199,7 +201,7 @@ _PROBED = "probed."
 def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = "") -> Tensors:
     """Full tensors by name, on the first rank, from `values` in the order of main parameters.
 
-    Names begin with `prefix`.
+    Names begin with `prefix`. Other ranks get no tensors.
     """
     exchange = StateExchange(
         model.modules, model.groups, optimizer=model.optimizer, values={_PROBED: values}
@@ -240,7 +242,7 @@ def _torn(model: ModelAndOptimizer) -> list[str]:
 
 
 def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]:
-    """Names of frozen weights that have changed since the digests `before`, on the first rank."""
+    """Names of frozen weights that differ from the digests `before`; complete on the first rank."""
     trained = {
         _name(entry)
         for module in model.modules
@@ -258,7 +260,7 @@ _Place = tuple[str, tuple[int, ...], int]  # name, offset, where rows of a weigh
 
 
 def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
-    """Digest of each weight that this rank has, or each part of one."""
+    """Digest of each weight, or part of one, that this rank has, by (name, offset, first row)."""
     digests = {}
     with gathered_weights(model.chunks):
         for module in model.modules:

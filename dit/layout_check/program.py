@@ -55,8 +55,8 @@ _TURN = timedelta(days=1)
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     """Runs the command line `tokens`; the exit code is 0 if all layouts agree, else 1.
 
-    `base` is the run to check. Without a launcher, it starts `script` again under one, with the
-    same arguments.
+    `base` is the run to check. Without a launcher, this process becomes one, which runs `script`
+    with the same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
     check_launch()
@@ -213,7 +213,10 @@ def _check(
 
 @contextmanager
 def _processes(layout: NamedLayout, config: RunConfig, store: Store, number: int) -> Iterator[None]:
-    """A context with the process group of `layout`, which is its `number`-th use of `store`."""
+    """A context in which the processes of `layout` have a process group.
+
+    They meet in `store`, which all layouts use one after another; `number` counts its uses.
+    """
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore
 

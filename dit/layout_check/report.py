@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def nearest(self) -> str:
-        """The difference that is largest in relation to its bound, with its tensor, as text."""
+        """Text on the largest difference in relation to its bound: percentage, kind and tensor."""
         part, kind = max((self.worst(kind)[0] / bound, kind) for kind, bound in self.bounds.items())
         return f"{part:.0%} of {kind} {self.worst(kind)[1]}"
 
@@ -171,7 +171,10 @@ def _worst_step(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def print_report(comparisons: Sequence[Comparison]) -> None:
-    """Prints tables of steps, tensors and layouts, then the verdicts."""
+    """Prints a table of layouts, the meaning of each kind of difference, and verdicts of failures.
+
+    If all comparisons are of one network, tables of its steps and tensors come first.
+    """
     console = Console()
     # Of many networks, every number would be a book: --output has them.
     if len({c.network for c in comparisons}) == 1:
@@ -221,7 +224,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A table with a row for each layout and training but the references, by network."""
+    """A table with a row for each comparison, without those of references, ordered by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

@@ -16,7 +16,7 @@ from dit.train.optimizer.muon import RMS, coefficients
 from dit.train.optimizer.states import state_of
 
 _SMALL = 1e-2
-"""Fraction of the root mean square of all gradients that is the least assumed size of a tensor's
+"""Least assumed size of a tensor's gradients, as a fraction of the root mean square of all
 gradients. The gradient of queries with one key each is 2e-7 of it, mere rounding."""
 
 
@@ -37,7 +37,7 @@ def gradient_sizes(gradients: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Reach:
-    """Upper bounds of what rounding has done to each weight since the first update.
+    """Upper bounds of the differences that rounding has made in each weight since the first update.
 
     Two layouts' gradients of an element differ by at most `rounding` times the largest of
     `gradient_sizes` of all updates so far, and their updates by AdamW by at most `update_gaps`. The

@@ -63,15 +63,15 @@ class SchedulerFile(BaseModel, ABC):
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """The reason why the file does not determine how the network was trained, or None."""
+        """Text on why the file does not determine how the network was trained; None if it does."""
         return None
 
     def lacking(self) -> str | None:
-        """A feature of the scheduler that no sampler of ours has, as text, or None."""
+        """Text on a feature of the scheduler that no sampler of ours has; None without one."""
         return None
 
     def of_sampling(self) -> str | None:
-        """A setting of the file that concerns samplers but not training, as text, or None."""
+        """Text on a setting that concerns samplers but not training; None without one."""
         return None
 
     @abstractmethod

@@ -84,10 +84,11 @@ def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
 
 
 def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
-    """Levels [S + 1, N] from 1 to 0 of UniPCMultistepScheduler(use_flow_sigmas, flow_shift=factor).
+    """Levels [S + 1, N] of UniPCMultistepScheduler(use_flow_sigmas, flow_shift=factor).
 
-    The operations and their order are those of `set_timesteps`, numpy's `linspace` included,
-    because rounded timesteps must not differ by the last bit of a level.
+    They fall from 1 - `NEAR_ONE` to 0. The operations and their order are those of `set_timesteps`,
+    numpy's `linspace` included, because rounded timesteps must not differ by the last bit of a
+    level.
     """
     ramp_S1 = torch.arange(num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(ramp_S1 * ((LAST_LEVEL - 1) / num_steps) + 1, factor_N)
@@ -172,7 +173,11 @@ class FlowMatching:
                 return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
 
     def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
-        """Quantiles [N] among all levels, from quantiles [N] among the levels in `level_range`."""
+        """Quantiles [N] in the density of all levels, from quantiles [N] in that of `level_range`.
+
+        Raises:
+            ValueError: the density has almost no levels inside `level_range`.
+        """
         assert self.config.level_range is not None
         ends = torch.tensor(self.config.level_range, dtype=torch.float64)
         # The shift by 1 / s undoes that by s.

@@ -37,7 +37,7 @@ class TrainingObjective(Protocol):
     def network_level(self, noise_N: Tensor) -> Tensor:
         """Timesteps [N] that the network embeds for the noise levels `noise_N`.
 
-        `Problem.level_M` has them as its rows.
+        `Problem.level_M` holds them.
         """
         ...
 

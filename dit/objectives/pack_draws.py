@@ -87,7 +87,7 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """The 64-bit seed of one `draw` of a pack, equal to that of children of SeedSequence.spawn."""
+    """The 64-bit seed of one `draw` of a pack, as child number `draw` of SeedSequence.spawn has."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -167,11 +167,12 @@ A new draw is a function in this list and a member of `Draw`."""
 def draw_given_frames(
     batch: PackedBatch, options: ObjectiveConfig, rng: torch.Generator
 ) -> PackedBatch:
-    """The pack with a random number of given frames for each sample.
+    """A copy of the pack with a random number of given frames in each sample.
 
-    With `given_frames` that many first frames of a sample are given, but one is left to learn, so
-    an image gets none. Otherwise a sample keeps the given frames of its shard with
-    `image_condition_probability`. `rng` is a CPU generator; one number is drawn for each sample.
+    `options.given_frames` has the relative frequencies of 0, 1, 2, ... given first frames. One
+    frame is always left to learn, so an image gets none. If it is None, each sample keeps the given
+    frames of its shard with `image_condition_probability`, or, in packs with texts made from
+    pictures, its picture. `rng` is a CPU generator; one number is drawn for each sample.
     """
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
@@ -220,7 +221,10 @@ def draw_given_streams(
 
 
 def is_given(batch: PackedBatch) -> list[bool]:
-    """One bool per sample: True if all its frames, or its whole sound, are given."""
+    """One bool per sample: True if all its frames, or its whole sound, are given.
+
+    All are False in packs without sound.
+    """
     given = [False] * batch.num_samples
     if batch.others:
         for stream in batch.streams.values():
@@ -256,7 +260,7 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
-    """A copy of the pack or stream in which the first `counts[n]` tokens of target n are given.
+    """A copy of the pack or stream whose first `counts[n]` target tokens of sample n are given.
 
     `batch` is not yet split between context ranks. The GPU is not synchronized.
     """
@@ -286,7 +290,7 @@ def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[b
 
 
 def samples_drawn(batch: PackedBatch) -> int:
-    """Number of samples with random draws of their own; the two samples of a pair share theirs."""
+    """Number of samples with random draws of their own; the two samples of a pair count as one."""
     return batch.num_samples // batch.copies
 
 
@@ -341,7 +345,10 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
 
 
 def own_null_texts(batch: PackedBatch) -> list[Tensor]:
-    """Rows [M, E] that replace the main text of each dropped sample; M = 0 if it has none."""
+    """Rows [M, E] that replace the main text of each sample of `batch` if it is dropped.
+
+    M = 0 if a sample has none; then the pack's null input replaces the text.
+    """
     own = batch.method(NullTexts)
     if own is None:
         return [batch.text_LE[:0]] * batch.num_samples

@@ -1,8 +1,9 @@
-"""Densities of the noise level (timestep) as inverse CDFs, shared by training and validation.
+"""Densities of the noise level (timestep) as inverse CDFs, and shifts of levels.
 
-Every function maps quantiles to levels: uniform random ones in training, fixed ones in validation.
-They compute in float64 on the CPU: N numbers for a pack cost nothing, and a uniform float32 number
-is 0 once in 16 million draws, which would be a level of 0.
+Training and validation share `log_normal`, `logit_normal` and `mode`, which map quantiles to
+levels: uniform random quantiles in training, fixed ones in validation. All functions compute in
+float64 on the CPU: N numbers for a pack cost nothing, and a uniform float32 number is 0 once in 16
+million draws, which would be a level of 0.
 """
 
 # N samples in a pack, S steps of a sampler

@@ -62,10 +62,11 @@ def training_problem(
     options: ObjectiveConfig,
     route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, Problem]:
-    """The pack of a training step after all of `TRAINING_DRAWS`, and its problem.
+    """The pack of a training step after all of `TRAINING_DRAWS`, and its regression problem.
 
-    All random numbers follow from (seed, step, batch.pack_id). All but noise are drawn on the CPU,
-    so they are equal on every device; noise is drawn on the device of the batch.
+    All random numbers follow from (seed, step, batch.pack_id). Noise, and latents of shards that
+    store distributions, are drawn on the device of the batch; all other numbers are drawn on the
+    CPU, so they are equal on every device.
     """
     told: Any = {"null": null, "options": options, "route": route}
     batch, context = drawn_pack(batch, seed=seed, step=step, **told)
@@ -89,7 +90,7 @@ def drawn_pack(
     options: ObjectiveConfig,
     route: TokenRoute | None = None,
 ) -> tuple[PackedBatch, DrawContext]:
-    """The pack of a step after all of `TRAINING_DRAWS`, and the generators for later draws."""
+    """The pack of a step after all of `TRAINING_DRAWS`, and the context of the step's draws."""
     told: Any = {"null": null, "options": options, "route": route}
     context = DrawContext(seed=seed, step=step, pack_id=batch.pack_id, **told)
     for draw in TRAINING_DRAWS:
@@ -106,11 +107,12 @@ def validation_pack(
     null: NullInputs | None = None,
     text_dropout: float = 0.0,
 ) -> PackedBatch:
-    """A copy of a validation pack after its draws: latents, given frames and dropped captions.
+    """A copy of a validation pack after its draws: latents, given frames, dropped captions.
 
     All draws are the same at every validation. `latents` says whether latents are the means of
     their distributions or drawn from them; a drawn latent does not depend on the other samples of
-    the pack. Captions are dropped at the rate `text_dropout`, and replaced by `null`.
+    the pack. Captions are dropped at the rate `text_dropout`, and replaced by `null`, which is
+    needed only then.
     """
     if latents is ValidationLatents.MEAN:
         batch = batch.without(LatentVariance)
@@ -152,7 +154,7 @@ def fixed_level_problem(
 ) -> Problem:
     """The problem of a validation pack, with each sample at its own noise level k / `levels`.
 
-    The pack's method `FixedLevels` has k. The noise is that of `validation_problem`.
+    The pack's `FixedLevels` holds k for each sample. The noise is that of `validation_problem`.
     """
     fixed = batch.method(FixedLevels)
     assert fixed is not None and not batch.others, "fixed levels are of one stream"
@@ -174,9 +176,11 @@ def _problem_of_quantiles(
     quantiles: Mapping[str, Tensor],
     rngs: Mapping[str, torch.Generator],
 ) -> Problem:
-    """The problem of each stream at the `quantiles` [N] of its levels, with noise from its `rngs`.
+    """The problem of `batch` with all its streams, at drawn levels and with drawn noise.
 
-    Where levels are shifted by a number of tokens, it is the number of the stream's own tokens.
+    `quantiles` maps each stream's name to the quantiles [N] of its levels, `rngs` to the generator
+    of its noise. If levels are shifted by a number of tokens, it is that of the stream's own
+    tokens.
     """
     levels, noise = dict[str, Tensor](), dict[str, Tensor]()
     for name, stream in batch.streams.items():
@@ -194,7 +198,7 @@ def draw_problem(
     levels_rng: torch.Generator,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem with each sample at its own random level.
+    """The problem of `batch` at random levels, one for each sample or preference pair.
 
     `levels_rng` is on the CPU, `noise_rng` on the device of the batch.
     """
@@ -210,7 +214,7 @@ def problem_of(
     *,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem with each sample at the level of its quantile, with noise from `noise_rng`."""
+    """The problem with each sample at the level of its quantile in `quantile_N`."""
     assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
@@ -222,7 +226,10 @@ def problem_of_streams(
     noise_N: Mapping[str, Tensor],
     noise_TC: Mapping[str, Tensor],
 ) -> Problem:
-    """The problem of all streams of `batch`; the mappings have levels and noise by stream."""
+    """The problem of all streams of `batch`.
+
+    `noise_N` and `noise_TC` map each stream's name to its levels [N] and its noise [T, C].
+    """
     made = {
         name: _problem_at(objective, stream, noise_N[name], noise_TC[name])
         for name, stream in batch.streams.items()
@@ -240,7 +247,8 @@ def problem_of_velocity(
 ) -> Problem:
     """The flow-matching problem at the state `state_TC` with the target `velocity_TC`, both [T, C].
 
-    The latent and noise of the problem are the end points of the line through the state.
+    `noise_N` [N] has the level t of each sample. The problem's latent and noise are the ends (t = 0
+    and t = 1) of the line through `state_TC` in the direction `velocity_TC`.
     """
     noise_T1 = per_token(noise_N, batch)
     latent_TC = state_TC - noise_T1 * velocity_TC
@@ -267,18 +275,22 @@ def _problem_at(
 
 
 def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
-    """`input_TC` in which clean and reference tokens have their latents, without noise."""
+    """`input_TC` with the noise-free latents of `batch` at clean tokens and reference tokens."""
     return torch.where(batch.is_target_T[:, None], input_TC, batch.latent_TC.to(input_TC))
 
 
 class _TellsLevels(Protocol):
-    """What both protocols of an objective have: the timestep of a noise level."""
+    """The method that `TrainingObjective` and `SamplingPath` both have."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
 
 def with_clean_level(level_N: Tensor, batch: TokenStream, objective: _TellsLevels) -> Tensor:
-    """Timesteps [M] of all level rows: `level_N`, then that of clean tokens, if any."""
+    """Timesteps [M] of a pack: those of its samples, `level_N` [N], then those of clean tokens.
+
+    M = 2 N: each sample has a timestep for its clean tokens. If the pack has no `CleanTokens`, M =
+    N.
+    """
     clean = batch.method(CleanTokens)
     if clean is None:
         return level_N

@@ -41,13 +41,16 @@ class NoisyPack:
         level_N: Tensor,
         noise_TC: Tensor,
     ) -> NoisyPack:
-        """A pack whose states are `latent_TC` mixed with `noise_TC` at the levels `level_N`."""
+        """A pack with the states signal(level) * `latent_TC` + level * `noise_TC`.
+
+        `level_N` has the level of each sample.
+        """
         signal_T1, level_T1 = (per_token(one, batch) for one in (path.signal(level_N), level_N))
         state_TC = signal_T1 * latent_TC + level_T1 * noise_TC
         return cls(batch=batch, state_TC=state_TC, level_N=level_N)
 
     def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
-        """The network input at this state, as a problem whose target is not used.
+        """The network input at this state, as a `Problem`; its target and weights have no meaning.
 
         `batch` replaces the pack by one with the same latents and other texts.
         """
@@ -66,7 +69,10 @@ class NoisyPack:
         )
 
     def moved(self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor) -> NoisyPack:
-        """The pack after an Euler step to the levels `end_N`, given the raw output `raw_TC`."""
+        """The pack after an Euler step to the levels `end_N`.
+
+        `raw_TC` is the network's raw output for this pack.
+        """
         noise_T1 = per_token(self.level_N, self.batch)
         velocity_TC = path.predict(self.state_TC, raw_TC.double(), noise_T1).velocity_TC
         step_T1 = per_token(end_N - self.level_N, self.batch)
@@ -80,9 +86,10 @@ class NoisyPack:
     def renoised(
         self, path: SamplingPath, raw_TC: Tensor, end_N: Tensor, noise_TC: Tensor
     ) -> NoisyPack:
-        """The pack after a step of LCM to the levels `end_N`: predicted latents with new noise.
+        """The pack after a step of LCM to the levels `end_N`.
 
-        A sample that is at its level of `end_N` already keeps its state.
+        Its states are the latents that `raw_TC` predicts, mixed with the new noise `noise_TC`. A
+        sample whose level is already that of `end_N` keeps its state.
         """
         there = NoisyPack.of(path, self.batch, self.latent(path, raw_TC), end_N, noise_TC)
         stays_T1 = per_token(end_N == self.level_N, self.batch)
@@ -90,7 +97,7 @@ class NoisyPack:
 
 
 def mean_velocity(start: NoisyPack, end: NoisyPack) -> Tensor:
-    """The velocity [T, C] that leads from `start` to `end` in one step of Euler's method."""
+    """The velocity [T, C] with which one Euler step leads from `start` to `end`."""
     step_T1 = per_token(end.level_N - start.level_N, start.batch)
     return (end.state_TC - start.state_TC) / step_T1
 
@@ -101,16 +108,17 @@ def draw_steps(count: int, rng: torch.Generator, *, steps: int) -> Tensor:
 
 
 def levels_of_steps(level_SN: Tensor, step_N: Tensor) -> Tensor:
-    """The level [N], from the schedule `level_SN`, at which step `step_N` of each sample begins."""
+    """Levels [N] at which step `step_N[n]` of each sample n begins, from `level_SN` [S + 1, N]."""
     return level_SN.gather(0, step_N[None])[0]
 
 
 def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC: Tensor) -> Problem:
-    """The problem whose target is the latent predicted at `start`, moved by `move_TC`.
+    """The regression problem that moves the latent predicted at `start` by `move_TC`.
 
-    `raw_TC` is the raw output that predicts it. The loss is half the squared distance of latents,
-    so its gradient by the predicted latent is -`move_TC` divided by the loss's divisor. An output
-    equals its target to the bit only if `move_TC` is 0.
+    The network's raw output `raw_TC` predicts that latent; the target is the raw output that would
+    predict the moved latent. The loss is half the squared distance of latents, so its gradient by
+    the predicted latent is -`move_TC` divided by the loss's divisor. An output equals its target to
+    the bit only if `move_TC` is 0.
     """
     level_N1 = start.level_N[:, None]
     ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
@@ -133,9 +141,10 @@ def distribution_gradient(
 ) -> Tensor:
     """DMD's gradient [T, C] by the latents `latent_TC` of a student; 0 on clean tokens.
 
-    It is (fake - real) / mean |latent - real|, where critic and teacher predict the latents fake
-    and real from the noisy latent, and the mean is over the tokens and channels of a sample:
-    arXiv:2311.18828, Eq. 7 and 8 in terms of latents, where the mean cancels factors of the level.
+    It is (`fake_TC` - `real_TC`) / mean |`latent_TC` - `real_TC`|, with the mean over the target
+    tokens and channels of a sample. `fake_TC` and `real_TC` are the latents that critic and teacher
+    predict from the student's latent after noise is added: arXiv:2311.18828, Eq. 7 and 8 in terms
+    of latents, where the mean cancels factors of the level.
     """
     target_T1 = batch.is_target_T[:, None]
     away_T = (latent_TC - real_TC).abs().mean(-1).masked_fill(~batch.is_target_T, 0)

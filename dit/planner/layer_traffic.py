@@ -28,8 +28,9 @@ from dit.models.layer_spec import (
 )
 
 KERNELS = {False: 190, True: 90}
-"""Number of kernels that a layer launches in a step, eager (False) or fused (True): the 144 or 43
-operations counted in DiT-XL, three for each of its 13 products, and 8 of attention."""
+"""Number of kernels that a layer launches in a forward and a backward pass, eager (False) or
+fused (True): the 144 or 43 operations counted in DiT-XL, three for each of its 13 products, and
+8 of attention."""
 _BETWEEN = 0.5  # part of the units between matrices: norms, modulation and sums (0.4 to 0.6)
 
 
@@ -62,7 +63,7 @@ class LayerLoad:
 
 
 def layer_units(layer: LayerSpec, load: LayerLoad) -> Moved:
-    """Units that one layer moves on one tensor rank."""
+    """Units that one layer moves on one tensor rank in its forward and backward pass."""
     row, kernels = row_of(layer), "fused" if load.fused else "eager"
     own = _feed(layer)
     alone = _sees_text(layer)  # which does not pass the feed-forward
@@ -130,12 +131,12 @@ def _sees_text(layer: LayerSpec) -> bool:
 
 
 def _feed(layer: LayerSpec, *, last: bool = False) -> Feed | AttendAndFeed:
-    """The part with the feed-forward of the first row, or of the last one."""
+    """The first part of `layer` that has a feed-forward, or with `last` the last one."""
     return _feeds(layer)[-1 if last else 0]
 
 
 def _feeds(layer: LayerSpec) -> list[Feed | AttendAndFeed]:
-    """The parts with a feed-forward, in order."""
+    """Parts of `layer` that have a feed-forward."""
     return [part for part in layer.parts if isinstance(part, Feed | AttendAndFeed)]
 
 

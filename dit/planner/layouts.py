@@ -36,8 +36,8 @@ class ParallelLayout:
     recompute: Recompute
     sharding: Sharding = Sharding.OPTIMIZER
     copies: int = 1
-    """Number of copies of weights that FSDP shards. For sharded optimizer states, the run's keys
-    decide it."""
+    """Number of copies of the weights, each sharded by FSDP. With sharded optimizer states the
+    run's keys decide the number of copies."""
 
     def __str__(self) -> str:
         stages = f"PP {self.pipeline}" + (f" x {self.virtual}" if self.virtual > 1 else "")
@@ -48,7 +48,10 @@ class ParallelLayout:
 
     @property
     def shared(self) -> str:
-        """What data-parallel ranks shard, as text, with the numbers of ranks and of FSDP copies."""
+        """What data-parallel ranks shard, as text: `optimizer`, or for example `weights 8 x 2`.
+
+        The numbers are those of the ranks that share a weight and, if above 1, of FSDP copies.
+        """
         if self.sharding is Sharding.OPTIMIZER:
             return "optimizer"
         ranks = self.data * self.context // self.copies
@@ -96,9 +99,8 @@ def plans(
 ) -> tuple[list[LayoutPlan], list[Refusal]]:
     """(layouts that fit, the fastest first; layouts that do not) for `world_size` devices.
 
-    `track` reports the number of layouts that are done. With adapters, layouts with weights in
-    shares come after all others: to gather the frozen base for each pack costs more than shares
-    save.
+    `track` reports the number of layouts that are done. With adapters, layouts with FSDP come after
+    all others: to gather the frozen base for each pack costs more than sharding it saves.
     """
     good: list[LayoutPlan] = []
     bad: list[Refusal] = []
@@ -121,7 +123,10 @@ def plans(
 
 
 def recommended(good: list[LayoutPlan]) -> str:
-    """A line with the fastest plan of each `ddp.sharding`, which recommends the first one."""
+    """A line that recommends the `ddp.sharding` of the first plan in `good`.
+
+    It names the first plan of each sharding. Empty if `good` is.
+    """
     best: dict[Sharding, LayoutPlan] = {}
     for plan in good:
         best.setdefault(plan.layout.sharding, plan)
@@ -135,7 +140,7 @@ def recommended(good: list[LayoutPlan]) -> str:
 def break_even(
     config: RunConfig, *, world_size: int, device: Device, efficiency: Efficiency
 ) -> str:
-    """A line with the length of packs that hides the traffic of sharded weights, for each link."""
+    """A line with the tokens that a pack needs to hide FSDP's traffic on each kind of link."""
     links = {"inside of a server": (device.link, device.together)}
     if world_size > device.together:
         links["between servers"] = (device.network, world_size)
@@ -169,7 +174,7 @@ def batch_plans(
     efficiency: Efficiency,
     track: Track = no_progress,
 ) -> list[BatchPlan]:
-    """The best plan for the run's batch and its multiples in `BATCHES`, if a layout fits."""
+    """The fastest plan for each multiple in `BATCHES` of the run's batch, if a layout fits."""
     found = list[BatchPlan]()
     for times_ in tracked(BATCHES, "planning batches", track):
         packs = times_ * config.train.global_batch_size
@@ -201,9 +206,10 @@ def _layouts(world_size: int, together: int) -> Iterator[ParallelLayout]:
 
 
 def _copies(ranks: int, near: int) -> list[int]:
-    """Numbers of copies of sharded weights to try for `ranks` ranks.
+    """Numbers of copies of sharded weights to try for `ranks` ranks, `near` of them in a server.
 
-    They are one, and one for each server of `near` ranks.
+    They are one, and one for each server if there are several; none for one rank, which has nothing
+    to shard.
     """
     if ranks == 1:
         return []

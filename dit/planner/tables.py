@@ -28,10 +28,10 @@ def print_tables(
     tokens: float,
     why: bool,
 ) -> None:
-    """Prints speed, cost, memory and traffic of the best layouts, then why others do not work.
+    """Prints speed, times, memory and traffic of the best layouts, then why others do not work.
 
     A last table shows larger `batches`. `tokens` is the number of tokens of the whole training.
-    With `why` each refused layout is listed with its reason; otherwise only their number is
+    With `why` each refused layout is listed with its reason; otherwise only their numbers are
     printed.
     """
     console = wide_console()
@@ -107,7 +107,10 @@ def _speed(plan: LayoutPlan, tokens: float) -> dict[str, str]:
 
 
 def milliseconds(times: Times) -> dict[str, str]:
-    """Milliseconds of a step, and of each kind of cost with its fraction of the step, as text."""
+    """Table cells by kind of cost: milliseconds of a step, and their percentage of the step.
+
+    The last cell, `step`, has the milliseconds of the whole step.
+    """
     cells = {
         kind: f"{1e3 * seconds:.1f} {seconds / times.step:.0%}" if seconds else "-"
         for kind, seconds in times.by_kind.items()

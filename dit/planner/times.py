@@ -54,9 +54,10 @@ class PackLoad:
     def of(
         cls, model: ModelConfig, samples: Sequence[tuple[int, int]], *, sound: Sequence[int] = ()
     ) -> PackLoad:
-        """The load of `samples`, (tokens, caption tokens), and of their tokens of `sound`.
+        """The load of a pack of `samples`, pairs (latent tokens, caption tokens).
 
-        For memory and traffic a token of sound counts as one of frames, which are wider.
+        `sound` has the number of sound tokens of each sample that has sound. For memory and traffic
+        a token of sound counts as a latent token, which is wider.
         """
         tokens, text = zip(*samples, strict=True)
         about: Any = {"tokens": tokens, "text": text, "sound": sound}
@@ -209,7 +210,10 @@ def _is_fused(model: ModelConfig) -> bool:
 
 
 def _moved(config: RunConfig, load: PackLoad) -> float:
-    """Bytes that one device reads and writes in its memory for one pack, over all passes."""
+    """Bytes of memory traffic of the layers on one device for one pack, over all passes.
+
+    Matrix products and attention kernels are left out.
+    """
     model, forward, learned = config.model, forward_passes(config), config.learning_passes
     here = LayerLoad(
         fused=_is_fused(model),
@@ -264,7 +268,7 @@ def _copied(config: RunConfig, packs: int) -> float:
 
 
 def not_modelled(lora: LoraConfig) -> list[str]:
-    """Parts of a run that the times leave out, as text."""
+    """Names of the parts of a run whose time `times` leaves out."""
     return ["products of adapters with their rank"] if lora.enabled else []
 
 
@@ -320,7 +324,7 @@ def _update(config: RunConfig, packs: int, replicas: int) -> float:
 
     Each pack adds its gradients to their sums, which are zeroed before and read for the norm. The
     rank that updates a weight reads the gradient, the optimizer's states and the main weight,
-    writes all but the first, reads the main weight again, and writes weight and average.
+    writes states and main weight, then reads the main weight again to write weight and average.
     """
     size = _number(config.model)
     total = 4 if config.ddp.grad_reduce_in_fp32 else size
@@ -374,8 +378,9 @@ def _backward_part(config: RunConfig, forward: float) -> float:
 def _exposed(config: RunConfig, busy: Times, one: float, packs: int, *, forward: float) -> float:
     """Seconds of data-parallel traffic that no computation hides.
 
-    Sharded weights have traffic in each pass, which the pass's computation hides. Other traffic is
-    hidden by the last pack. `one` is the number of seconds of a pack.
+    FSDP has traffic in each pass, and the computation of that pass hides it. Other traffic is
+    hidden by the last pack, as far as `ddp.overlap_*` are set. `one` is the number of seconds of a
+    pack.
     """
     if _in_shares(config.ddp):
         moved = pack_traffic(config, shards=2)  # for the parts of the passes alone

@@ -82,9 +82,9 @@ def traffic(config: RunConfig, *, tokens: float, accumulated: int, replicas: int
 def exposed_part(config: RunConfig) -> float:
     """Fraction of the tensor-parallel exchange that no computation hides.
 
-    With sequence parallelism, the backward pass of a matrix with divided outputs gathers its input
-    during the product for the input's gradient, and scatters that during the product for the
-    weight's gradient (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
+    With sequence parallelism the backward pass of a linear with divided outputs gathers the
+    linear's input while it computes the input's gradient, and scatters that gradient while it
+    computes the weight's (`LinearWithGradAccumulationAndAsyncCommunication` of Megatron-Core).
     """
     forward = _TENSOR_FORWARD * forward_passes(config)
     backward = _TENSOR_BACKWARD * config.learning_passes
@@ -93,7 +93,7 @@ def exposed_part(config: RunConfig) -> float:
 
 
 def forward_passes(config: RunConfig) -> float:
-    """Number of forward passes over each pack, with those without gradients and recomputation."""
+    """Number of forward passes over each pack, with recomputation and passes without gradients."""
     again = _recomputed_part(config.model)
     return passes_before(config) + config.learning_passes * (1 + again)
 
@@ -119,9 +119,10 @@ def _recomputed_part(model: ModelConfig) -> float:
 
 
 def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[str, float]:
-    """Bytes that one rank sends to sum gradients and to gather sharded or updated weights.
+    """Bytes that one rank sends in a step to sum gradients and to gather weights.
 
-    `size` is the number of bytes of a weight, `packs` that of a replica's packs in a step.
+    They are the fields `data` and, with FSDP, `copies` of `Traffic`. `size` is the number of bytes
+    of a weight, `packs` the number of packs of a replica in a step.
     """
     gradient = 4 if config.ddp.grad_reduce_in_fp32 else size
     here, ranks = trained_here(config), replicas * config.model.context_parallel_size
@@ -141,7 +142,7 @@ def _data(config: RunConfig, *, size: int, packs: int, replicas: int) -> dict[st
 
 
 def _matrices(config: RunConfig, *, size: int, replicas: int) -> float:
-    """Bytes that a rank sends and receives so that Muon can orthogonalise its matrices."""
+    """Mean bytes that a rank sends in a step, so that Muon can orthogonalise its matrices."""
     ranks = orthogonalising_ranks(config, replicas)
     together = ranks // config.model.pipeline_model_parallel_size
     moved = orthogonalisation(config.model, config.optimizer).numbers / config.optimizer.muon_period

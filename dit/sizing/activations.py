@@ -38,10 +38,11 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
 
 
 def _kept_by_layer(config: RunConfig) -> float:
-    """Mean bytes that a layer saves for backward for a pack of `dataset.mock_samples`.
+    """Bytes that a layer saves for backward on a rank, for a full pack of `dataset.mock_samples`.
 
-    Layers inside a token route save less. In joint attention text tokens count towards the capacity
-    of a pack, so all tokens of the pack are counted as latents.
+    It is the mean over layers, without pairs of cubes; layers inside a token route save less. In
+    joint attention text tokens count towards the capacity of a pack, so all its tokens count as
+    latents.
     """
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
@@ -59,7 +60,7 @@ def _kept_by_layer(config: RunConfig) -> float:
 
 
 def _row_numbers(config: RunConfig) -> float:
-    """Numbers that enter a layer, of all tokens of a pack on a context rank."""
+    """Number of elements of a layer's input on a context rank, for all tokens of a full pack."""
     model, heard = config.model, _sound_part(config)
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
     parts = (part for stack in network_spec(model).stacks for part in stack.layer.parts)
@@ -70,7 +71,7 @@ def _row_numbers(config: RunConfig) -> float:
 
 
 def _sound_part(config: RunConfig) -> float:
-    """Part of the tokens of a pack of `dataset.mock_samples` that are of a sound."""
+    """Fraction of the tokens in packs of `dataset.mock_samples` that are tokens of sound."""
     mixture, model = config.dataset.mock_samples, config.model
     latents = sum(one.weight * geometry_tokens(model, one) for one in mixture)
     sounds = sum(one.weight * sound_tokens(model, one) for one in mixture)
@@ -78,10 +79,10 @@ def _sound_part(config: RunConfig) -> float:
 
 
 def _kept_of_texts(config: RunConfig) -> float:
-    """Bytes that layers over text alone save on the first stage, for each text token.
+    """Bytes for each text token that trained layers over text alone save on the first stage.
 
-    The network for captions before padding has all captions on every context rank; other layers
-    over text divide them between ranks.
+    The conditioner, a network for captions before padding, has all captions on every context rank;
+    other layers over text divide them between ranks.
     """
     from dit.sizing.kept import kept_of_text
 
@@ -106,7 +107,10 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 
 
 def _cube_pairs(config: RunConfig) -> float:
-    """Bytes that a layer saves for pairs of cubes, for a pack of `dataset.mock_samples`."""
+    """Bytes that a layer saves for the index lists of cubes, in a full pack of `mock_samples`.
+
+    They have an entry for each pair of cubes. It is the mean over layers, on one rank.
+    """
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)
     heads = sum(n * one.attention.heads for n, one in each if one) / spec.layers
@@ -131,7 +135,11 @@ def numbers_of_pack(config: RunConfig) -> float:
 
 
 def _rows_of_texts(config: RunConfig, lengths: Sequence[int]) -> float:
-    """Ratio of text tokens to latent tokens in a pack, if `dataset.mock_samples` have `lengths`."""
+    """Ratio of text tokens to latent tokens in a pack of `dataset.mock_samples`.
+
+    `lengths` are the text tokens of each mock sample. The text of a sample with two noise levels is
+    in the pack twice.
+    """
     mixture = config.dataset.mock_samples
     latents = [geometry_tokens(config.model, one) for one in mixture]
     weighted = [
@@ -147,7 +155,7 @@ def geometry_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
 
 
 def sound_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
-    """Tokens of the sound of a sample, which is as long as its frames; 0 for pictures.
+    """Number of sound tokens of a sample whose sound is as long as its frames; 0 for pictures.
 
     A frame of the latent lasts 1 / fps seconds, as for the positions of both streams.
     """
@@ -164,10 +172,10 @@ def number_bytes(model: ModelConfig) -> int:
 
 
 def _kept(model: ModelConfig, *, layer: float, row: float) -> float:
-    """Bytes that all layers save for a pack, given `recompute_granularity`.
+    """Bytes of activations that all layers keep on the device for a pack.
 
-    `layer` is the number of bytes that one layer saves without recomputation, `row` that of a
-    layer's input alone.
+    `recompute_granularity` and offloading to the host reduce them. `layer` is the number of bytes
+    that one layer saves without recomputation, `row` that of a layer's input alone.
     """
     layers = network_spec(model).layers
     stages = model.pipeline_model_parallel_size * model.virtual_stages

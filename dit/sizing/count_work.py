@@ -44,7 +44,7 @@ _CONDITIONER, _OUTSIDE, _LAYER = "conditioner", "outside", "layer"
 
 
 def count_work(model: ModelConfig) -> tuple[PartWork, tuple[PartWork, ...], PartWork]:
-    """Multiplications on one rank: outside the layers, in each layer, in the caption network.
+    """Multiplications on one rank: (outside the layers, in each layer, in the conditioner).
 
     The network is built with as many pipeline stages as layers, but only the first and the last
     stage of each stack: layers between them equal the first.
@@ -95,7 +95,7 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _StageWork:
-    """Passes of one pipeline stage over the packs, with the lengths of their samples."""
+    """A pipeline stage's passes over packs of several sizes, and the lengths of their samples."""
 
     network: StackedTransformer
     passes: tuple[_Pass, ...]  # as `_PACKS`, then with more samples, then with more sound, if any
@@ -115,7 +115,7 @@ class _StageWork:
         )
 
     def part(self, place: str) -> PartWork:
-        """Multiplications at `place`: outside the layers, in a layer, or in the caption network."""
+        """Multiplications at `place`: outside the layers, in a layer, or in the conditioner."""
         linears = (self._linear(name) for name in self.passes[0].rows if self._is_at(name, place))
         of_lines = (*self.passes[:3], *self.passes[4:])
         groups = zip(*(one.attentions for one in of_lines), strict=True)
@@ -152,7 +152,7 @@ class _StageWork:
         return one.times(self.network.get_parameter(f"{name}.weight").numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
-        """Multiplications of queries with keys and of attention weights with values, for a sample.
+        """Multiplications for one sample: queries with keys, and attention weights with values.
 
         `group` is the same attention in the passes over packs of different sizes.
         """
@@ -181,7 +181,7 @@ def _slope(rise: int, run: int) -> int:
 
 
 def _run(network: StackedTransformer, batch: PackedBatch) -> _Pass:
-    """The linears and attentions of a pass of the stage `network` over `batch`."""
+    """The linears and attentions of a forward pass of the stage `network` over `batch`."""
     found = _Pass()
 
     def count(name: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
@@ -208,7 +208,10 @@ def _goes_to(found: _Pass, place: str, *_: Any) -> None:
 
 @contextmanager
 def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterator[None]:
-    """A context in which attention over a pack of `samples` equal samples is only recorded."""
+    """A context in which attention is recorded in `found` and not computed.
+
+    The pack has `samples` equal samples.
+    """
     cubes = (stack.layer.among_cubes for stack in network_spec(model).stacks)
     sparse = next((one.pairs for one in cubes if one), None) or 1.0
 

@@ -34,7 +34,10 @@ class CudaKernels(TorchFunctionMode):
 
 
 class _FusedNorm(torch.autograd.Function):
-    """aten's `_fused_rms_norm` of CUDA for meta tensors `x` [..., K], which it makes contiguous."""
+    """RMS norm of meta tensors `x` [..., K] as the one kernel `aten::_fused_rms_norm` of CUDA.
+
+    The kernel makes `x` contiguous.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_K: Tensor) -> Tensor:
@@ -68,8 +71,9 @@ class FusedAttention(torch.autograd.Function):
 class RingAttention(torch.autograd.Function):
     """Attention in Transformer Engine's ring: `AttnFuncWithCPAndKVP2P`.
 
-    Queries are [T, H, K], keys and values [S, H, K] of this rank. It saves one buffer of what ranks
-    pass round, with the keys and values that arrived last.
+    Queries are [T, H, K], keys and values [S, H, K] of this rank. For backward it saves the
+    queries, one buffer with the keys and values that arrived last, the output, and a log-sum-exp
+    per query.
     """
 
     @staticmethod
@@ -98,7 +102,10 @@ def _like_inputs(
 
 
 def _on_meta(name: str, function: Callable[..., Any]) -> Any:
-    """`function` as a custom operator for meta tensors; torch 2.11 has no `device_types="meta"`."""
+    """`function` as the custom operator `name`, which meta tensors can pass, too.
+
+    torch 2.11 has no `device_types="meta"`.
+    """
     made = custom_op(name, function, mutates_args=())
     made.register_fake(function)
     return made

@@ -74,7 +74,7 @@ def _layout(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """(label, text) lines about the estimated memory of one device."""
+    """Lines (label, text) about the estimated memory of one device."""
     need = memory(config, world_size=world_size)
     sharded = "sharded" if config.ddp.use_distributed_optimizer else "whole on every rank"
     sharded += ", as weights and gradients" * (config.ddp.sharding is Sharding.WEIGHTS)
@@ -91,7 +91,10 @@ def _memory(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """(label, text) lines about FSDP traffic, and the size of packs that hides it."""
+    """Lines (label, text) about FSDP traffic, and the size of packs that hides it.
+
+    Empty without FSDP.
+    """
     if config.ddp.sharding is not Sharding.WEIGHTS:
         return []
     shards = config.optimizer_ranks(config.data_parallel_size(world_size))
@@ -122,7 +125,10 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """(label, text) lines about the cost of Muon's iterations in a step with full packs."""
+    """Lines (label, text) about the cost of Muon's iterations in a step with full packs.
+
+    Empty with another optimizer.
+    """
     if config.optimizer.kind is not OptimizerKind.MUON:
         return []
     work = orthogonalisation(config.model, config.optimizer)
@@ -140,7 +146,10 @@ def _muon(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
 
 
 def _recomputation(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
-    """(label, text) lines about the layers that `auto` recomputes, for common sizes of memory."""
+    """Lines (label, text) about the layers that `auto` recomputes, for common sizes of memory.
+
+    Empty if `recompute_granularity` is not `auto`.
+    """
     if config.model.recompute_granularity is not Recompute.AUTO:
         return []
     rows = [("recomputation", "auto: none on a CPU, and by the memory of a GPU:")]

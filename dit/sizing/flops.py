@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 def forward_flops(
     model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
 ) -> int:
-    """FLOPs of one forward pass over samples of these lengths (`PassWork.flops`)."""
+    """FLOPs of one forward pass over samples (`PassWork.flops`).
+
+    `tokens`, `text` and `sound` are the numbers of latent, text and sound tokens of each sample.
+    """
     return pass_work(model).flops(tokens, text, sound)
 
 
 def attention_flops(
     model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
 ) -> int:
-    """The part of `forward_flops` that attention accounts for."""
+    """FLOPs of attention alone in the pass of `forward_flops`."""
     return pass_work(model).attention_flops(tokens, text, sound)
 
 
@@ -49,7 +52,7 @@ def training_flops(model: ModelConfig, batch: PackedBatch) -> int:
 
 
 def work_of_packs(model: ModelConfig, dataset: DatasetConfig) -> PassWork | None:
-    """The cost of packs by the lengths of samples; None if the loader does not balance packs."""
+    """The work of packs by the lengths of samples; None if the loader does not balance packs."""
     if dataset.balance is Balance.NONE:
         return None
     # A route may begin or end at a resume, and a share of attention follows the step.

@@ -102,7 +102,7 @@ class Inventory:
 
 
 def _fullest(runs: Iterable[tuple[int, int]], held: int) -> int:
-    """Largest sum over `held` consecutive layers, starting at multiples of `held`.
+    """Largest total size of `held` consecutive layers that begin at a multiple of `held`.
 
     `runs` are pairs (number of equal layers, size of one).
     """

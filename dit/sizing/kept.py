@@ -39,9 +39,10 @@ _SAMPLES = 2  # one sample is in joint order already, and nothing is copied
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes saved for backward by token of a rank, and by text token and sample of a pack.
+    """Bytes saved for backward, for each token or sample.
 
-    In layers of joint attention context ranks divide the text, whose tokens count as latent tokens.
+    `token` (latents) and `sound` are for tokens of a rank, `text` and `sample` for those of a whole
+    pack. In layers of joint attention context ranks divide the text, whose tokens count as latents.
     """
 
     token: float = 0.0
@@ -61,7 +62,10 @@ class Kept:
     def of(
         self, *, tokens: float, text: float = 0.0, samples: float = 0.0, sound: float = 0.0
     ) -> float:
-        """Bytes saved for a pack of `tokens`, `text` tokens, `samples` and tokens of `sound`."""
+        """Bytes saved for a pack of `tokens` (latents), `text`, `sound` and `samples`.
+
+        `tokens` and `sound` are numbers of tokens of a rank, `text` that of the pack.
+        """
         rows = self.token * tokens + self.sound * sound
         return rows + self.text * text + self.sample * samples
 
@@ -78,7 +82,7 @@ class _Bytes:
 
 
 def kept_by_layers(model: ModelConfig) -> list[tuple[int, Kept]]:
-    """(number of layers, bytes that one of them saves) of each stack, on one rank of `model`."""
+    """(number of layers, bytes that one of them saves on one rank of `model`), for each stack."""
     counts = [stack.count for stack in network_spec(model).stacks if stack.count]
     return [*zip(counts, _on_rank(model), strict=True)]
 
@@ -100,10 +104,10 @@ def kept_of_text(model: ModelConfig, part: str) -> float:
 
 
 def _on_rank(model: ModelConfig) -> list[Kept]:
-    """Bytes that a layer of each stack saves on one tensor rank of `model`.
+    """Bytes that a layer of each stack saves on one tensor and context rank of `model`.
 
-    They follow from traces with one and with two ranks, whose difference shows which tensors are
-    divided: those between two divided matrices.
+    Traces with one rank and with a few tensor ranks differ in the tensors that ranks divide: those
+    between two divided matrices.
     """
     ranks, whole = model.tensor_model_parallel_size, _traced_in(model)
     more = _exchanged(model, whole)
@@ -194,9 +198,10 @@ def _traced(form: _Form) -> tuple[_Bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Packs:
-    """Packs of equal samples: one with more tokens than the first, one with more text.
+    """Packs of equal samples: a first one, then packs with more latent tokens, sound and text.
 
-    In networks with sound the third pack has more sound, and the one with more text follows it.
+    Networks without sound have no pack with more sound, and networks whose number of text tokens is
+    fixed none with more text.
     """
 
     all: tuple[PackedBatch, ...]
@@ -204,9 +209,10 @@ class _Packs:
     """Text tokens of a sample as layers see them, for each pack; some networks pad the text."""
 
     def line_of(self, kept: Sequence[Counter[bool]]) -> _Bytes:
-        """Bytes for each token, text token and sample, from the bytes `kept` for each pack.
+        """Bytes for each token of latents, text and sound, and each sample.
 
-        A counter in `kept` has True for bfloat16 tensors, False for others.
+        `kept` has a counter for each pack: the bytes of bfloat16 tensors at True, of others at
+        False.
         """
         return _Bytes(*(self._line([one[narrow] for one in kept]) for narrow in (True, False)))
 
@@ -275,17 +281,17 @@ def _traced_on_text(model: ModelConfig, part: str) -> _Bytes:
 
 
 def _sees_references(layer: LayerSpec) -> bool:
-    """Whether `layer` runs over reference latents alone, in networks whose samples have them."""
+    """Whether `layer` runs over reference latents alone, and samples of the run have references."""
     return isinstance(layer.view, ReferencesAlone) and not layer.view.idle
 
 
 def _kept_by_next(
     network: StackedTransformer, layer: nn.Module, batch: PackedBatch
 ) -> Counter[bool]:
-    """Bytes that a second layer saves, if it follows `layer` and is the same module.
+    """Bytes that `layer` saves for backward in a second run, on its own output.
 
-    `layer` is the only one of the stage `network`. The counter has True for tensors in bfloat16,
-    False for others.
+    `layer` is the only one of the stage `network`. The counter has the bytes of bfloat16 tensors at
+    True, those of others at False.
     """
     before, then = _Saved(), _Saved()
 
@@ -313,7 +319,7 @@ class _Saved(saved_tensors_hooks):
         return x
 
     def bytes(self, *, beside: _Saved, weights: Iterable[Tensor]) -> Counter[bool]:
-        """Bytes of bfloat16 (True) and other tensors (False), without those of the arguments."""
+        """Bytes of bfloat16 tensors (True) and others (False), without `beside` and `weights`."""
         others = {_place(weight) for weight in weights} | beside.storages.keys()
         found = Counter[bool]()
         for key, (storage, narrow) in self.storages.items():

@@ -27,8 +27,7 @@ _BACKWARD = 7
 per token and unit of width. Counted at the peak: 3 for most layers, 5 for single-stream layers, 7
 for Wan without the fused kernels."""
 _FACTOR_BYTES = {Sharding.OPTIMIZER: 1, Sharding.WEIGHTS: 16}
-"""Bytes that the scale of one row of an 8-bit matrix takes, alignment included, by what is
-sharded."""
+"""Bytes of the scale of one row of an 8-bit matrix, alignment included, by `ddp.sharding`."""
 _UNREAD_RANK = 32
 """Rank that estimates assume for an adapter file that is not on this machine."""
 MOST_BYTES = 2**44
@@ -97,7 +96,10 @@ def _adapters_here(model: ModelConfig, rank: int) -> int:
 
 
 def adapter_rank(config: RunConfig) -> int:
-    """Rank of the adapters in `lora.init_from`, if it is set, else `lora.rank`."""
+    """Rank of the adapters in `lora.init_from`, if it is set, else `lora.rank`.
+
+    It is `_UNREAD_RANK` if neither is known.
+    """
     lora = config.lora
     if lora.init_from is not None:
         return _rank_of_file(config.model, lora.init_from)
@@ -105,7 +107,10 @@ def adapter_rank(config: RunConfig) -> int:
 
 
 def _rank_of_file(model: ModelConfig, file: str) -> int:
-    """The rank at which adapters with the default targets have as many parameters as `file`."""
+    """The rank at which adapters with the default targets have as many parameters as `file`.
+
+    It is rounded up; `_UNREAD_RANK` if `file` cannot be read.
+    """
     numbers = _numbers_of_file(file)
     if numbers is None:
         return _UNREAD_RANK
@@ -116,8 +121,8 @@ def _rank_of_file(model: ModelConfig, file: str) -> int:
 def _numbers_of_file(place: str) -> int | None:
     """Number of elements of all matrices in a LoRA file, or in the first file of a folder.
 
-    They are read from the file's header. None if there is no such file, so that an estimate can be
-    made on another machine.
+    They are read from the file's header. None if it cannot be read, so that an estimate can be made
+    on another machine.
     """
     path = Path(place)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
@@ -196,7 +201,11 @@ def _averages(config: RunConfig) -> int:
 
 
 def weight_bytes(config: RunConfig) -> int:
-    """Bytes of weights and adapters on the fullest rank, in the dtype in which passes compute."""
+    """Bytes of weights and adapters of one network on the fullest rank, before FSDP shards them.
+
+    Weights have the dtype in which passes compute; with `lora.base_dtype` the matrices of layers
+    have 8 bits. Swapped blocks are left out.
+    """
     model, lora = config.model, config.lora
     size = 4 if model.precision is Precision.FP32 else 2
     total = parameters_here(model) * size
@@ -236,10 +245,10 @@ def critic_bytes(config: RunConfig) -> int:
 def _gathered(config: RunConfig, *, trained: int, shards: int) -> int:
     """Peak bytes of gathered weights and gradients in a backward pass, with FSDP.
 
-    Weights outside the layers stay gathered. All layers are gathered, or one layer and those that
-    are prefetched. Gradients of two layers wait for reduction, both in the compute dtype and in the
-    dtype of the reduction. `trained` is the number of trained parameters of this rank, `shards`
-    that of the ranks that share a weight.
+    Weights outside the layers stay gathered. With `ddp.reshard_after_forward` one layer and those
+    that are prefetched are gathered, otherwise all layers. Gradients of two layers wait for
+    reduction, both in the compute dtype and in the dtype of the reduction. `trained` is the number
+    of trained parameters of this rank, `shards` the number of ranks that share a weight.
     """
     model, found = config.model, inventory_of(config.model)
     size, summed, ahead = number_bytes(model), summed_size(config), config.ddp.prefetch_layers

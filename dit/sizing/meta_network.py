@@ -58,7 +58,7 @@ class StandInGroup:
 
 
 def stage_on_meta(model: ModelConfig, *, stage: int = 0, stages: int = 1) -> StackedTransformer:
-    """The pipeline stage number `stage` of a network without values, on its first tensor rank."""
+    """Pipeline stage `stage` of `stages` of a network on the meta device, on tensor rank 0."""
     run_megatron_on_cpu()
     model = replace(model, pipeline_model_parallel_size=stages)  # layers are numbered by it
     one = StandInGroup()
@@ -127,7 +127,7 @@ def replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def meta_pass(network: StackedTransformer, batch: PackedBatch) -> None:
-    """A forward pass of the stage `network` over `batch`, which is on the meta device."""
+    """Runs a forward pass of the stage `network` over `batch`, which is on the meta device."""
     if not network.pre_process:
         dtype = network.config.params_dtype
         shape: Any = {"size": network.hidden_shape(batch), "device": META, "dtype": dtype}
@@ -197,7 +197,10 @@ def _others(
     references: bool,
     sound: int,
 ) -> dict[str, Tensor]:
-    """Inputs that samples need besides text and latent; `size` is (frames, rows, columns)."""
+    """Zeros, by name, for the inputs that samples need besides text and latent.
+
+    `size` is (frames, rows, columns) in latent cells; `text` and `sound` are numbers of tokens.
+    """
     others: dict[str, Tensor] = {}
     for one in inputs:
         if one.kind is InputKind.CHANNELS or (one.kind is InputKind.REFERENCE and references):
@@ -214,11 +217,11 @@ def _others(
 
 
 def _shared(stream: Stream, share: SequenceShard) -> Stream:
-    """The tokens of one context rank."""
+    """A copy of `stream` with the tokens of one context rank."""
     return replace(stream.with_tokens(stream.rows(share)), share=share)
 
 
 def _fed(stream: TokenStream) -> TokenStream:
-    """A copy of the second stream `stream` with its noisy input, on the meta device."""
+    """A copy of the sound stream `stream` with a noisy input, on the meta device."""
     level_M = torch.empty(stream.num_levels, device=META)
     return stream.with_method(NoisyTokens(input_TC=stream.latent_TC.float(), level_M=level_M))

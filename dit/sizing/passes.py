@@ -1,7 +1,7 @@
 """The number of packs in a pass over the data, forecast before the first step.
 
-1. forecast_packs    lengths of samples, from the heads of some, and how full packs become
-   length_shares     the lengths alone
+1. forecast_packs    how full packs become, from the lengths of some samples
+   length_shares     how frequent each length is
 2. passes_line       how often the run will see each sample
    fill_line         packs that stay partly empty, and settings that fill them
    route_lines       what a token route saves, and where it is known to harm
@@ -151,7 +151,13 @@ def _lengths(leaf: DatasetSplit, config: RunConfig) -> Lengths | None:
 
 
 def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
-    """Lengths of samples that are read from `leaf` in random order, until their mean is known."""
+    """Lengths of samples that are read from `leaf` in random order, until their mean is known.
+
+    At most `_MOST` samples are read. None if `leaf` has no samples.
+
+    Raises:
+        DataError: none of the examined samples can be used.
+    """
     total = count_samples(leaf)
     order = np.random.default_rng(0).choice(total, min(total, _MOST), replace=False)
     found, refused, looked = list[Length](), list[SampleRefused](), 0
@@ -180,7 +186,10 @@ def _read_lengths(leaf: DatasetSplit, expected: Expected) -> Lengths | None:
 def _read_sizes(
     leaf: DatasetSplit, indices: np.ndarray, expected: Expected
 ) -> Iterator[Length | SampleRefused]:
-    """Length of each sample of `leaf` with one of these `indices`, or why it is refused."""
+    """Yields a result for each of the ascending `indices` of samples in `leaf`.
+
+    It is the length of the sample, or the reason why it is refused.
+    """
     shards = [shard for shard in shards_of(leaf) if shard.count]
     ends = np.cumsum([shard.count for shard in shards])
     parts = np.split(indices, np.searchsorted(indices, ends[:-1]))
@@ -218,7 +227,7 @@ def _sizes_in_shard(
 
 
 def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
-    """Lengths from the sizes that `card` lists, which has no texts and references."""
+    """Lengths from the sizes that `card` lists, without texts and references; None if none fits."""
     layout, latent = expected.layout, card["latent"]
     counts, lost = Counter[Length](), 0
     for one in card["sizes"]:
@@ -238,10 +247,11 @@ def _listed_lengths(card: dict[str, Any], expected: Expected) -> Lengths | None:
 
 
 def length_shares(config: RunConfig) -> dict[int, float]:
-    """Fraction of samples by their number of tokens; all datasets have equal weight.
+    """Frequency of each number of tokens among samples, as a fraction summed over datasets.
 
-    The two samples of a preference pair count separately. Text counts if it takes room in packs.
-    Empty for mock data, and for remote shards whose cards list no sizes.
+    All datasets have equal weight, so the frequencies add up to the number of datasets. The two
+    samples of a preference pair count separately. Text counts if it takes room in packs. Empty for
+    mock data, and for remote shards whose cards list no sizes.
     """
     shares, copies = defaultdict[int, float](float), PatchLayout.of_training(config).copies
     for leaf in dict.fromkeys(train_leaves(config.dataset)):
@@ -253,9 +263,9 @@ def length_shares(config: RunConfig) -> dict[int, float]:
 
 
 def passes_line(config: RunConfig, forecast: PackForecast | None) -> str:
-    """Sentence on how often each sample is seen; empty if unknown.
+    """Sentence on how often each sample is seen; empty if `forecast` is None.
 
-    It names the path of a dataset that mock data replace.
+    If mock data replace `dataset.path`, the sentence says instead that the path is not read.
     """
     if config.dataset.mock and config.dataset.path:
         return f"mock data: dataset.path={config.dataset.path} is not read (dataset.mock=true)"
@@ -292,7 +302,10 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
 
 
 def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
-    """Lines about the run's token route: FLOPs that it saves, and where it may do harm."""
+    """Lines about the run's token route: FLOPs that it saves, and where it may do harm.
+
+    Empty without a route.
+    """
     model, mixture = config.model, config.dataset.mock_samples
     route = model.token_route
     if route is None:
@@ -324,7 +337,7 @@ def route_lines(config: RunConfig, forecast: PackForecast | None) -> list[str]:
 
 
 def _other_settings(data: DatasetConfig, lengths: Lengths) -> Iterator[tuple[str, int]]:
-    """Pairs (key of `dataset`, value) with which packs may become fuller."""
+    """Yields pairs (key of `dataset`, value) with which packs may become fuller."""
     if lengths.real_part < LEAST_FILL:  # padding is in the way
         halves = [data.sample_multiple >> n for n in range(1, 12)]
         fits = (n for n in halves if n and lengths.padded_to(n).real_part >= LEAST_FILL)

@@ -31,7 +31,10 @@ class Recomputation:
 def choose_recomputation(
     config: RunConfig, *, world_size: int, device_memory: float | None
 ) -> Recomputation:
-    """The recomputation for a device of `device_memory` bytes; None stands for a CPU."""
+    """The least recomputation that fits a device of `device_memory` bytes; if none fits, the most.
+
+    None stands for a CPU, which recomputes nothing.
+    """
     choices = list(_choices(config))
     if device_memory is None:
         return Recomputation(config=choices[0], reason="auto: none on a CPU")
@@ -48,7 +51,7 @@ def choose_recomputation(
 
 
 def _choices(config: RunConfig) -> Iterator[RunConfig]:
-    """Configurations that recompute more and more layers, from the fastest to the smallest.
+    """Yields configurations that recompute more and more layers, so that each needs less memory.
 
     The last layer of a stage is never recomputed: backward begins with it, when no memory has been
     freed yet.

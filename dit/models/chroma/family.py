@@ -77,7 +77,7 @@ class ChromaConfig(DoubleSingleConfig):
 
     @property
     def modulation_rows(self) -> int:
-        """Number of scales, shifts and gates of all layers and the head together."""
+        """Number of modulation vectors of all layers and the head: scales, shifts and gates."""
         return 3 * self.num_single_layers + 12 * self.num_layers + 2
 
 

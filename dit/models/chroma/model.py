@@ -26,9 +26,9 @@ _SCALE = 1000  # of the numbers of rows, before their sinusoid
 class ChromaNetwork(DoubleSingleTransformer):
     """Denoiser of Chroma: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `ChromaTransformer2DModel`. The first pipeline stage makes
-    the modulations of all layers, which are sent with the hidden states: R = 344 vectors of the
-    published network for each sample, besides 4,600 rows of tokens or more.
+    The arithmetic is that of Diffusers' `ChromaTransformer2DModel`. The first pipeline stage
+    computes the modulations of all layers, which are sent with the hidden states. In the published
+    network they are R = 344 vectors for each sample, which has 4,600 tokens or more.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ ROWS: tuple[Row, ...] = (
 _LINEARS = [f"{a}_attn.{b}_proj" for a in ("self", "cross") for b in "qkvo"] + ["mlp.0", "mlp.2"]
 _EVERY = ("in_proj", "out_proj", *(f"blocks.*.{one}" for one in _LINEARS))
 ORIGINAL_NAMES = {f"llm_adapter.{one}": f"{FOLDER}.{one}" for one in _EVERY}
-"""Diffusers' names of linears by their names in ComfyUI and diffusion-pipe."""
+"""Diffusers' names of the conditioner's linears by their names in ComfyUI and diffusion-pipe."""
 
 
 def sizes(model: DitConfig) -> dict[str, int]:
@@ -80,7 +80,7 @@ def sizes(model: DitConfig) -> dict[str, int]:
 
 
 def _rules(t: Any) -> list[Rule]:
-    """Rules that the conditioner's config.json `t` must satisfy so that ours can be the same."""
+    """Rules for the conditioner's config.json `t`; a conditioner that breaks one cannot be ours."""
     most = MOST_CONDITIONER_LAYERS
     return [
         (t.use_self_attention, f"use_self_attention={t.use_self_attention}"),

@@ -1,8 +1,8 @@
 """Anima's conditioner, which computes caption states from ids of a second tokenizer.
 
 It runs before all other layers. The arithmetic is that of Diffusers' `AnimaTextConditioner`. Every
-tensor rank has all rows and their whole gradient, so the weights need no mark for sequence
-parallelism.
+tensor rank has all rows, so with sequence parallelism each has the whole gradient of the weights,
+and none is summed over ranks.
 """
 
 # L tokens of T5, S states of the text encoder, Q rows of queries, H heads, K head width

@@ -204,10 +204,11 @@ def _text_widths(t: Any) -> tuple[int, int | None]:
 
 
 def _largest(m: DitConfig, longest: int | None) -> tuple[int, ...]:
-    """Value of Diffusers' `max_size`: the size of learnable positions, or the largest trained grid.
+    """Value of Diffusers' `max_size`: latent frames, rows and columns.
 
-    Diffusers looks rotary positions up in a table with this many entries per axis; our network
-    computes rotary positions. An axis has at most `longest` tokens, the length of a pack.
+    It is the size of learnable positions, if there are any, or if `longest` is None. Otherwise
+    every axis has room for `longest` tokens, the length of a pack: Diffusers looks rotary positions
+    up in a table with this many entries per axis, while our network computes them.
     """
     if m.learnable_positions or longest is None:
         return m.max_size

@@ -285,9 +285,9 @@ def _positions(model: DitConfig) -> PositionRule:
 
 
 def _vae(model: DitConfig) -> str:
-    """Name of the VAE: that of Cosmos 1 and our own DiTs, of Anima, or of Cosmos-Predict2 and 2.5.
+    """Name of the VAE in `dit.codecs`: of Anima, Cosmos-Predict2.5, Predict2, or Cosmos 1.
 
-    Cosmos 1 is recognised by learnable positions.
+    Our own DiTs use Cosmos 1's. Learnable positions tell Cosmos 1 from Predict2.
     """
     if model.conditions_text:
         return _text_encoder(model)

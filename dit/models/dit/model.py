@@ -82,7 +82,7 @@ class DiT(CrossTransformer):
         """A copy of `batch` whose main text is padded, as the layers read it.
 
         With a trained conditioner the main text becomes the token ids, because the conditioner
-        makes a row for each of them; the states are kept under another name.
+        makes a row for each of them; the states become the text `_STATES`.
         """
         if self.model.trains_conditioner:
             states_SI, tokens_L2 = batch.text_LE, batch.texts[TOKEN_IDS]
@@ -154,7 +154,7 @@ def _timestep(blocks: Blocks) -> TimestepConditioning:
 
 
 class LowRankAdaLN(AdaLNModule):
-    """Computes a modulation by two linears through a low rank, plus the shift of all layers."""
+    """Computes a modulation by two linears through a low rank, plus a shift for all layers."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: LowRankModulation, *, gated: bool = True

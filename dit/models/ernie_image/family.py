@@ -103,9 +103,10 @@ class ErnieImageConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class AttendTwisted(Attend):
-    """Attention in which the numbers of a rotary pair have different angles.
+    """Attention in which the two numbers of a rotary pair have different angles.
 
-    `RotaryTable.twisted` makes them. No kernel computes both this and the norm.
+    A `RotaryTable` with `twisted` makes these angles. No kernel computes both such a rotation and
+    the norm of queries and keys.
     """
 
     @property

@@ -89,7 +89,8 @@ class Flux3Config(HasReferences, DoubleSingleConfig):
     """A named size (flux3_klein_base, flux3_klein) or `custom`."""
     family: str = "flux3"
     num_layers: int = 5
-    """Number of layers over text alone, over the picture alone, and over references alone."""
+    """Number of layers of each of three stacks: over text, over the picture, and over
+    references, each alone."""
     num_single_layers: int = bounded(28, most=2**14)
     """Number of layers, after those over one kind of tokens, over text, picture and references
     together."""

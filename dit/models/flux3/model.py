@@ -34,18 +34,19 @@ from dit.models.stacks.parts import LayerConditions, RunningPart
 from dit.models.stacks.stacked_transformer import Shapes
 
 KINDS = ("image", "reference", "text")
-"""Kinds of tokens, in the order of their level rows, N of each."""
+"""Kinds of tokens, in the order of their N rows in `t_emb`, which has one per kind and sample."""
 _EACH = {"early": EARLY, "single": SINGLE}
 
 
 class Flux3Network(DoubleSingleTransformer):
     """Denoiser of FLUX.3 klein: predicts the velocity of each noisy token of a pack.
 
-    The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has three level rows:
-    its picture has its noise level, references and text have level 0. Each kind of tokens has its
-    own linears for modulations; the first pipeline stage computes all modulations, which are sent
-    with the hidden states. With `flow_map` all three are also conditioned on the timestep at the
-    end of a step; in training, which has no steps, that is the sample's own timestep.
+    The arithmetic is that of Diffusers' `Flux3Transformer2DModel`. A sample has a timestep
+    embedding for each kind of tokens: its picture has its noise level, references and text have
+    level 0. Each kind has its own linears for modulations; the first pipeline stage computes all
+    modulations, which are sent with the hidden states. With `flow_map` all three embeddings also
+    depend on the timestep at the end of a step; in training, which has no steps, that is the
+    sample's own timestep.
     """
 
     refines_references = references_meet = True

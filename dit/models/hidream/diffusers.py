@@ -102,7 +102,7 @@ def _rules(t: Any) -> list[Rule]:
 def _states(t: Any) -> int:
     """Number of Llama's hidden states in shards, from a config.json `t`.
 
-    It may exceed the number of states that layers use, which a private key then says.
+    Shards may hold more states than layers use; then our own key `llama_states` has the number.
     """
     seen = max(t.llama_layers) + 1
     return seen if seen < len(t.llama_layers) else max(seen, t.kept.llama_states)

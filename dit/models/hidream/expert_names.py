@@ -17,7 +17,8 @@ _REPLICATED, _COLUMN, _ROW = TensorSplit.REPLICATED, TensorSplit.COLUMN, TensorS
 def across_heads_rows(ours: str, theirs: str, end: str = "") -> tuple[Row, ...]:
     """Name-table rows of an attention with norms across heads.
 
-    `end` is what Diffusers' names of its linears and norms end in, for text.
+    `end` is the suffix of Diffusers' names of its linears and norms, if the attention is that of
+    text.
     """
     made = tuple(f"{theirs}.to_{letter}{end}" for letter in "qkv")
     norms = (("query", "q"), ("key", "k"))

@@ -20,9 +20,10 @@ class Experts(MegatronModule):
     """Experts as described by `FeedExperts`; every expert computes every token.
 
     Tensor ranks divide the hidden units of each expert. Outputs are summed over the ranks before
-    they are weighted, so each rank has the whole gradient of the weights of its tokens. Routers of
-    published networks do not renormalise their softmax over the chosen experts, and are trained
-    without a loss that balances their choices. Source: `MOEFeedForwardSwiGLU` of Diffusers.
+    they are multiplied by router weights, so each rank has whole gradients of the router weights of
+    its tokens. Routers of published networks do not renormalise their softmax over the chosen
+    experts, and are trained without a loss that balances their choices. Source:
+    `MOEFeedForwardSwiGLU` of Diffusers.
     """
 
     def __init__(self, context: BuildContext, part: FeedExperts):

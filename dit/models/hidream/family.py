@@ -51,7 +51,7 @@ MLP_RATIO, MLP_MULTIPLE = 4.0, 256
 """Constants of Diffusers' class, whose config.json has no keys for them."""
 _ENCODER = "hidream"
 SEES_SOURCE = "the picture that it edits beside the target, in one picture"
-"""What HiDream-E1's network sees and our network lacks."""
+"""What HiDream-E1's network sees and this family does not support, for messages."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"hidream_i1_full": {}, "hidream_i1_dev": {}}
 """Fields of `model` by size name, from config.json of HiDream-ai/HiDream-I1-Full and -Dev."""
@@ -95,8 +95,8 @@ class HiDreamConfig(DoubleSingleConfig):
     llama_size: int = bounded(4096, most=2**20)
     """Width of one hidden state of Llama."""
     llama_states: int = bounded(32, most=2**10)
-    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network sees
-    the i-th; layers for which there is none see the last."""
+    """Number of Llama's hidden states that `text_2` holds side by side. Layer i of the network
+    sees the i-th; layers beyond this number see the last."""
     text_length: int = bounded(128, most=2**16)
     """Number of rows of each text of a sample, including rows of the encoder's padding."""
     num_routed_experts: int = bounded(4, most=MOST_EXPERTS)
@@ -180,7 +180,7 @@ def _rounded(width: int) -> int:
 
 
 def seen_states(layers: int, states: int) -> tuple[int, ...]:
-    """The index of the hidden state that each of `layers` sees: its own, or the last one."""
+    """Index of the hidden state that each of `layers` layers sees: its own, or the last one."""
     return tuple(min(number, states - 1) for number in range(layers))
 
 
@@ -212,8 +212,8 @@ class FeedExperts(Feed):
 class OwnText(View):
     """A view of text in which each layer sees another hidden state of the text encoder.
 
-    Each layer projects its own state, which follows the other text of the sample. The last layer's
-    is projected before all layers.
+    Each layer projects its own state; these rows follow the other text of the sample. The
+    projection for the last layer is computed before all layers.
     """
 
     runs: ClassVar[str] = "dit.models.hidream.layer_text:SeeingOwnText"

@@ -66,9 +66,9 @@ class LayerTextRows:
         order: JointOrder,
         my_tokens: Callable[[Tensor], Tensor],
     ) -> LayerTextRows:
-        """Hidden states of samples with `lengths` rows, each after `before` rows of other texts.
+        """The hidden states `states_BX`, placed in the row `text` and in the joint row of `order`.
 
-        They are placed in the row `text`, and in the joint row of `order`.
+        Sample n has `lengths[n]` rows of them, after `before[n]` rows of its other texts.
         """
         first = list(accumulate(lengths, initial=0))
         places, source = [torch.arange(0)], [torch.arange(0)]
@@ -114,7 +114,7 @@ class LayerText(MegatronModule):
 
 
 class SeeingOwnText(RunningView):
-    """Gives a layer its own text for the time of its computation, and then puts the row's back."""
+    """Replaces the text by the layer's own while the layer computes, then restores the text."""
 
     view: OwnText
 

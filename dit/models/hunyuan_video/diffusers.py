@@ -130,7 +130,7 @@ def _run_network(
     model: HunyuanVideoConfig,
     guidance: float | None = None,
 ) -> Tensor:
-    """Output of Diffusers' network for one sample, with inputs as from the pipeline for them."""
+    """Output of Diffusers' network for one sample, with the inputs that a pipeline gives it."""
     import torch
 
     latent, inputs = sample.latent_CFHW, sample.inputs

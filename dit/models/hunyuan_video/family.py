@@ -68,8 +68,8 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "hunyuanvideo_i2v": _TINY,
     "hunyuanvideo_i2v_33ch": _TINY,
 }
-"""Keys of `model` for tiny networks (`Family.tiny`). Text-to-video is the network of the first
-without a given frame."""
+"""Keys of `model` for tiny networks (`Family.tiny`). The network of text-to-video is that of
+hunyuanvideo_i2v for samples without a given frame."""
 
 
 @dataclass(frozen=True, kw_only=True)

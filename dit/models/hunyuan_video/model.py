@@ -28,8 +28,8 @@ class HunyuanVideoNetwork(JointTransformer):
     """Denoiser of HunyuanVideo: predicts the velocity of each noisy token of a pack.
 
     The arithmetic is that of Diffusers' `HunyuanVideoTransformer3DModel`. If a clean first frame
-    takes the place of the noisy one, its tokens have timestep 0 in all layers, while Diffusers'
-    last norm uses the sample's: nothing reads their outputs.
+    takes the place of the noisy one, its tokens have timestep 0 in all layers and in the last norm.
+    Diffusers' last norm uses the sample's timestep for them, but nothing reads their outputs.
     """
 
     def __init__(

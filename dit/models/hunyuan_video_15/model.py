@@ -96,7 +96,8 @@ class TextRows(nn.Module):
     """Embeds captions, quoted words and pictures as one row of text [L, D], ordered by sample.
 
     A sample's rows are adjacent; an embedding of its kind is added to each. Every tensor rank has
-    all rows and their whole gradient, so the weights need no mark for sequence parallelism.
+    all rows, so with sequence parallelism each has the whole gradient of the weights, and none is
+    summed over ranks.
     """
 
     def __init__(self, model: HunyuanVideo15Config):

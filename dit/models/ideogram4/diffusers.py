@@ -40,7 +40,7 @@ PATCH = 1
 TEXT, PICTURE = 3, 2
 """Numbers by which Diffusers' network tells text tokens from picture tokens."""
 KINDS = "embed_image_indicator"
-"""Diffusers' name of the embedding of these two kinds of tokens, which is no linear."""
+"""Diffusers' name of the embedding of a token's kind (text or picture), which is no linear."""
 _LAYERS = SequentialNames(
     norms=("attention_norm1", "attention_norm2", "ffn_norm1", "ffn_norm2"),
     modulation="adaln_modulation",

@@ -60,7 +60,7 @@ _FUSION = {
     "states": ("layerwise_blocks", "num_fusion_layers"),
     "tokens": ("refiner_blocks", "num_refiner_layers"),
 }
-"""For layers over text, Diffusers' name and the field with their number, by our name."""
+"""(Diffusers' name, field with their number) of each kind of layers over text, by our name."""
 _TEXT_HEADS = ByKeyHead(heads="text_heads", key_heads="text_kv_heads", width="text_width")
 
 

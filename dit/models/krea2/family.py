@@ -167,8 +167,8 @@ class AttendGated(Attend):
 
     runs: ClassVar[str] = "dit.models.krea2.attention:AttendingGated"
     states: int | None = None
-    """Number of rows of each token, which attend to each other alone; None: tokens attend to all of
-    their sample."""
+    """Number of rows of each token, which attend only to each other; None: a token has one row,
+    and attends to all tokens of its sample."""
 
 
 def _layer(

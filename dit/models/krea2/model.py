@@ -196,6 +196,9 @@ class TextFusion(MegatronModule):
 
 
 def _of_states(count: int) -> DropoutRows | None:
-    """The seed and positions for adapters' dropout, if each text token has `count` rows."""
+    """The seed and positions for the dropout of adapters' inputs; None without such dropout.
+
+    `count` is the number of rows of each text token.
+    """
     rows = dropout_rows()
     return rows if rows is None or count == 1 else rows.of_states(TEXT_TOKENS, count)

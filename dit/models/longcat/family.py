@@ -37,7 +37,7 @@ MODEL_SIZES: dict[str, dict[str, Any]] = {
     "longcat_image": {},
     "longcat_image_edit": {"reference_latents": 1},
 }
-"""Fields of `model` by size name; numbers of layers are those that other projects have."""
+"""Fields of `model` by size name; the default numbers of layers come from other projects."""
 TINY: Mapping[str, Mapping[str, Any]] = {
     "longcat_image_edit": {
         **TINY_DOUBLE_SINGLE,

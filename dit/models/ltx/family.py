@@ -147,7 +147,10 @@ def ltx_positions(model: LtxConfig) -> PixelPositions:
 
 
 def ltx_conditions(model: LtxConfig) -> ConditionRules | None:
-    """Rules for pictures and clips given at any frame; None unless positions are causal."""
+    """Rules for pictures and clips given at any frame.
+
+    None if positions are not causal, or if a patch has several latent frames.
+    """
     from dit.models.positions import CELL
 
     if model.frame_positions is not FramePositions.CAUSAL or model.patch_temporal > 1:

@@ -1,8 +1,8 @@
 """LTX-2's connectors: layers over captions that learned rows fill up, before the network.
 
-The arithmetic is that of Diffusers' `LTX2ConnectorTransformer1d`. Every tensor rank has all rows
-and their whole gradient, so the weights need no mark for sequence parallelism; tensor ranks divide
-the matrices.
+The arithmetic is that of Diffusers' `LTX2ConnectorTransformer1d`. Every tensor rank has all rows,
+so with sequence parallelism each has the whole gradient of the learned rows, and none is summed
+over ranks; tensor ranks divide the matrices.
 """
 
 # L rows of the captions of a pack, R learned rows, E width of a row
@@ -67,9 +67,10 @@ class Connector(MegatronModule):
             self.add_module(f"mlp_{number}", FeedForward(context, feed_forward))
 
     def forward(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
-        """The rows that layers attend to; `starts` are the N + 1 offsets of the samples in L.
+        """The rows [N * `connector_rows`, E] that layers attend to.
 
-        `per_sample` says which kernels may be used.
+        `starts` are the N + 1 offsets of the samples in L; `per_sample` says which kernels may be
+        used.
 
         Raises:
             ValueError: a caption has more than `connector_rows` rows.

@@ -449,7 +449,7 @@ KEYS = ConfigKeys(
 
 
 def _rules_of_connectors(t: Any) -> list[Rule]:
-    """Rules that the connectors' config.json `t` must satisfy so that ours can be the same."""
+    """Rules for the connectors' config.json `t`; connectors that break one cannot be ours."""
     pairs = {
         "connector_num_layers": (t.video_connector_num_layers, t.audio_connector_num_layers),
         "connector_num_attention_heads": (
@@ -472,7 +472,10 @@ def _rules_of_connectors(t: Any) -> list[Rule]:
 
 
 def _connector_keys(name: str, field: str, default: int, value: str = "") -> tuple[Key, Key]:
-    """The keys of both connectors, and the field for both; the attribute `value` has its number."""
+    """The keys of config.json for both connectors, which our one `field` for both determines.
+
+    An export writes the number in the attribute `value` of the model, by default `field`.
+    """
 
     def write(model: Any) -> int:
         return getattr(model, value or field)
@@ -640,7 +643,7 @@ def _name_in_file(name: str) -> str | None:
 
 
 def _config_of_file(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any] | None:
-    """The config.json of a network with tensors of these `shapes`; None if it is no LTX-2."""
+    """Content of config.json for a network with tensors of these `shapes`; None if not LTX-2."""
     first = "transformer_blocks.0"
     if not {"proj_in.weight", "audio_proj_in.weight", f"{first}.scale_shift_table"} <= {*shapes}:
         return None

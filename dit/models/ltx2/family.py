@@ -120,9 +120,9 @@ class Ltx2Config(ModelConfig):
     patch_spatial: int = 1
     crossattn_emb_size: int = 3840
     sound_channels: Refused[int] = bounded(128, most=2**16)
-    """Numbers of a latent of the sound, as the shards hold it."""
+    """Number of channels of a sound's latent in the shards."""
     sound_rate: Refused[float] = bounded(SOUND_RATE, most=1e6, least=None)
-    """Latent frames of a sound a second: 25 of the published audio VAE."""
+    """Latent frames of sound per second (published audio VAE: 25)."""
     sound_hidden_size: Refused[int] = bounded(2048, most=2**17)
     """Width of the sound's tokens in the layers, and of the attention between the streams."""
     sound_text_size: Refused[int] = bounded(3840, most=2**20)
@@ -140,8 +140,8 @@ class Ltx2Config(ModelConfig):
     keyframe_embedding: Refused[bool] = False
     """Whether there is an embedding of keyframes (2.5), which no pack uses yet."""
     text_connectors: Refused[TextConnectors] = TextConnectors.STORED
-    """Texts in the shards: what the connectors make (stored), or the rows before them (frozen).
-    Frozen ones stand in the first stage and are not trained."""
+    """Captions in the shards: stored (outputs of the connectors), or frozen (their inputs; the
+    first pipeline stage has the connectors, which are not trained)."""
     connector_layers: Refused[int | None] = bounded(None, most=MOST_CONNECTOR_LAYERS)
     """Layers of each of the two connectors; null: the published number, 2 (2.0) or 8."""
     connector_heads: Refused[int | None] = bounded(None, most=2**10)
@@ -239,12 +239,12 @@ class Ltx2Config(ModelConfig):
 
     @property
     def layers_of_connectors(self) -> int:
-        """Layers of each connector; the published ones with gates have 8."""
+        """Number of layers of each connector; null stands for 8 with gates, else 2."""
         return self.connector_layers or (8 if self.head_gates else 2)
 
     @property
     def heads_of_connectors(self) -> int:
-        """Attention heads of each connector; the published ones with gates have 32."""
+        """Number of attention heads of each connector; null stands for 32 with gates, else 30."""
         return self.connector_heads or (32 if self.head_gates else 30)
 
     @property
@@ -268,13 +268,16 @@ class Ltx2Config(ModelConfig):
 
 @dataclass(frozen=True)
 class TableRows(FamilyModulation):
-    """Modulation by a learned table plus rows of all layers; each slot takes some of them."""
+    """Modulation by a learned table plus vectors of the noise level that all layers share.
+
+    Each slot takes some rows of the sum.
+    """
 
     runs: ClassVar[str] = "dit.models.ltx2.layers:SlotTable"
     shared: str
-    """Name of the shared rows, as in `TimestepConditioning.of_rows`."""
+    """Name of the shared vectors in `TimestepConditioning.of_rows`."""
     slots: tuple[tuple[int, int, int | None], ...]
-    """For each slot, the indices of its shift, scale and gate; None: no gate."""
+    """For each slot, the row of its shift, of its scale and of its gate; None: no gate."""
 
     @property
     def rows(self) -> int:
@@ -291,17 +294,17 @@ class AttendToCaption(AttendTo):
 
 
 def rows_of_table(stream: str) -> str:
-    """Name of the shared rows for a stream's own scales, shifts and gates."""
+    """Name of the vectors that all layers share for a stream's own scales, shifts and gates."""
     return f"{stream}_rows"
 
 
 def rows_between(stream: str) -> str:
-    """Name of the shared rows for the attention of a stream to the other."""
+    """Name of the vectors that all layers share for the attention of a stream to the other."""
     return f"{stream}_between"
 
 
 def rows_of_text(stream: str) -> str:
-    """Name of the shared rows for the captions that a stream attends to."""
+    """Name of the vectors that all layers share for the captions that a stream attends to."""
     return f"{stream}_text_rows"
 
 
@@ -344,7 +347,7 @@ def _own_parts(model: Ltx2Config, row: str) -> tuple[LayerPart, LayerPart, Layer
 
 
 def _parts_between(model: Ltx2Config) -> tuple[LayerPart, LayerPart]:
-    """Attention of each stream to the other, both to the tokens as they were before."""
+    """Attention of each stream to the other, both to the tokens as they are before this step."""
     width, sound = model.hidden_size, model.sound_hidden_size
     # Diffusers' rows: scale and shift of the attention of the video to the sound, then of the sound
     # to the video; the gate of the stream's own.

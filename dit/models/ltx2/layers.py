@@ -1,6 +1,7 @@
-"""Modules of LTX-2's layers: tables that are added to rows of the noise level, and captions.
+"""Modules of LTX-2's layers: modulation by tables, and attention to captions.
 
-A layer scales and shifts the rows of its captions if the version has tables for them.
+A table is added to vectors of the noise level. A layer scales and shifts the rows of its captions
+if the version has tables for them.
 """
 
 # T tokens of a row as this rank holds them, L text tokens, M level rows, D any width
@@ -22,11 +23,11 @@ from dit.models.ltx2.family import AttendToCaption, TableRows
 from dit.models.stacks.parts import CrossAttending, LayerConditions
 
 CAPTIONS = "captions"
-"""Name in `LayerConditions.of_parts` of what these modules read."""
+"""Key in `LayerConditions.of_parts`: for each text by name, the sample of each of its rows."""
 
 
 class SlotTable(AdaLNModule):
-    """A table [R, D] plus shared rows [M, R D], in float32, of which each slot takes some."""
+    """A table [R, D] plus vectors [M, R D] of all layers, in float32; each slot takes some rows."""
 
     def __init__(
         self, context: BuildContext, width: int, spec: TableRows, *, of_tokens: bool = True

@@ -60,7 +60,7 @@ of its inputs, and the gate of its output."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamLayout:
-    """What a pass computes once of the streams of a pack."""
+    """The streams of a pack, with masks and samples of their tokens, which all layers share."""
 
     streams: Mapping[str, TokenStream]
     """The streams by the name of their row of tokens."""
@@ -128,10 +128,11 @@ class StreamEmbedding(MegatronModule):
             self.connector.requires_grad_(False)
 
     def caption(self, text_LE: Tensor, starts: Sequence[int], per_sample: PerSample) -> Tensor:
-        """The rows [L, D] that layers attend to, from those of the shards [L, E].
+        """The caption rows [rows, D] that layers attend to, from those of the shards [L, E].
 
-        `starts` has the first row of each sample and the end of the last; `per_sample` says which
-        kernels may be used.
+        With connectors there are `connector_rows` rows for each sample, else L. `starts` has the
+        first row of each sample and the end of the last; `per_sample` says which kernels may be
+        used.
         """
         if self.connector is not None:
             with torch.no_grad():
@@ -182,7 +183,7 @@ class Ltx2Network(StackedTransformer):
         return [*super().parameters_without_gradient(), *unused]
 
     def streams(self, batch: PackedBatch) -> dict[str, TokenStream]:
-        """The streams of a pack by their rows of tokens; without sound, one of idle tokens."""
+        """The streams of a pack by the names of their rows; without sound one is `_idle`."""
         sound = batch.others.get(SOUND)
         return {TOKENS: batch, SOUND_TOKENS: self._idle(batch) if sound is None else sound}
 
@@ -350,7 +351,7 @@ class Ltx2Network(StackedTransformer):
         return AttendedRows(rows_LE=blocks[_text(row)], spans=spans)
 
     def _owners(self, batch: PackedBatch) -> Mapping[str, PerSample]:
-        """The sample of each row of the texts, by the name of the text.
+        """The samples that own the rows of each text, by the name of the text.
 
         If captions do not depend on the noise level, all rows count as rows of sample 0.
         """

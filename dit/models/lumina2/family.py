@@ -31,7 +31,7 @@ AXES_LENS = (300, 512, 512)
 """Lengths of Diffusers' rotary tables: index in the sequence, row, column."""
 
 LONGEST_TEXT = AXES_LENS[0] - 1
-"""Largest number of caption tokens; the picture's index follows theirs."""
+"""Largest number of caption tokens; the picture's index follows those of the caption."""
 
 MODEL_SIZES: dict[str, dict[str, Any]] = {"lumina2": {}}
 """Fields of `model` by size name, from config.json of Alpha-VLLM/Lumina-Image-2.0."""

@@ -64,8 +64,8 @@ class OmniGen2Config(HasReferences, GroupedRefinedConfig):
     num_layers: int = 32
     """Number of layers over text, references and target together."""
     num_refiner_layers: int = bounded(2, most=MOST_REFINER_LAYERS)
-    """Number of refiner layers over the target alone, over each reference, and over text, before
-    the joint layers."""
+    """Number of refiner layers of each of three stacks before the joint layers: over the target,
+    over each reference, and over text."""
     hidden_size: int = 2520
     num_attention_heads: int = 21
     num_kv_heads: int = bounded(7, most=2**14)

@@ -76,10 +76,10 @@ def _rules(t: Any) -> list[Rule]:
 
 
 def _references(t: Any) -> int:
-    """Largest number of references of published weights; `zero_cond_t` marks those of Edit-2511.
+    """Largest number of references of published weights with the config.json `t`.
 
-    Nothing in the file tells Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or
-    none.
+    `zero_cond_t` marks those of Edit-2511; for all others it is 0. Nothing in the file tells
+    Qwen-Image from Qwen-Image-Edit, whose samples may have a picture or none.
     """
     return MOST_REFERENCES if t.zero_cond_t else 0
 

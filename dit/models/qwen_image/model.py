@@ -72,7 +72,8 @@ class QwenImageNetwork(JointTransformer):
 def text_positions(lengths: Sequence[int], grids: Sequence[Sequence[Grid]]) -> Tensor:
     """Positions [L, 3] float32 of texts with these `lengths`, in samples with pictures of `grids`.
 
-    A token has the same position on all axes, counted from half of the longest side.
+    All axes of a token have the same position: its index in the text plus half of the longest side
+    of the sample's pictures, in tokens.
     """
     rows = [
         torch.arange(length) + max(side // 2 for grid in pictures for side in grid[1:])

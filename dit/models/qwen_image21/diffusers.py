@@ -127,7 +127,10 @@ def _inexpressible(model: QwenImage21Config) -> list[str]:
 def _run_network(
     network: nn.Module, sample: LatentSample, level: float, model: QwenImage21Config
 ) -> Tensor:
-    """Output of Diffusers' network for one sample; it reads no states in place of pictures."""
+    """Output of Diffusers' network for one sample.
+
+    The text has zeros in the places of pictures, because the network does not read states there.
+    """
     import torch
     from torch.nn.functional import pad
 

@@ -44,9 +44,10 @@ class QwenImage21Network(JointTransformer):
     """Denoiser of Qwen-Image-2.1: predicts the velocity of each noisy token of a pack.
 
     Each sample is computed as by Diffusers' `QwenImage21Transformer2DModel`. It is a sequence:
-    texts with references between them, then its picture. A sample has two level rows: its picture
-    has its noise level, texts and references have level 0. The first pipeline stage computes all
-    modulations, 5 vectors for each level row, which are sent with the hidden states.
+    texts with references between them, then its picture. A sample has two timestep embeddings: that
+    of its noise level for its picture, and, with `causal_condition`, that of level 0 for texts and
+    references. The first pipeline stage computes all modulations, 5 vectors for each embedding,
+    which are sent with the hidden states.
     """
 
     text_level = 1
@@ -92,7 +93,10 @@ class QwenImage21Network(JointTransformer):
         return found
 
     def prepared(self, batch: PackedBatch) -> PackedBatch:
-        """A copy of `batch` whose positions have the index in the sequence, not the picture's."""
+        """A copy of `batch` in which the first number of a position is an index in the sequence.
+
+        The index replaces the number of the picture among the pictures of its sample.
+        """
         places = [_places(*sample)[1] for sample in _samples(batch)]
         # The target, whose number is 0, stands behind all references.
         rows = [[own[-1], *own[:-1], *[0] * (1 + MOST_REFERENCES - len(own))] for own in places]
@@ -103,7 +107,7 @@ class QwenImage21Network(JointTransformer):
         return replace(batch, position_TA=moved_TA)
 
     def text_positions(self, batch: PackedBatch) -> Tensor:
-        """Positions [L, A] of text tokens: the index in the sequence, on all axes."""
+        """Positions [L, A] of text tokens: their index in the sequence, on all A axes."""
         places = [place for sample in _samples(batch) for place in _places(*sample)[0]]
         place_L = torch.tensor(places, dtype=batch.position_TA.dtype)
         place_LA = place_L[:, None].repeat(1, batch.position_TA.shape[1])
@@ -130,13 +134,13 @@ class QwenImage21Network(JointTransformer):
 
 
 def _texts_in_order(batch: PackedBatch) -> dict[str, tuple[int, ...]]:
-    """Offsets of a pack's texts by name, in order: before references first, the caption last."""
+    """Offsets of a pack's texts by name: texts before references in order, then the caption."""
     names = [name for name in batch.text_offsets if name != TEXT]
     return {name: batch.text_offsets[name] for name in (*names, TEXT)}
 
 
 def _samples(batch: PackedBatch) -> Iterator[tuple[tuple[int, ...], tuple[Grid, ...]]]:
-    """(lengths of its texts in order, grids of its references) of each sample."""
+    """Yields (lengths of its texts in order, grids of its references) for each sample."""
     offsets = _texts_in_order(batch).values()
     lengths = ([stop - start for start, stop in pairwise(of)] for of in offsets)
     return zip(zip(*lengths, strict=True), batch.references, strict=True)

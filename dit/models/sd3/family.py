@@ -148,7 +148,10 @@ class Sd3Config(ModelConfig):
 
     @property
     def stack_layers(self) -> dict[str, int]:
-        """Number of layers of each stack by name, in order; the last layer is its own stack."""
+        """Number of layers of each stack by name, in the order in which stacks run.
+
+        The last layer is a stack of its own.
+        """
         dual = min(self.dual_attention_layers, self.num_layers - 1)
         counts = {"dual_blocks": dual, "blocks": self.num_layers - 1 - dual, "last_block": 1}
         return {name: count for name, count in counts.items() if count}

@@ -58,7 +58,7 @@ class Sd3Network(JointTransformer):
 class PositionTable(nn.Module):
     """A table with an embedding for each position of a square, which is stored but never trained.
 
-    Published weights include theirs. A new one has sines and cosines, first of columns, then of
+    Published weights include the table. A new one has sines and cosines, first of columns, then of
     rows, at frequencies 10000^(-i / (D / 4)) (arXiv:2403.03206, Sec. 4; the table of Diffusers'
     `PatchEmbed`).
     """

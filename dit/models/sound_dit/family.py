@@ -127,7 +127,7 @@ class SoundDitConfig(ModelConfig):
 
 
 def sound_dit_stack(model: SoundDitConfig) -> StackSpec:
-    """The layers, in which both rows attend to themselves, to each other and to text."""
+    """The layers, in which frames and sound attend to themselves, to text and to each other."""
     modulation = PerBlockModulation(inputs=model.hidden_size)
     v, s = Modulation("modulation", modulation), Modulation("sound_modulation", modulation)
     width, sound = model.hidden_size, model.sound_hidden_size

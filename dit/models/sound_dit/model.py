@@ -43,7 +43,7 @@ from dit.models.stacks.stacked_transformer import Blocks, Shapes, StackedTransfo
 from dit.pack_wire import to_device
 
 Layout = dict[str, PerSample]
-"""How level rows are applied to the tokens of each row, by the row's name."""
+"""For each row of tokens, by its name, the timestep embedding that belongs to each token."""
 
 
 class SoundDit(StackedTransformer):

@@ -23,11 +23,11 @@ _HEAD = {"D": "K", "A": "J"}
 
 
 class _StreamWeights(NamedTuple):
-    """How names of a stream's weights begin, and the letters of its sizes."""
+    """The prefix of the names of a stream's weights, and the letters of its sizes."""
 
     prefix: str
     first: str
-    """Name of what embeds its tokens."""
+    """Name of the linear that embeds the stream's tokens."""
     width: str
     hidden: str
     modulation: str
@@ -41,7 +41,11 @@ _STREAMS = (
 
 
 def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: Any) -> list[Row]:
-    """Rows of an attention; `widths` of what asks, of what is asked, and of all heads."""
+    """Name-table rows of an attention in all layers.
+
+    `widths` are the letters of three widths: of the tokens that make queries, of those that make
+    keys, and of all heads.
+    """
     width, keys, inner = widths
     ours, theirs = f"{_LAYER}.{ours}", f"{_BLOCK}.{theirs}"
     column: Any = {"split": TensorSplit.COLUMN, **exists}
@@ -70,7 +74,7 @@ def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: A
 
 
 def _of_stream(one: _StreamWeights) -> list[Row]:
-    """Rows of one stream alone: its attentions, MLP, modulations, and both ends."""
+    """Name-table rows of one stream: its attentions, MLP, modulations, embedding and head."""
     prefix, width = one.prefix, one.width
     mlp, modulation, out = (f"{prefix}{part}" for part in ("mlp", "modulation", "modulate_out"))
     of_layer = f"{_LAYER}.{modulation}.linear", f"{_BLOCK}.{modulation}.linear"

@@ -201,7 +201,7 @@ def _latent_channels(t: Any) -> int:
 
 
 def _shows_channels(t: Any) -> bool:
-    """Whether the network of `t` has mask and condition as input channels besides the latent."""
+    """Whether the network of config.json `t` gets mask and condition latent as input channels."""
     return t.in_channels == 2 * _latent_channels(t) + MASK_CHANNELS
 
 
@@ -243,7 +243,11 @@ def _condition(t: Any) -> ImageCondition:
 
 
 def _switch(value: Any) -> bool:
-    """`value` as a Boolean; a user may have written `true` or `false`."""
+    """`value` as a Boolean; a user may have written `true` or `false`.
+
+    Raises:
+        ValueError: it is another text.
+    """
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):

@@ -170,7 +170,7 @@ class AttendingCubes(SelfAttending):
 
 
 class LevelEmbedding(nn.Module):
-    """Maps timesteps [M] to their embedding [M, D] and the rows [M, 6 D] that all layers share."""
+    """Maps timesteps [M] to their embedding [M, D] and modulations [M, 6 D] for all layers."""
 
     def __init__(self, model: WanConfig, config: TransformerConfig):
         super().__init__()
@@ -187,7 +187,7 @@ class LevelEmbedding(nn.Module):
 
 
 class Float32Linear(Replicated):
-    """A linear over level rows, [M, X] to [M, D], in float32 whatever the type of its weights."""
+    """A linear [M, X] -> [M, D] over timestep embeddings, in float32 for weights of any dtype."""
 
     def product(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.float(), self.bias.float())
@@ -196,7 +196,8 @@ class Float32Linear(Replicated):
 class ImageEmbedding(nn.Module):
     """Maps rows of the image encoder [I, E] to rows [I, D] that layers attend to.
 
-    Its weights need no mark for sequence parallelism, for the same reason as `TextEmbedding`.
+    Every tensor rank has all rows, so with sequence parallelism each has the whole gradient of the
+    weights, and none is summed over ranks.
     """
 
     def __init__(self, model: WanConfig):
