@@ -70,9 +70,10 @@ class Fp8Recipe(StrEnum):
 
 
 class ContextComm(StrEnum):
-    """Context-parallel communication: heads (a2a), or keys and values (all_gather; p2p, a ring).
+    """What context-parallel ranks exchange: attention heads (a2a), or keys and values.
 
-    p2p needs Transformer Engine.
+    Keys and values go to all ranks at once (all_gather) or around a ring (p2p, which needs
+    Transformer Engine).
     """
 
     A2A = "a2a"

@@ -74,7 +74,7 @@ def resume_class(group: Any, key: str) -> Resume:
 
 
 def weight_settings(model: Any) -> dict[str, Any]:
-    """The settings of a `ModelConfig` that determine shape and meaning of weights and inputs."""
+    """Settings of `model` that determine shape and meaning of weights and inputs, by key."""
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)

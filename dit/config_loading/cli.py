@@ -173,7 +173,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _spelled(token: str) -> str:
-    """`token` with the underscores of its flag replaced by dashes."""
+    """`token` with dashes for the underscores of its flag, if this makes it a known flag."""
     name, equals, value = token.partition("=")
     ours = f"--{name[2:].replace('_', '-')}"
     return ours + equals + value if ours in (*_WITH_VALUE, *_SWITCHES) else token

@@ -153,7 +153,8 @@ class Schema:
     def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
         """Text of `--help=all`: every group and key with its type, default and help text.
 
-        `keys`, such as `optimizer.lr`, limits it to these, for `--help`.
+        `defaults` has the default values. `keys`, such as `optimizer.lr`, limits the text to these,
+        for `--help`.
         """
         parts = []
         for name, kind in self.groups.items():

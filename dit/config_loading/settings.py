@@ -346,9 +346,10 @@ def without_removed(settings: list[Setting]) -> list[Setting]:
 def _with_named_size(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
-    """The settings, with the keys of the strongest `model.name` before other settings of its level.
+    """(settings, notices): `settings` and those that the strongest `model.name` implies.
 
-    Also returns a notice for each weaker setting whose value the size replaces.
+    The implied ones stand before the other settings of the level of `model.name`, which override
+    them. There is a notice for each weaker setting whose value the size replaces.
     """
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:
@@ -397,7 +398,10 @@ def _overlaid(base: dict[str, Any], settings: list[Setting], problems: list[str]
 def _resolve(
     whole: DictConfig, base: dict[str, Any], setting: Setting, problems: list[str]
 ) -> None:
-    """Replaces a value that cannot be resolved by the recipe's, and adds a problem."""
+    """Resolves the value of `setting` in `whole`, and adds a problem if that fails.
+
+    The recipe's value, from `base`, then takes the place of the setting's.
+    """
     try:
         value = OmegaConf.select(whole, setting.key, throw_on_missing=True)
         if OmegaConf.is_config(value):

@@ -54,7 +54,8 @@ def from_first_rank(work: Callable[[], T]) -> T:
     """The result of `work` on the first rank, sent to all ranks; all ranks call it.
 
     Raises:
-        ValueError: `work` raised it.
+        ValueError: on every rank, if `work` raised it. Other errors are raised on the first rank
+            alone.
     """
     import torch.distributed as dist
 

@@ -53,7 +53,7 @@ class SharesTokens(Protocol):
 
 
 def rank_part(module: SharesTokens, item: Item) -> Item:
-    """The shard of `item` (a pack and its regression problem) for ranks with this `module`."""
+    """This rank's shard of `item`, a pack and its regression problem; `module` is its network."""
     multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
 
@@ -110,7 +110,11 @@ def _split(
 
 
 def join_tokens(part_TC: Tensor, batch: TokenStream, module: SharesTokens) -> Tensor:
-    """The tokens of all context ranks [T, C] in the order of the pack; undoes `split_tokens`."""
+    """The tokens of all context ranks [T, C] in the order of the pack; undoes `split_tokens`.
+
+    `part_TC` has this rank's tokens and their padding, and `batch` is the whole pack. All context
+    ranks call it.
+    """
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:
         return part_TC[:tokens]
@@ -133,7 +137,9 @@ def run_pipeline(
 ) -> list[Any]:
     """Runs Megatron-Core's pipeline schedule over `items`, one micro-batch each.
 
-    Returns the results of `forward_step` on the last stage, and an empty list on other stages.
+    `forward_step` returns an output and a loss function or None. The last stage gets, for each
+    item, the last value that the loss function returns, or without one the output; other stages get
+    an empty list. Unless `forward_only`, gradients are accumulated.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     groups, virtual = module.groups, len(chunks)

@@ -49,7 +49,7 @@ class RowShares:
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """How the rows are divided that the parameter `weight` holds; None for a whole weight."""
+    """The division into rows of the weight that `weight` is a part of; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 

@@ -76,10 +76,10 @@ class ShareSchedule:
             layer.set_reshard_after_forward(after_forward, recurse=False)
 
     def _fetch_ahead(self, count: int) -> None:
-        """Makes each layer prefetch the weights of the next `count` layers, in the network's order.
+        """Makes each layer prefetch the weights of the `count` layers that are computed after it.
 
-        torch's default, the order of the last pass, would be wrong after recomputation and in
-        pipelines.
+        The order is the network's, reversed in the backward pass. torch's default, the order of the
+        last pass, would be wrong after recomputation and in pipelines.
         """
         self.module.set_modules_to_backward_prefetch([*reversed(self.layers[-count:])])
         for number, layer in enumerate(self.layers):
@@ -108,9 +108,10 @@ class ShareSchedule:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are not yet reduced over replicas, or over any ranks.
+        """A context in which gradients wait for their reduction over replicas.
 
-        The first backward pass after it reduces the gradients of all packs.
+        With `ddp.reduce_each_pack=false` they wait for their reduction over any ranks. The first
+        backward pass after the context reduces the gradients of all packs.
         """
         self._sum_now(False)
         yield

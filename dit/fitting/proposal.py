@@ -71,7 +71,7 @@ Seconds = Callable[[Draft], float]
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
-    """A run with each of the known network sizes, the smallest first."""
+    """Runs with the network sizes `NAMED` (`gpu`) or `SMALL` (CPU), the smallest first."""
     by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
     fitting = [p for p in _PATCHES if corpus.divides(p)]
     tokens = {p: corpus.mean_length(p) for p in fitting}

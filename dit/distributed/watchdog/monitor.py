@@ -162,7 +162,10 @@ class Monitor:
                 self._lose_store()
 
     def _guard_store(self) -> None:
-        """Ends this process if the store no longer answers, as when its machine is lost."""
+        """Ends this process if the store no longer answers and the main thread makes no progress.
+
+        That is so when the machine of the store is lost.
+        """
         still, before = 0, MainThread.activity
         while not self.over.wait(self.round_s):
             now = MainThread.activity
@@ -234,7 +237,10 @@ class Monitor:
         self._leave()
 
     def _show(self, verdict: Verdict) -> None:
-        """Shows the verdict from this thread, because the main thread may be blocked for ever."""
+        """Kills the silent processes of this machine, and shows the verdict.
+
+        It does so in this thread, because the main thread may be blocked for ever.
+        """
         self.verdict = verdict
         for report in verdict.silent:
             if report.host == self.me.host:

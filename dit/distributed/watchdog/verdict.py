@@ -95,7 +95,8 @@ class Limit:
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
         """The limit of `seconds` for `ranks` ranks; `again` says what becomes of the run.
 
-        A round lasts a second, and longer if one process reads many reports.
+        A round lasts a second, longer if one process reads many reports, and an eighth of `seconds`
+        at most.
         """
         round_s = min(max(1.0, ranks / _REPORTS_A_SECOND), seconds / 8)
         return cls(seconds=seconds, round_s=round_s, again=again)

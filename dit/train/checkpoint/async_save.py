@@ -278,7 +278,7 @@ def save_checkpoint(
     config: RunConfig,
     data: DataState,
 ) -> Path:
-    """Writes RUN/checkpoints/step_N and waits until it is complete; all ranks call it.
+    """Writes RUN/checkpoints/step_N and returns its path once it is complete; all ranks call it.
 
     Raises:
         CheckpointError: a rank could not write; older checkpoints are unchanged.

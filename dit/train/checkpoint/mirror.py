@@ -131,7 +131,7 @@ class Mirror:
             self._thread.start()
 
     def lines(self) -> Iterator[str]:
-        """Log messages since the last call, which it removes."""
+        """Yields the log messages since the last call, and removes them."""
         while self._lines:
             yield self._lines.popleft()
 
@@ -217,7 +217,10 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and incomplete ones; keeps any newer than `local`."""
+        """Removes copies beyond `keep_last`, and incomplete ones.
+
+        Complete copies that are newer than those in the run folder (`local`) stay.
+        """
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

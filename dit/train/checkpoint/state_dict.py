@@ -202,8 +202,8 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    With `train.warm_start_ema` the EMA continues from the checkpoint's, or from its weights if it
-    has none, and counts the updates behind it.
+    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from the
+    checkpoint's, or from its weights if it has none, and the progress counts the updates behind it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or

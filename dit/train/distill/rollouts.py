@@ -91,7 +91,7 @@ class Passes:
 
 @contextmanager
 def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which forward passes through `chunks` have no dropout."""
+    """A context without dropout in `chunks`, which are in training mode after it."""
     for chunk in chunks:
         chunk.eval()
     try:
