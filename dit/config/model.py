@@ -362,7 +362,10 @@ class ModelConfig:
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
-        """Tokens in the attention of a sample with a latent of this size in cells, with padding."""
+        """Number of tokens in attention, with padding, of a sample with a latent of this size.
+
+        `frames`, `height` and `width` are in latent cells.
+        """
         p = self.patch_spatial
         grid = (frames // self.patch_temporal, height // p, width // p)
         return self.attended(grid, grid[0] * grid[1] * grid[2])

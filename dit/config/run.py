@@ -31,7 +31,7 @@ class RunConfig(RunGroups):
 
     @property
     def of_critic(self) -> RunConfig:
-        """The configuration of a distillation's critic: its own learning rate, schedule and EMA."""
+        """The run's configuration, with learning rate, schedule and EMA of DMD's critic."""
         c, optimizer, ema = self.distill, self.optimizer, EmaConfig(kind=EmaKind.NONE)
         if (rate := c.critic_lr) is not None:
             floor = optimizer.min_lr * rate / optimizer.lr

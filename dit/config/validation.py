@@ -35,7 +35,7 @@ class ValidationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Validation every `train.eval_interval` steps: loss of `train.eval_iters` packs; samples."""
+    """Validation every `train.eval_interval` steps: loss on `train.eval_iters` packs; samples."""
 
     quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""

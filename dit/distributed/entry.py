@@ -304,7 +304,7 @@ def _tell_launcher(message: str) -> None:
 
 
 def _show_crash(crash: threading.ExceptHookArgs) -> None:
-    """Shows the crash of a thread; TensorBoard's threads repeat an error that is shown already."""
+    """Shows the crash of a thread, but not of TensorBoard's, which repeat a known error."""
     if not type(crash.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(crash)
 
@@ -385,7 +385,7 @@ def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> thr
 
 
 def leave(code: int) -> None:
-    """Ends this process and its children at once."""
+    """Flushes streams for 2 s at most, kills this process's children, and exits with `code`."""
     import psutil  # late: scripts answer --help without it
 
     # In a thread, because another one may hold a stream, and wait for whoever should read from it.

@@ -39,7 +39,10 @@ class References:
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
-    """The `problem` of this context rank's shard of a pack, changed as `references` demand."""
+    """The `problem` of this context rank's shard of a pack, changed as `references` demand.
+
+    `pack` is the index of the pack in the step, and `batch` this rank's shard of it.
+    """
     unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]

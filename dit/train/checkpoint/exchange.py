@@ -154,7 +154,7 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """Host tensors that this rank reads from a checkpoint, by weight and prefix.
+        """Number of a weight -> prefix -> host tensor that this rank reads from a checkpoint.
 
         `weights` is the prefix of the stored tensors that become the weights. State is read for the
         weights that this network trains, or (`everywhere`) for all weights.

@@ -252,7 +252,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Checks that building the configured layers and optimizer would make."""
+    """Functions that make the checks of building the configured layers and optimizer."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

@@ -80,7 +80,7 @@ class Starts:
 def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
     """Locks the run folder until `ends` closes, and chooses the start of each network.
 
-    All ranks call it.
+    All ranks call it. An empty folder first gets the newest checkpoint of the mirror.
 
     Raises:
         ValueError: the folder cannot be written, or there is nothing to start from.
@@ -164,7 +164,11 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """The function that fills a model whose weights are all trained; None: with random values."""
+    """The function that fills a model whose weights are all trained; None if they are random.
+
+    Raises:
+        ValueError: `load_hf` is set, and the program has not passed its `weights`.
+    """
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:
