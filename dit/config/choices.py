@@ -82,7 +82,7 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Padding of captions that attention treats as text."""
+    """Kinds of caption padding that attention treats as text."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 

@@ -55,7 +55,7 @@ AtStart = Annotated[T, Resume.AT_START]
 
 @cache
 def resume_classes(group: Any) -> dict[str, Resume]:
-    """The class of each key of the dataclass `group` that states one.
+    """Key -> its resume class, for the fields of the dataclass `group` that state one.
 
     A field that a subclass redeclares keeps its class unless the subclass states another.
     """

@@ -88,7 +88,10 @@ class TokenRoute(TokenShare):
 
 
 def route_rules(first: int | None, last: int | None, rate: float, *, layers: int) -> list[Rule]:
-    """Rules about the keys of a token route alone, in a network with `layers` layers."""
+    """Rules about route_from (`first`), route_to (`last`) and route_rate (`rate`).
+
+    The network has `layers` layers. Other keys of the configuration are not looked at.
+    """
     rules = [
         (
             0 <= rate < 1,

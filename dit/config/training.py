@@ -315,7 +315,7 @@ class EmaConfig:
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks shard."""
+    """What data-parallel ranks shard: the optimizer state, or weights and gradients as well."""
 
     OPTIMIZER = "optimizer"
     WEIGHTS = "weights"

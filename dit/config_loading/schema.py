@@ -27,7 +27,7 @@ def is_group(kind: object) -> bool:
 
 @cache
 def hints(group: Any) -> dict[str, Any]:
-    """Key -> type of the dataclass `group`, in the order of files.
+    """Key -> type, for the fields of the dataclass `group` in the order of files.
 
     A dataclass whose files have another order than its fields defines `field_order`.
     """

@@ -303,10 +303,10 @@ def legible(text: str) -> str:
 
 
 def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
-    """The settings; those with interpolations are left out if there are too many, with a problem.
+    """`settings`; those with interpolations only if there are at most `MOST_REFERENCES` in all.
 
-    Each interpolation may lead to a text with several others, so their number is limited
-    beforehand.
+    More are added to `problems`. Each interpolation may lead to a text with several others, so
+    their number is limited beforehand.
     """
     counts = [
         sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))

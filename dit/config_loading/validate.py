@@ -143,7 +143,7 @@ def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str])
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
-    """The configuration, or None and its problems, each with the path of its key."""
+    """(configuration or None, problems); each problem is (path of its key, message)."""
     groups: dict[str, Any] = {}
     found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():

@@ -122,7 +122,7 @@ def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
 
     With that option each forward pass gathers the weights that other ranks updated in the last
     step. Ranks that save, or validate fewer packs than others, must not wait for a gather that the
-    others never begin. Without it, and with FSDP, the context does nothing.
+    others never begin. Without that option, and with FSDP, the context does nothing.
     """
     overlapped: list[Any] = [one for one in chunks if one.ddp_config.overlap_param_gather]
     for chunk in overlapped:

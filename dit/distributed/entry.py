@@ -216,8 +216,8 @@ def _stop(code: int) -> None:
 class StopSignals:
     """A context in which signals to stop set `received` instead of ending the process.
 
-    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal), the last one unless
-    `nohup` ignores it; even then the launcher stops its processes.
+    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal). SIGHUP is left alone
+    if `nohup` ignores it, except under a launcher.
     """
 
     def __init__(self) -> None:

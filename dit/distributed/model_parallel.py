@@ -1,4 +1,4 @@
-"""One pack over the ranks of a model replica: context ranks and pipeline stages.
+"""Computes packs on the ranks of a model replica: context ranks and pipeline stages.
 
 1. rank_part       each context rank takes its shard of every sample
 2. run_pipeline    the stages process several packs by Megatron-Core's schedule
@@ -61,11 +61,12 @@ def rank_part(module: SharesTokens, item: Item) -> Item:
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> Item:
-    """A context rank's tokens of a pack and its problem, padded at the end to a `multiple`.
+    """A context rank's tokens of a pack and of its regression problem, with padding at the end.
 
-    `ModelConfig.token_multiple` explains the multiple. All random draws were made for the whole
-    pack before, so the numbers are those of a single rank. Other token streams (such as sound) also
-    get their noisy tokens, which the network reads (`NoisyTokens`).
+    Their number becomes a multiple of `multiple` (`ModelConfig.token_multiple` says why). All
+    random draws were made for the whole pack before, so the numbers are those of a single rank.
+    Other token streams (such as sound) also get their noisy tokens, which the network reads
+    (`NoisyTokens`).
     """
     others, problems = dict[str, TokenStream](), dict[str, Problem]()
     for name, own in problem.others.items():
@@ -219,9 +220,9 @@ def whole_outputs(
 ) -> list[Any]:
     """Outputs of the network for all tokens of whole packs, float32 [T, C] each, on all ranks.
 
-    For a pack with several token streams it is a dict of the outputs by stream. All tensor, context
-    and pipeline ranks of a replica call it with the same packs. `doing` names the activity in
-    messages of the watchdog.
+    For a pack with several token streams, the output is a dict of tensors by stream. All tensor,
+    context and pipeline ranks of a replica call it with the same packs. `doing` names the activity
+    in messages of the watchdog.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     mine, stages = [rank_part(module, item) for item in items], module.groups.pp
@@ -258,7 +259,7 @@ class FullForward(nn.Module):
     """The model as a function of a whole pack, the same on every layout; it has no backward pass.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
-    output; for a pack with several token streams it is a dict of the outputs by stream.
+    output [T, C]. For a pack with several token streams, the output is a dict of tensors by stream.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):

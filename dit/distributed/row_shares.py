@@ -59,7 +59,7 @@ def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
 
 
 class PackedRows(Protocol):
-    """Interface of frozen rows that are stored as bytes: a uint8 tensor with as many rows.
+    """Interface of frozen rows that are stored as bytes, in a uint8 tensor with equally many rows.
 
     Such rows are divided, sent and gathered like other rows, and unpacked where they are used.
     """

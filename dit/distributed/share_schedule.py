@@ -38,7 +38,7 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
     """Makes `fully_shard` divide and gather byte weights unchanged, as torch does from 2.12 on.
 
     torch 2.11 briefly lets each divided weight require a gradient, which is an error for bytes, and
-    gathers all weights in the compute dtype. `fsdp_param` is torch's module.
+    gathers all weights in the compute dtype. `fsdp_param` is the module of torch that is changed.
     """
     if fsdp_param.nn is not nn:
         return  # another part of the network did it

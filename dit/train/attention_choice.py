@@ -103,7 +103,11 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts."""
+    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts.
+
+    Few are at most `_MOST_SHAPES`. Unless the data are mock data, they must stay the same if each
+    text has one token more.
+    """
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])

@@ -179,7 +179,7 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Count of each sample in the main stream: its tokens with a loss, or all if none has one."""
+    """Number of tokens with a loss in each sample's main stream; of all tokens if none has."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 
@@ -220,7 +220,7 @@ def _parts_of_means(
 ) -> Tensor:
     """Each token's share of the mean error of its sample, [T].
 
-    With `read`, which has the index of a group for each sample, of the mean error of the group.
+    `read` has the index of a group for each sample; the share is then of the group's mean error.
     """
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:

@@ -98,7 +98,7 @@ def forward_backward(
 
 
 def prepare_update(model: ModelAndOptimizer) -> Tensor:
-    """The squared norm [1] of the gradient, without waiting for the device."""
+    """Prepares the gradients for the update; returns their squared norm [1] on the device."""
     heartbeat("update")
     with timed(OPTIMIZER):
         return squared_norm(model.optimizer)

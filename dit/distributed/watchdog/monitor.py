@@ -122,7 +122,9 @@ class Monitor:
             thread.start()
 
     def explain(self, error: BaseException) -> None:
-        """Reports that this process leaves because of `error`; all processes then learn why.
+        """Reports that this process leaves because of `error`, and waits until that is known.
+
+        From here on the process ignores SIGTERM, so that it can still say why it ends.
 
         Raises:
             PeerError: the error is a broken connection; names the rank that broke it.

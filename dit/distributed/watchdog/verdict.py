@@ -165,8 +165,8 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     """The verdict that live processes block the others for too long, or None.
 
-    These are the processes that wait for no other one, and among them those with the least
-    progress.
+    These are the processes that wait for no other one, or all processes if each waits for another;
+    among them, those with the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):

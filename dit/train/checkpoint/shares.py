@@ -136,9 +136,10 @@ def share_weights(
 ) -> list[SharedWeight]:
     """The weights of `modules` with `chosen` checkpoint names, each with the rank that stores it.
 
-    Their order is the same on all ranks of the pipeline stage. `held` lists the ranks that update,
-    or hold, the shards of each `trained` weight. The state of a weight is `tensors` float32 tensors
-    in its shape; for weights with a name in `apart`, each layer's state is stored separately.
+    The list has the same order on all ranks of the pipeline stage. `held` lists the ranks that
+    update, or hold, the shards of each `trained` weight. The state of a weight is `tensors` float32
+    tensors in its shape; for weights with a name in `apart`, each layer's state is stored
+    separately.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()

@@ -352,8 +352,8 @@ def share_of_state(
 ) -> dict[str, Any]:
     """Copy in host memory of this rank's shard of the weights, EMA and optimizer of `model`.
 
-    Its form is what Megatron-Core stores; the state of a `critic` is added to it. All ranks call
-    it.
+    Returns a dict that Megatron-Core can store, with the keys share (tensors), extra and optimizer.
+    The state of a `critic` is under the key `CRITIC`. All ranks call it.
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)

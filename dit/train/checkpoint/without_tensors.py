@@ -45,7 +45,9 @@ def check_same_model(path: Path, config: RunConfig) -> None:
 
 
 def check_same_weights(path: Path, model: ModelConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape than those of `model`.
+    """Refuses a checkpoint whose weights have another shape or meaning than those of `model`.
+
+    Other inputs of samples are allowed.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.

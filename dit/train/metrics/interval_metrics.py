@@ -257,7 +257,7 @@ class StreamLosses:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [3, 2], whose rows are quotients of metrics.
+        """Name -> tensor [3, 2]: numerator and denominator of each metric in `values`.
 
         The rows are (sum of errors, tokens) of frames, (sum of errors, tokens) of sound, and
         (samples with sound, all samples).
@@ -279,7 +279,7 @@ class StreamLosses:
             self.total_32[2] += to_device(counts, device())
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """loss_video, loss_sound and sound_share, from the `sums` [3, 2] of all ranks."""
+        """loss_video, loss_sound and sound_share: quotients of the rows of all ranks' `sums`."""
         rows = sums["stream_losses.sums"].tolist()
         names = ("loss_video", "loss_sound", "sound_share")
         return {name: a / b for name, (a, b) in zip(names, rows, strict=True) if b}
@@ -308,7 +308,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Count, sum and sum of squares of student's and data's latents, as one tensor [2, 3]."""
+        """Name -> tensor [2, 3]: (count, sum, sum of squares) of student's and data's latents."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:

@@ -121,7 +121,9 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: int) -> None:
-    """Refuses `model.blocks_to_swap` if no block has frozen weights.
+    """Refuses `model.blocks_to_swap` if `groups` freeze no weight of a block.
+
+    `swapped` is the value of the key, for the message.
 
     Raises:
         Problems: names the keys.

@@ -125,10 +125,11 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of DMD's critic, with weights of `distill.critic_load` or the teacher, or None.
+    """The start of DMD's critic; None for a run without critic.
 
-    If the student has adapters, the critic has its own on the same base; else it is a whole
-    network.
+    Its weights are those of the checkpoint on a resume, else of `distill.critic_load` or the
+    teacher. If the student has adapters, the critic has its own on the same base; else it is a
+    whole network.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
