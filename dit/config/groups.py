@@ -253,8 +253,8 @@ class RunGroups:
     def guidance(self) -> float:
         """Default guidance scale g in uncond + g (cond - uncond) for samples of this network.
 
-        It is `validation.guidance` if set. Otherwise a distilled student and a network with a
-        guidance embedding have 1, and other networks `GUIDANCE`.
+        It is `validation.guidance` if set. Otherwise it is 1 for a distilled student and for
+        networks with a guidance embedding or without guidance, and `GUIDANCE` for others.
         """
         if self.validation.guidance is not None:
             return self.validation.guidance
@@ -336,11 +336,11 @@ class RunGroups:
 
     @property
     def sample_multiple(self) -> int:
-        """Each sample of a pack is padded to a multiple of this number of tokens."""
+        """Number of tokens to a multiple of which each sample of a pack is padded."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:
-        """Tokens of one mock sample, padded to `sample_multiple`."""
+        """Number of tokens of one mock sample, padded to `sample_multiple`."""
         multiple = self.sample_multiple
         tokens = self.model.tokens_of(geometry.frames, geometry.height, geometry.width)
         return -(-tokens // multiple) * multiple

@@ -58,9 +58,7 @@ class LoraConfig:
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     frozen_adapter: Live[LocalPath | None] = None
     """LoRA file or folder that is added, frozen, while adapters train, and is left out of all
-    results.
-
-    On a resume the file may have moved, but must have the same numbers."""
+    results. On a resume the file may have moved, but must have the same numbers."""
     ignore_text_encoder: AtStart[bool] = False
     """Leave out the weights of text encoders in LoRA files, and log how many there are."""
     base: Live[LocalPath | None] = None

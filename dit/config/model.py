@@ -200,7 +200,7 @@ class ModelConfig:
         ]
 
     def _own_family(self) -> Rule:
-        """The rule that `family` is the family of this class: the default of that field."""
+        """The rule that `family` is this class's family, which is the default of the field."""
         (own,) = [one.default for one in fields(self) if one.name == "family"]
         return (
             own in (MISSING, self.family),
@@ -386,7 +386,10 @@ class ModelConfig:
 
     @property
     def largest_latent(self) -> tuple[int, int, int] | None:
-        """The largest latent (frames, rows, columns) that the network accepts; None: any."""
+        """The largest latent that the network accepts: (frames, rows, columns), or None for any.
+
+        The numbers are in latent cells.
+        """
         return None
 
     @property

@@ -297,8 +297,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Probability, per sample, that training replaces the caption by the null text (for
     classifier-free guidance)."""
     image_dropout: Live[float] = 0.0
-    """Probability, per sample, that training drops the image: zeros, or no rows if it is
-    optional."""
+    """Probability, per sample, that training drops the inputs from pictures: zeros take their
+    place, or they are left out if they are optional."""
     image_condition_probability: Live[float] = 1.0
     """Probability that a sample whose first frame is stored as a condition (image to video) is
     trained with it; otherwise all its frames are noisy."""

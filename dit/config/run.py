@@ -470,7 +470,7 @@ def _mock_data(run: RunGroups) -> Iterator[Rule]:
 
 
 def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
-    """Reason why this mock sample fits into no pack; empty if it fits."""
+    """Reason why the network or a pack cannot take this mock sample; empty if both can."""
     model, capacity = run.model, run.dataset.task_encoder_seq_length
     size = (geometry.frames, geometry.height, geometry.width)
     shape = "frames={} height={} width={}".format(*size)

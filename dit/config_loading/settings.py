@@ -245,7 +245,7 @@ def _resolved(base: dict[str, Any], settings: list[Setting], chosen: Setting) ->
 
 
 def _stands_alone(value: object) -> bool:
-    """Whether `value` holds no interpolation; resolving one takes 50 ms."""
+    """Whether `value` has nothing for OmegaConf to resolve, which would take 50 ms."""
     if isinstance(value, str):
         return not any(mark in value for mark in ("${", "\\", "???"))
     if isinstance(value, list):

@@ -170,8 +170,8 @@ class ShardedChunk(MegatronModule):
         """A context in which data ranks may run different numbers of passes without gradients.
 
         A rank that has finished joins the all-gathers of the other ranks until all have finished.
-        All data ranks enter with the same weights. After an error, which may be one rank's alone,
-        it does not wait.
+        All data ranks enter the context with the same weights. After an error it does not wait,
+        because the error may be one rank's alone.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
         with self._schedule.equal_passes():

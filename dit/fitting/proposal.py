@@ -98,7 +98,7 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 def choose(
     corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
-    """The run of the largest network with `WANTED_PASSES` passes over the data; else the smallest.
+    """The run of the largest network with `WANTED_PASSES` passes in `minutes`; else the smallest.
 
     `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
     one, because much of its time does not grow with the width. A network that is too slow rules out

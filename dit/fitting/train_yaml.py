@@ -139,7 +139,10 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
-    """Whether captions are unique, so that a caption's expected picture is no mean of several."""
+    """Whether pictures are coloured and most captions unique.
+
+    Then the picture that a caption leads to is not a mean of several.
+    """
     return corpus.colours == 3 and corpus.own_captions
 
 

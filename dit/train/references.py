@@ -23,7 +23,9 @@ from dit.batch import PackedBatch, Problem
 class References:
     """Predictions of passes without gradients, one entry for each pack of a step, in order.
 
-    Predictions are on the last pipeline stage; other stages have empty lists.
+    `uncaptioned_TC` and `unadapted_TC` are predictions without caption and without adapters,
+    float32 [T, C]. They and `error_N` are on the last pipeline stage; other stages have empty
+    lists. A list is empty as well if the loss needs no such predictions.
     """
 
     factor_N: Sequence[Tensor]

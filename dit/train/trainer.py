@@ -304,7 +304,11 @@ def _learn(
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step; also starts to read the packs of the step after it."""
+    """This replica's packs of the next step.
+
+    If loader processes or other ranks can work meanwhile, the packs of the step after it are read
+    in the background from now on.
+    """
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
     if run.replica.pending is None:

@@ -110,7 +110,7 @@ class Mirror:
     """Copies the checkpoints of a run to an object store, in a thread."""
 
     def __init__(self, config: RunConfig):
-        """Raises CheckpointError if MSC has no profile of the name in `checkpoint.mirror`."""
+        """Opens the store; raises CheckpointError if MSC lacks its profile or a package for it."""
         c = config.checkpoint
         assert c.mirror and c.save
         self.store, self.keep_last = _store(c.mirror), c.keep_last
@@ -191,7 +191,10 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Name -> manifest of each checkpoint in the run folder, which a save may change."""
+        """Name -> manifest of each checkpoint in the run folder.
+
+        A checkpoint that a save removes meanwhile is left out.
+        """
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):

@@ -65,7 +65,7 @@ def check_average(path: Path, *, averaged: bool) -> None:
     """Refuses a checkpoint without EMA if `averaged`; reads no tensors.
 
     Raises:
-        CheckpointError: it has no EMA, or its index is damaged.
+        CheckpointError: `averaged` is set and it has no EMA, or its index is damaged.
     """
     there = has_average(path)  # finds a damaged index as well
     if averaged and not there:

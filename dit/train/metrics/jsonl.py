@@ -215,7 +215,7 @@ _PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
 
 
 def environment(*, step: int, layout: str) -> dict[str, Any]:
-    """The line of `environment.jsonl` for a start after `step` steps."""
+    """Content of the line of `environment.jsonl` for a start after `step` steps."""
     kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
     return {
         "step": step,
