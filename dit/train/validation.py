@@ -247,7 +247,7 @@ def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
 
 
 def _mean_over_ranks(mine: Sums) -> dict[str, float]:
-    """Means over all ranks, by name; sums are added in the order of the ranks."""
+    """Mean of each loss over all ranks, by name; sums are added in the order of the ranks."""
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     # Short names first: the loss of all before those of its parts.

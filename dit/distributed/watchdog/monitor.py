@@ -264,7 +264,10 @@ def _released(rank: int) -> str:
 
 
 def _place(thread: int) -> tuple[str, bool]:
-    """(line of this project's code at which `thread` is, whether it waits for another process)."""
+    """(line of code at which `thread` is, whether it waits for another process).
+
+    The line is the innermost one of this project, or of any code if there is none.
+    """
     innermost, waits = "", False
     for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename
