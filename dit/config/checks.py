@@ -23,9 +23,9 @@ class Problems(ValueError):  # noqa: N818 - it is what it holds
 
 
 def check(*rules: Rule) -> None:
-    """Raises `Problems` with the message of every rule that does not hold.
+    """Raises `Problems` with the messages of the `rules` that do not hold.
 
-    A message begins with its field. Only the first message of each field is shown, because later
+    A message begins with its field. Of each field only the first message is shown, because later
     ones mostly follow from it.
     """
     broken = [message for holds, message in rules if not holds]
@@ -35,11 +35,11 @@ def check(*rules: Rule) -> None:
 
 
 def numbers(group: Any, **most: float) -> list[Rule]:
-    """Rules that every number of the group is finite in float32, and bounded.
+    """Rules that the numbers in all fields of `group` are finite in float32 and bounded.
 
-    `most` gives the largest value of a field; the default is `MOST` for integers and the largest
-    float32 for other numbers. Put these rules after a group's other rules, whose messages are more
-    specific.
+    `most` gives the largest value of a field by name; the default is `MOST` for integers and the
+    largest float32 for other numbers. Integers are at least -`MOST`. Put these rules after a
+    group's other rules, whose messages are more specific.
     """
     rules: list[Rule] = []
     for one in fields(group):
@@ -95,17 +95,17 @@ def at_least_one(group: object, *names: str) -> list[Rule]:
 
 
 def bounded(default: Any, *, most: float, least: int | None = 1) -> Any:
-    """A dataclass field with a default; its numbers are at most `most` and at least `least`.
+    """A dataclass field with a `default` and bounds for its numbers, which `ModelConfig` checks.
 
-    `least=None` sets no lower bound. A subclass that redeclares the field with another default
-    keeps the bounds.
+    `most` is the largest value, `least` the smallest: 0 or 1, or None for no lower bound. A
+    subclass that redeclares the field with another default keeps the bounds.
     """
     return field(default=default, metadata={"most": most, "least": least})
 
 
 @cache
 def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
-    """Field of the dataclass `kind` -> its bounds `most` and `least`, as declared by `bounded`."""
+    """Bounds `most` and `least` of each field of `kind` that `bounded` declares, by name."""
     bases = (getattr(base, "__dataclass_fields__", {}) for base in reversed(kind.__mro__))
     marked = (one for of_base in bases for one in of_base.values() if "most" in one.metadata)
     return {one.name: one.metadata for one in marked}

@@ -70,9 +70,10 @@ class Fp8Recipe(StrEnum):
 
 
 class ContextComm(StrEnum):
-    """Context-parallel communication: heads (a2a), or keys and values (all_gather; p2p, a ring).
+    """What context-parallel ranks exchange: attention heads (a2a), or keys and values.
 
-    p2p needs Transformer Engine.
+    Keys and values go to all ranks at once (all_gather) or around a ring (p2p, which needs
+    Transformer Engine).
     """
 
     A2A = "a2a"
@@ -81,7 +82,7 @@ class ContextComm(StrEnum):
 
 
 class TextPadding(StrEnum):
-    """Padding of captions that attention treats as text."""
+    """Kinds of caption padding that attention treats as text."""
 
     STORED = "stored"  # what the text encoder makes of its padding, as the shards hold it
 

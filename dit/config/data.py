@@ -51,7 +51,7 @@ class BlendEntry:
 
 
 class Balance(StrEnum):
-    """How packs of a step are given about equal cost on all data-parallel ranks."""
+    """How data-parallel ranks get packs of about equal cost in each step."""
 
     NONE = "none"
     FLOPS = "flops"

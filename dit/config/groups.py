@@ -50,7 +50,7 @@ class CheckpointConfig:
     load_hf: AtStart[LocalPath | None] = None
     """Diffusers folder, of a transformer or a pipeline, with whose weights a new run starts."""
     load_data_position: Live[bool] = True
-    """Continue at the checkpoint's position in the data; false restarts the data, once."""
+    """Continue at the checkpoint's position in the data; false restarts the data at this resume."""
     save_interval: Live[int] = 1000
     """Steps between checkpoints; a checkpoint is always saved at the end."""
     keep_last: Live[int] = 3
@@ -118,11 +118,11 @@ class DistillConfig:
     """Noisy states from which dmd's student predicts: those of its own steps (simulate), or the
     data's latents with noise (data)."""
     student_sampler: Refused[StudentSampler] = StudentSampler.SDE
-    """How dmd's student goes from one step to the next, in training and generation: sde (new noise,
-    sampler lcm), or ode (euler)."""
+    """How dmd's student goes from one step to the next, in training and generation: sde (its
+    predicted latent with new noise, as sampler lcm), or ode (euler)."""
     levels: Refused[tuple[float, float]] = (0.02, 0.98)
-    """Lowest and highest noise level at which teacher and critic see latents of dmd's student;
-    drawn between them by objective.density."""
+    """Lowest and highest noise level that dmd adds to the student's latents before teacher and
+    critic see them; levels between these are drawn from objective.density."""
     critic_lr: Live[float | None] = None
     """Learning rate of dmd's critic; null: optimizer.lr."""
     critic_lr_decay_style: Live[Decay | None] = None
@@ -251,7 +251,11 @@ class RunGroups:
 
     @property
     def guidance(self) -> float:
-        """Guidance scale g in uncond + g (cond - uncond) for samples, unless another is given."""
+        """Default guidance scale g in uncond + g (cond - uncond) for samples of this network.
+
+        It is `validation.guidance` if set. Otherwise it is 1 for a distilled student and for
+        networks with a guidance embedding or without guidance, and `GUIDANCE` for others.
+        """
         if self.validation.guidance is not None:
             return self.validation.guidance
         return 1.0 if self.distill.method is not None else self._usual_guidance
@@ -280,7 +284,10 @@ class RunGroups:
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 
     def unlike_student(self, steps: int, sampler: str, guidance: float | None) -> str | None:
-        """A warning if a student is sampled in another way than it is trained for; else None."""
+        """A warning if `steps`, `sampler` or `guidance` differ from those of a student's training.
+
+        Returns None if they agree, or if the network is not distilled.
+        """
         c = self.distill
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
@@ -296,7 +303,7 @@ class RunGroups:
 
     @property
     def passes_without_gradient(self) -> int:
-        """Largest number of forward passes over a pack before the passes with gradients."""
+        """Largest number, over steps, of forward passes without gradients over each pack."""
         c, guided = self.distill, 1 if self.teacher_guidance == 1 else 2
         if c.method is None:
             return self.objective.passes_without_gradient
@@ -307,7 +314,7 @@ class RunGroups:
 
     @property
     def mean_passes_without_gradient(self) -> float:
-        """Mean number of forward passes over a pack before the passes with gradients."""
+        """Mean over the steps of the number of forward passes without gradients over each pack."""
         c, most = self.distill, self.passes_without_gradient
         if not self.has_critic:
             return most
@@ -329,19 +336,20 @@ class RunGroups:
 
     @property
     def sample_multiple(self) -> int:
-        """Each sample of a pack is padded to a multiple of this number of tokens."""
+        """Number of tokens to a multiple of which each sample of a pack is padded."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:
-        """Tokens of one mock sample, padded to `sample_multiple`."""
+        """Number of tokens of one mock sample, padded to `sample_multiple`."""
         multiple = self.sample_multiple
         tokens = self.model.tokens_of(geometry.frames, geometry.height, geometry.width)
         return -(-tokens // multiple) * multiple
 
     def optimizer_ranks(self, replicas: int) -> int:
-        """Number of ranks that share one copy of the optimizer state, among `replicas` replicas.
+        """Number of ranks that share one copy of the optimizer state, with `replicas` replicas.
 
-        Context ranks have the same weights, so they share the state as well.
+        It is 1 without the distributed optimizer. Context ranks have the same weights, so they
+        share the state as well.
         """
         if not self.ddp.use_distributed_optimizer:
             return 1

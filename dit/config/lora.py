@@ -53,14 +53,12 @@ class LoraConfig:
     base_dtype: Live[BaseType | None] = None
     """Dtype of the frozen matrices: float8_e4m3 with a scale for each row; null: unchanged."""
     plus_ratio: Refused[float | None] = None
-    """Ratio of the learning rates of B and A; null: 1 (LoRA+, arXiv:2402.12354, advises 16)."""
+    """Learning rate of B divided by that of A; null: 1 (LoRA+, arXiv:2402.12354, advises 16)."""
     init_from: Refused[LocalPath | None] = None
     """LoRA file or folder to start from; its ranks and linears override rank and targets."""
     frozen_adapter: Live[LocalPath | None] = None
     """LoRA file or folder that is added, frozen, while adapters train, and is left out of all
-    results.
-
-    On a resume the file may have moved, but must have the same numbers."""
+    results. On a resume the file may have moved, but must have the same numbers."""
     ignore_text_encoder: AtStart[bool] = False
     """Leave out the weights of text encoders in LoRA files, and log how many there are."""
     base: Live[LocalPath | None] = None

@@ -55,9 +55,10 @@ class ModelConfig:
     sizes: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """The named sizes of the family: name -> the keys that it sets, with their values."""
     takes_stored_padding: ClassVar[bool] = False
-    """Whether `text_pad_to` may be `stored`: published weights attend to the encoder's padding."""
+    """Whether `text_pad_to` may be `stored`, because published weights attend to the encoder's
+    padding."""
     shown_before: ClassVar[Mapping[str, str]] = {}
-    """Positions in files: a field of the family -> the shared field that it precedes."""
+    """Order of keys in written files: field of the family -> shared field that it precedes."""
     attended_multiple: ClassVar[int] = 1
     """Latents and text of a sample are each padded with learned tokens, inside attention, to a
     multiple of this number of tokens (Z-Image); 1: no padding."""
@@ -96,8 +97,8 @@ class ModelConfig:
     context_parallel_size: Live[int] = 1
     """Ranks over which the tokens of a pack are split."""
     cp_comm_type: Live[ContextComm] = ContextComm.A2A
-    """Communication of context-parallel ranks: heads (a2a), or keys and values (all_gather; p2p, a
-    ring)."""
+    """What context-parallel ranks exchange: attention heads (a2a), or keys and values, to all ranks
+    at once (all_gather) or around a ring (p2p)."""
     pipeline_model_parallel_size: Live[int] = 1
     """Pipeline stages over which the layers are split."""
     virtual_pipeline_model_parallel_size: Live[int | None] = None
@@ -140,7 +141,8 @@ class ModelConfig:
     route_to: Live[int | None] = None
     """Last layer of the route; layers of all stacks are counted in sequence."""
     route_rate: Live[float] = 0.5
-    """Fraction of the tokens that the route's layers skip, in each run of neighbouring tokens."""
+    """Fraction of the tokens that skip the route's layers, the same in each run of neighbouring
+    tokens."""
     vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes samples to pictures; the built-in `pixel` codec needs none."""
 
@@ -198,7 +200,7 @@ class ModelConfig:
         ]
 
     def _own_family(self) -> Rule:
-        """The rule that `family` is the family of this class: the default of that field."""
+        """The rule that `family` is this class's family, which is the default of the field."""
         (own,) = [one.default for one in fields(self) if one.name == "family"]
         return (
             own in (MISSING, self.family),
@@ -343,31 +345,38 @@ class ModelConfig:
 
     @property
     def text_multiple(self) -> int:
-        """Texts of a sample are padded in packs to a multiple of this number of tokens."""
+        """Number of tokens to a multiple of which the text of each sample in a pack is padded."""
         return self.attended_multiple
 
     @property
     def side_cells(self) -> int:
-        """Rows and columns of a picture's latent must be multiples of this number."""
+        """Number of latent cells of which a picture's rows and columns must be multiples."""
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
-        """Tokens in the attention of a sample with `tokens` tokens and target `grid`, padded."""
+        """Number of latent tokens in attention, with padding, of a sample with `tokens` tokens.
+
+        `grid` is the size of its target in patches (frames, rows, columns), which some families
+        need.
+        """
         return -(-tokens // self.attended_multiple) * self.attended_multiple
 
     def tokens_of(self, frames: int, height: int, width: int) -> int:
-        """Tokens in the attention of a sample with a latent of this size in cells, with padding."""
+        """Number of tokens in attention, with padding, of a sample with a latent of this size.
+
+        `frames`, `height` and `width` are in latent cells.
+        """
         p = self.patch_spatial
         grid = (frames // self.patch_temporal, height // p, width // p)
         return self.attended(grid, grid[0] * grid[1] * grid[2])
 
     def attended_in(self, batch: Any) -> list[int]:
-        """Tokens in the attention of each sample of the pack `batch`, with padding."""
+        """Number of tokens in attention, with padding, of each sample of the pack `batch`."""
         pairs = zip(batch.grids, batch.num_tokens, strict=True)
         return [self.attended(grid, tokens) for grid, tokens in pairs]
 
     def text_in(self, batch: Any) -> Sequence[int]:
-        """Text tokens of each sample of the pack `batch`, without padding."""
+        """Number of text tokens of each sample of the pack `batch`, without padding."""
         return batch.text_rows
 
     @property
@@ -377,7 +386,10 @@ class ModelConfig:
 
     @property
     def largest_latent(self) -> tuple[int, int, int] | None:
-        """The largest latent (frames, rows, columns) that the network accepts; None: any."""
+        """The largest latent that the network accepts: (frames, rows, columns), or None for any.
+
+        The numbers are in latent cells.
+        """
         return None
 
     @property
@@ -387,7 +399,11 @@ class ModelConfig:
 
     @property
     def cost_sizes(self) -> list[int]:
-        """Settings that determine the cost of a pack; loader states store them."""
+        """Numbers that determine the cost of a pack: layers, widths, padded length of texts.
+
+        The length is 0 without padding. Families may append numbers of their own. Loader states
+        store the list, to notice a change on resume.
+        """
         sizes = [self.num_layers, self.hidden_size, self.ffn_hidden_size]
         return [*sizes, self.text_zeros_to or 0]
 
@@ -400,12 +416,12 @@ class ModelConfig:
 
     @property
     def fp8_rows(self) -> int:
-        """FP8 products need a multiple of this number of tokens on each rank."""
+        """Number of tokens of which each rank must have a multiple for FP8 products."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     @property
     def token_multiple(self) -> int:
-        """The tokens of each context rank are padded to a multiple of this number.
+        """Number of tokens to a multiple of which each context rank's tokens are padded.
 
         With sequence parallelism each tensor rank gets an equal part. FP8 products need parts that
         are multiples of `fp8_rows`, also of the tokens that remain inside a route.
@@ -433,7 +449,11 @@ class ModelConfig:
         return replace(self, route_from=None, route_to=None)
 
     def on_one_rank(self) -> Self:
-        """This configuration without parallelism, token routing and optional libraries."""
+        """This configuration for one rank, with all tokens and without optional libraries.
+
+        It has no parallelism, token routing, FP8, compilation or offloading, and chooses the
+        attention kernel itself.
+        """
         return replace(
             self,
             transformer_impl=Implementation.LOCAL,

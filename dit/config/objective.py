@@ -94,8 +94,8 @@ class FlowConfig:
     shift_base_tokens: Live[int | None] = None
     """Flow: with a number, the shift of a sample of T tokens is flow_shift * sqrt(T / number)."""
     time_shift_type: Live[TimeShift | None] = None
-    """Flow: null shifts by flow_shift; exponential by exp(mu), linear by mu, from the number of
-    tokens."""
+    """Flow: source of the time shift: flow_shift and shift_base_tokens (null), or mu from the
+    number of tokens, as exp(mu) (exponential) or mu itself (linear)."""
     base_shift: Live[float] = 0.5
     """Flow: mu of a sample of base_image_seq_len tokens, if time_shift_type is set."""
     max_shift: Live[float] = 1.15
@@ -243,13 +243,13 @@ class FlowConfig:
 
     @property
     def steps_evenly(self) -> bool:
-        """Whether samplers shift evenly spaced steps."""
+        """Whether a sampler's noise levels are evenly spaced steps that are then shifted."""
         evenly = (SamplingLevels.LINEAR, SamplingLevels.LCM)
         return self.sampling_levels in evenly or self.ends_at_one_step
 
     @property
     def ends_at_one_step(self) -> bool:
-        """Whether sampling levels run from 1 to 1 / number of steps."""
+        """Whether a sampler's levels, before the last 0, run from 1 to 1 / number of steps."""
         return self.sampling_levels in (SamplingLevels.EVEN, SamplingLevels.EMPIRICAL)
 
     @property
@@ -297,29 +297,31 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
     """Probability, per sample, that training replaces the caption by the null text (for
     classifier-free guidance)."""
     image_dropout: Live[float] = 0.0
-    """Probability, per sample, that training drops the image: zeros, or no rows if it is
-    optional."""
+    """Probability, per sample, that training drops the inputs from pictures: zeros take their
+    place, or they are left out if they are optional."""
     image_condition_probability: Live[float] = 1.0
-    """Probability that a sample with a given first frame uses it; else all frames are noisy."""
+    """Probability that a sample whose first frame is stored as a condition (image to video) is
+    trained with it; otherwise all its frames are noisy."""
     given_frames: Live[tuple[float, ...] | None] = None
-    """Relative frequencies of 0, 1, 2, ... given frames in a sample; null: the number in its
-    shard."""
+    """Relative frequencies with which the first 0, 1, 2, ... frames of a sample are conditions,
+    without noise and loss; null: the number in its shard."""
     sound_levels: Refused[SoundLevels] = SoundLevels.OWN
     """Networks with sound: own draws the noise level of a sample's sound separately from that of
     its frames; same takes the level at the same quantile."""
     sound_weight: Refused[float] = 1.0
     """Networks with sound: weight of the sound's mean loss; the frames' mean loss has weight 1."""
     sound_given: Refused[float] = 0.0
-    """Probability that a sample's sound is given (no noise, no loss), so that the network learns
-    frames from sound."""
+    """Probability that a sample's sound is a condition (no noise, no loss), so that the network
+    learns frames from sound."""
     video_given: Refused[float] = 0.0
-    """Probability that all frames of a sample with sound are given, so that the network learns
-    sound from frames."""
+    """Probability that all frames of a sample with sound are conditions (no noise, no loss), so
+    that the network learns sound from frames."""
     sound_prefix: Refused[float] = 0.0
-    """Probability that a beginning of the sound, of random length, is given in a sample whose
-    frames and sound are not given as a whole."""
+    """Probability that the beginning of a sample's sound, of random length, is a condition, if
+    neither its whole sound nor all its frames are."""
     given_text_dropout: Refused[float | None] = None
-    """text_dropout of samples whose sound or frames are all given; null: `text_dropout`."""
+    """text_dropout of samples whose whole sound or all frames are conditions; null:
+    `text_dropout`."""
     second_level_rate: Refused[float] = 0.0
     """Fraction of a sample's tokens with a second noise level; tokens of different levels do not
     attend to each other (arXiv:2607.02508); 0: one level."""
@@ -436,7 +438,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
 
     @property
     def gives_sound(self) -> bool:
-        """Whether training may give a sample's sound, or a beginning of it, without noise."""
+        """Whether a sample's sound, or its beginning, may be a condition in training."""
         return self.sound_given > 0 or self.sound_prefix > 0
 
     @property

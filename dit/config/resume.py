@@ -55,7 +55,7 @@ AtStart = Annotated[T, Resume.AT_START]
 
 @cache
 def resume_classes(group: Any) -> dict[str, Resume]:
-    """The class of each key of the dataclass `group` that states one.
+    """Key -> its resume class, for the fields of the dataclass `group` that state one.
 
     A field that a subclass redeclares keeps its class unless the subclass states another.
     """
@@ -74,7 +74,7 @@ def resume_class(group: Any, key: str) -> Resume:
 
 
 def weight_settings(model: Any) -> dict[str, Any]:
-    """The settings of a `ModelConfig` that determine shape and meaning of weights and inputs."""
+    """Settings of `model` that determine shape and meaning of weights and inputs, by key."""
     return {
         f.name: getattr(model, f.name)
         for f in fields(model)

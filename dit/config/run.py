@@ -31,7 +31,7 @@ class RunConfig(RunGroups):
 
     @property
     def of_critic(self) -> RunConfig:
-        """The configuration of a distillation's critic: its own learning rate, schedule and EMA."""
+        """The run's configuration, with learning rate, schedule and EMA of DMD's critic."""
         c, optimizer, ema = self.distill, self.optimizer, EmaConfig(kind=EmaKind.NONE)
         if (rate := c.critic_lr) is not None:
             floor = optimizer.min_lr * rate / optimizer.lr
@@ -50,15 +50,16 @@ class RunConfig(RunGroups):
         return replace(self, optimizer=optimizer, scheduler=scheduler, ema=ema, train=train)
 
     def of_network(self, *, critic: bool) -> RunConfig:
-        """The run's configuration, or (`critic`) that of its critic, which has no distillation."""
+        """The run's configuration; with `critic`, that of the critic, which has no distillation."""
         return replace(self.of_critic, distill=DistillConfig()) if critic else self
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Replicas of the model on `world_size` processes.
+        """Number of replicas of the model on `world_size` processes.
 
         Raises:
-            Problems: the layout does not divide the processes, or replicas do not divide the global
-                batch.
+            Problems: the parallel sizes do not divide the processes, ddp.dp_replicate_size does not
+                divide the data ranks, or the global batch does not divide over replicas and virtual
+                stages.
         """
         parts = self.model.model_parallel_size
         check(
@@ -111,7 +112,7 @@ def _rules(run: RunGroups) -> Iterator[Rule]:
 
 
 def _steps(run: RunGroups) -> list[Rule]:
-    """Rules about the length of a run and its checkpoints, validations and samples."""
+    """Rules that warm-up ends before the decay horizon, and that samples need all noise levels."""
     warmup, horizon = run.scheduler.lr_warmup_iters, run.decay_iters
     ends = "train.train_iters" if run.scheduler.lr_decay_iters is None else None
     return [
@@ -131,7 +132,7 @@ def _steps(run: RunGroups) -> list[Rule]:
 
 
 def _validation(run: RunGroups) -> list[Rule]:
-    """Rules about fixed noise levels and the target of the validation loss."""
+    """Rules about fixed noise levels, the target of the validation loss, and MLPerf's log."""
     target, train = run.validation.target, run.train
     return [
         (
@@ -154,7 +155,7 @@ def _validation(run: RunGroups) -> list[Rule]:
 
 
 def _guidance(run: RunGroups) -> Rule:
-    """The rule that a network distilled for steps without guidance is validated without it."""
+    """The rule that a network distilled to need no guidance is validated without it."""
     scale, unguided = run.validation.guidance, run.model.unguided_by
     return (
         scale in (None, 1) or unguided is None,
@@ -195,7 +196,11 @@ def _tokens(run: RunGroups) -> list[Rule]:
 
 
 def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
-    """Rules that each of the `parts` shards of a sample consists of whole runs of tokens."""
+    """Rules about token routes and two noise levels, which divide the tokens of a sample.
+
+    Some families exclude two levels. Each of the `parts` shards of a sample must consist of whole
+    runs of neighbouring tokens.
+    """
     model, objective, multiple = run.model, run.objective, run.dataset.sample_multiple
     rules = [
         (
@@ -465,7 +470,7 @@ def _mock_data(run: RunGroups) -> Iterator[Rule]:
 
 
 def _mock_problem(run: RunGroups, geometry: MockGeometry) -> str:
-    """Reason why this mock sample fits into no pack; empty if it fits."""
+    """Reason why the network or a pack cannot take this mock sample; empty if both can."""
     model, capacity = run.model, run.dataset.task_encoder_seq_length
     size = (geometry.frames, geometry.height, geometry.width)
     shape = "frames={} height={} width={}".format(*size)

@@ -43,7 +43,7 @@ class TokenShare:
 
     @classmethod
     def of_rate(cls, rate: float, **more: int) -> Self:
-        """The shortest run of tokens from which the fraction `rate` can be left out."""
+        """The share that leaves out the fraction `rate`, with the shortest possible run."""
         share = _exact(rate)
         run = share.denominator
         return cls(run=run, kept=run - share.numerator, **more)
@@ -71,7 +71,7 @@ def trained_as(tokens: int, text: int, share: TokenShare | None) -> list[tuple[i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRoute(TokenShare):
-    """Token routing: layers `first` to `last` process a share of the tokens; others skip them."""
+    """Token routing: only a share of the tokens passes through layers `first` to `last`."""
 
     first: int  # layer, counted from 0 over all stacks
     last: int  # layer, likewise; it is in the route
@@ -88,7 +88,10 @@ class TokenRoute(TokenShare):
 
 
 def route_rules(first: int | None, last: int | None, rate: float, *, layers: int) -> list[Rule]:
-    """Rules about the keys of a token route alone, in a network with `layers` layers."""
+    """Rules about route_from (`first`), route_to (`last`) and route_rate (`rate`).
+
+    The network has `layers` layers. Other keys of the configuration are not looked at.
+    """
     rules = [
         (
             0 <= rate < 1,

@@ -33,7 +33,7 @@ class TrainConfig:
     max_skipped_steps: Live[int] = 20
     """Consecutive steps with a NaN or infinite loss or gradient before the run saves and stops."""
     warm_start_ema: AtStart[bool] = False
-    """Continue the EMA, and its count of updates, of the weights from which the run starts."""
+    """Continue the EMA of the weights from which the run starts, and its count of updates."""
     manual_gc: Live[bool] = True
     """Collect Python's garbage only at fixed steps, the same on all ranks."""
     manual_gc_interval: Live[int] = 100
@@ -315,7 +315,7 @@ class EmaConfig:
 
 
 class Sharding(StrEnum):
-    """What data-parallel ranks shard."""
+    """What data-parallel ranks shard: the optimizer state, or weights and gradients as well."""
 
     OPTIMIZER = "optimizer"
     WEIGHTS = "weights"

@@ -35,7 +35,7 @@ class ValidationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """Validation every `train.eval_interval` steps: loss of `train.eval_iters` packs; samples."""
+    """Validation every `train.eval_interval` steps: loss on `train.eval_iters` packs; samples."""
 
     quantiles: Live[int] = 5
     """Noise levels at which each pack is evaluated: midpoints of equal quantile ranges."""
@@ -50,9 +50,9 @@ class ValidationConfig:
     sets: Live[tuple[ValidationSet, ...]] = ()
     """Additional held-out datasets to evaluate."""
     latents: Live[ValidationLatents] = ValidationLatents.MEAN
-    """Latents of shards that store distributions (`data_prep --latent_distribution`): mean, or
-    drawn, the same at each validation for rng.seed and sample. Training draws anew at each
-    visit."""
+    """Latents of shards that store distributions (`data_prep --latent_distribution`): their mean,
+    or drawn once for each rng.seed and sample, so that all validations see the same. Training draws
+    anew at each visit."""
     at_start: AtStart[bool] = False
     """Validate before the first step, too."""
     prompts_file: Live[LocalPath | None] = None

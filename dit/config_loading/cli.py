@@ -153,7 +153,7 @@ _SWITCHES = {
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits tokens into flags (each one token with its value) and overrides."""
+    """Splits `argv` into (flags, overrides); a flag and its value become one token."""
     flags: list[str] = []
     overrides: list[str] = []
     waiting = list(argv)
@@ -173,7 +173,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _spelled(token: str) -> str:
-    """`token` with the underscores of its flag replaced by dashes."""
+    """`token` with dashes for the underscores of its flag, if this makes it a known flag."""
     name, equals, value = token.partition("=")
     ours = f"--{name[2:].replace('_', '-')}"
     return ours + equals + value if ours in (*_WITH_VALUE, *_SWITCHES) else token
@@ -216,7 +216,7 @@ def _parser(
 def _parse_flags(
     parser: argparse.ArgumentParser, flags: list[str], schema: Schema
 ) -> tuple[argparse.Namespace, list[str]]:
-    """The parsed flags, and their problems."""
+    """(parsed flags, problems); flags that cannot be parsed have their defaults."""
     names = (*_WITH_VALUE, *_SWITCHES, "--help", "-h")
     known = [flag for flag in flags if flag.partition("=")[0] in names]
     problems = [_unknown_flag(flag, names, schema) for flag in flags if flag not in known]

@@ -111,7 +111,10 @@ def has(value: Any, wanted: Any) -> bool:
 
 
 def missing(key: str, run: RunGroups) -> list[str]:
-    """`KEY=VALUE` of each setting that `run` lacks and without which `key` has no effect."""
+    """Settings that `run` lacks and without which `key` has no effect, each as KEY=VALUE.
+
+    If any value but null serves, the text is the key alone.
+    """
     # An objective of a user's own may read any of its keys, and EDM has Karras's levels alone.
     own = run.objective.name not in (*ObjectiveName,)
     given = {

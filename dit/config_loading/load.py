@@ -56,8 +56,8 @@ class ForWeights(NamedTuple):
 
 
 Adapt = Callable[[RunConfig, Callable[..., Any]], ForWeights | None]
-"""Function of the recipe and of a lookup of the user's settings: network and objective of the
-weights from which the run starts; None: it starts from no weights."""
+"""Function (recipe, lookup of the user's settings) -> network and objective of the weights from
+which the run starts; None if it starts from no weights."""
 
 
 class ConfigError(Problems):
@@ -84,8 +84,9 @@ def load_config(
     `overrides` takes the tokens of a command line: `a.b=c`, `+a.b=c`, `~a.b` (back to the recipe's
     value), `--a.b c`, `--a.b=c`; values are YAML. `settings` rank between file and command line.
     `adapt` may replace the recipe's network and objective by those of the weights from which the
-    run starts; whatever a person has set overrides them. Paths are resolved by `dit.local_path`,
-    unless the file is `saved`, because its paths are resolved already.
+    run starts; whatever a person has set overrides them. `saved` says that `config_file` is a
+    configuration that `save_config` wrote: its paths are resolved already, and unused keys are not
+    logged.
 
     Raises:
         ConfigError: with every problem found, each naming key, value, place and remedy.

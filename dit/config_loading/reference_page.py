@@ -117,7 +117,7 @@ def _row(group: Any, name: str, key: str, default: str, files: Files) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the page of all keys."""
+    """Writes the page of all keys to the file that the arguments `argv` name."""
     parser = OptionParser(description="Writes every key of a run as a page.")
     parser.add_argument("folder", type=Path, help="folder of YAML files that set them")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="Markdown")

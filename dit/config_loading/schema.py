@@ -27,7 +27,7 @@ def is_group(kind: object) -> bool:
 
 @cache
 def hints(group: Any) -> dict[str, Any]:
-    """Key -> type of the dataclass `group`, in the order of files.
+    """Key -> type, for the fields of the dataclass `group` in the order of files.
 
     A dataclass whose files have another order than its fields defines `field_order`.
     """
@@ -153,7 +153,8 @@ class Schema:
     def reference(self, defaults: RunConfig, keys: Collection[str] | None = None) -> str:
         """Text of `--help=all`: every group and key with its type, default and help text.
 
-        `keys`, such as `optimizer.lr`, limits it to these, for `--help`.
+        `defaults` has the default values. `keys`, such as `optimizer.lr`, limits the text to these,
+        for `--help`.
         """
         parts = []
         for name, kind in self.groups.items():

@@ -74,7 +74,10 @@ def plain_group(group: Any) -> dict[str, Any]:
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
-    """The configuration of `merged`, or None, and its problems; `base` are the recipe's values."""
+    """(configuration, problems) of the tree in `merged`; the first is None if there are problems.
+
+    `base` has the recipe's values, which stand in for wrong ones to find further problems.
+    """
     tree = deepcopy(merged.tree)
     problems: list[str] = []
     doubtful: list[str] = []  # keys for which the recipe's value stands in
@@ -140,7 +143,7 @@ def _read_paths(values: Any, kind: Any, place: KeyPath, origins: dict[str, str])
 def _checked_once(
     tree: dict[str, Any], origins: dict[str, str], schema: Schema
 ) -> tuple[RunConfig | None, list[tuple[KeyPath, str]]]:
-    """The configuration, or None and its problems, each with the path of its key."""
+    """(configuration or None, problems); each problem is (path of its key, message)."""
     groups: dict[str, Any] = {}
     found: list[tuple[KeyPath, str]] = []
     for name, kind in schema.groups.items():
@@ -211,7 +214,10 @@ def _at(tree: Any, place: KeyPath) -> Any:
 
 
 def _origin(place: KeyPath, origins: dict[str, str]) -> str:
-    """Origin of the value at `place`, or of the list or group that contains it."""
+    """Origin of the value at `place`, of the list or group that contains it, or of a key inside it.
+
+    It is `RECIPE` if the user has set none of these.
+    """
     for length in range(len(place), 0, -1):
         outer = ".".join(map(str, place[:length]))
         if outer in origins:
@@ -273,7 +279,11 @@ def check_trainable(model: ModelConfig) -> None:
 
 
 def check_objective_inputs(config: RunConfig) -> None:
-    """Raises `Problems` if the objective needs inputs that the network or samples do not have."""
+    """Raises `Problems` for options of objective and validation that do not fit the network.
+
+    They concern conditions (given frames, image, guidance embedding, references) and sampling
+    steps.
+    """
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
     frames = [one for one in inputs if one.kind is InputKind.FRAMES]

@@ -54,7 +54,8 @@ def from_first_rank(work: Callable[[], T]) -> T:
     """The result of `work` on the first rank, sent to all ranks; all ranks call it.
 
     Raises:
-        ValueError: `work` raised it.
+        ValueError: on every rank, if `work` raised it. Other errors are raised on the first rank
+            alone.
     """
     import torch.distributed as dist
 
@@ -71,7 +72,10 @@ def from_first_rank(work: Callable[[], T]) -> T:
 
 
 def error_in_words(error: BaseException) -> str:
-    """`error` as one line; names a full disk, which torch reports as an error of offsets."""
+    """`error` as one line of at most 400 characters.
+
+    It names a full disk, which torch reports as an error of offsets.
+    """
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)
     return shorten(text, width=400, placeholder="...")

@@ -22,8 +22,8 @@ def choose_threads(environment: MutableMapping[str, str], cgroup: Path, *, cores
     Idle threads are made to sleep. By default they poll for milliseconds; on a busy core a thread
     may poll while the thread it waits for cannot run: on two busy cores a network took 3 to 5 times
     as long. The number of threads does not follow the load, because sums depend on it, and a
-    resumed run must be exact. If the folder `cgroup` allows fewer cores, it is the number of
-    threads; torch would start one for each core.
+    resumed run must be exact. If the folder `cgroup` limits this process to fewer CPUs than
+    `cores`, there are as many threads as CPUs; torch would start one for each core.
     """
     environment.setdefault("OMP_WAIT_POLICY", "passive")
     quota = cpu_quota(cgroup)

@@ -27,10 +27,10 @@ _made: dict[str, str] = {}
 
 
 def set_cuda_environment(trained: RunConfig | None = None) -> None:
-    """Sets the variables for this process and its children, if the machine has a GPU.
+    """Sets the variables for this process and its children, before CUDA starts.
 
-    `trained` is the configuration of a training run; None for other programs, or if an earlier call
-    had it.
+    It does nothing without a GPU, or if CUDA has started. `trained` is the configuration of a
+    training run; None for other programs, or if an earlier call had it.
     """
     capability = _major_capability()
     if capability is None or _cuda_has_started():
@@ -44,7 +44,7 @@ def set_cuda_environment(trained: RunConfig | None = None) -> None:
 
 
 def _hides_collectives(config: RunConfig) -> bool:
-    """Whether only the collectives of tensor parallelism overlap with kernels in this run."""
+    """Whether the run has tensor parallelism, and no copies or gathers to overlap with kernels."""
     model = config.model
     others = (
         config.ddp.sharding is Sharding.WEIGHTS
@@ -67,7 +67,10 @@ def _cuda_has_started() -> bool:
 
 
 def _major_capability() -> int | None:
-    """Major compute capability of the first GPU; asks the driver, since torch would start CUDA."""
+    """Major compute capability of the first GPU, or None without a driver.
+
+    It asks the driver, since torch would start CUDA.
+    """
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

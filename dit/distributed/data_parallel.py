@@ -92,7 +92,7 @@ def gradient_buffers(chunks: Sequence[ModelChunk]) -> list[Tensor]:
 
 
 def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.dtype]]:
-    """Dtypes of the weights in a forward pass, and of the gradients that ranks reduce."""
+    """(dtypes of the weights in a forward pass, dtypes of the gradients that ranks reduce)."""
     weights, gradients = set(), {buffer.dtype for buffer in gradient_buffers(chunks)}
     for chunk in chunks:
         for weight in chunk.parameters():
@@ -104,7 +104,7 @@ def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.
 
 
 def is_sharded(chunks: Sequence[ModelChunk]) -> bool:
-    """Whether each data rank updates one shard of each weight, instead of the whole."""
+    """Whether data ranks divide the update of the weights (distributed optimizer or FSDP)."""
     return chunks[0].ddp_config.use_distributed_optimizer
 
 
@@ -118,11 +118,11 @@ def state_copy(chunks: Sequence[ModelChunk], groups: ProcessGroupCollection) -> 
 
 @contextmanager
 def gathered_weights(chunks: Sequence[ModelChunk]) -> Iterator[None]:
-    """A context in which the weights of `chunks` are complete on every rank, and no gather runs.
+    """A context with all weights gathered and without the gathers of `ddp.overlap_param_gather`.
 
-    With `ddp.overlap_param_gather` each forward pass gathers the weights that other ranks updated
-    in the last step. Ranks that save, or validate fewer packs than others, must not wait for a
-    gather that the others never begin. FSDP's sharded weights are not gathered.
+    With that option each forward pass gathers the weights that other ranks updated in the last
+    step. Ranks that save, or validate fewer packs than others, must not wait for a gather that the
+    others never begin. Without that option, and with FSDP, the context does nothing.
     """
     overlapped: list[Any] = [one for one in chunks if one.ddp_config.overlap_param_gather]
     for chunk in overlapped:
@@ -222,10 +222,11 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """Weight -> its shards with their data ranks, for each trained weight that is sharded.
+    """Weight -> its shards with data ranks, or an empty list for a trained weight without shards.
 
-    With FSDP these are all of `weights`, also frozen ones. Nothing is communicated: Megatron-Core
-    divides each bucket equally among ranks, and torch the rows of each weight.
+    The distributed optimizer shards the trained weights. FSDP shards all `weights`, also frozen
+    ones; without FSDP the argument is not used. Nothing is communicated: Megatron-Core divides each
+    bucket equally among ranks, and torch the rows of each weight.
     """
     held: dict[Tensor, list[Holding]] = {}
     ranks, copies = groups.intra_dp_cp.size(), groups.dp_cp.size() // groups.intra_dp_cp.size()

@@ -80,7 +80,7 @@ class Parser(OptionParser):
 
 
 def run(main: Callable[[], int]) -> int:
-    """Calls `main` and returns the exit code: 1 after an error, 130 after an early Ctrl-C.
+    """Calls `main` and returns its exit code; 1 after an error, 130 after an early Ctrl-C.
 
     The first process that fails shows one message if a user can fix the error, else its traceback.
     The others had the same error or lost a peer, and exit silently. After an error, a process in a
@@ -216,8 +216,8 @@ def _stop(code: int) -> None:
 class StopSignals:
     """A context in which signals to stop set `received` instead of ending the process.
 
-    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal), the last one unless
-    `nohup` ignores it; even then the launcher stops its processes.
+    The signals are SIGTERM, SIGINT (Ctrl-C) and SIGHUP (loss of the terminal). SIGHUP is left alone
+    if `nohup` ignores it, except under a launcher.
     """
 
     def __init__(self) -> None:
@@ -304,7 +304,7 @@ def _tell_launcher(message: str) -> None:
 
 
 def _show_crash(crash: threading.ExceptHookArgs) -> None:
-    """Shows the crash of a thread; TensorBoard's threads repeat an error that is shown already."""
+    """Shows the crash of a thread, but not of TensorBoard's, which repeat a known error."""
     if not type(crash.thread).__module__.startswith("tensorboard."):
         threading.__excepthook__(crash)
 
@@ -345,7 +345,11 @@ def _ask_store(*, otherwise: bool) -> bool:
 
 @contextmanager
 def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
-    """A context that finishes `what` after an error; if it fails, `say` reports `what` as lost."""
+    """A context for `what`, work that must still finish after an error of the run.
+
+    An error inside is not raised: `say` reports that `what` is lost. `leave_after` reports the same
+    if the process ends before the context does.
+    """
     _at_stake.append(what)
     try:
         yield
@@ -361,7 +365,11 @@ def time_to_close() -> float:
 
 
 def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> threading.Timer:
-    """A timer that ends this process after `seconds`, whatever it waits for, unless cancelled."""
+    """A started timer that ends this process with exit `code` after `seconds`, unless cancelled.
+
+    It ends whatever the process waits for. `say` then reports what is lost (`at_stake`), or that
+    the process has waited.
+    """
 
     def give_up() -> None:
         for what in _at_stake:
@@ -377,7 +385,7 @@ def leave_after(seconds: float, code: int, *, say: Callable[[str], None]) -> thr
 
 
 def leave(code: int) -> None:
-    """Ends this process and its children at once."""
+    """Flushes streams for 2 s at most, kills this process's children, and exits with `code`."""
     import psutil  # late: scripts answer --help without it
 
     # In a thread, because another one may hold a stream, and wait for whoever should read from it.

@@ -40,7 +40,7 @@ _STORED = "stored_in_shares"
 
 
 def stored_of(module: nn.Module) -> list[Any] | None:
-    """Entries that Megatron-Core stores for this rank's rows of the network `module`.
+    """Entries of the sharded state dict for this rank's rows of the network `module`.
 
     None for a network without FSDP. Megatron-Core itself would mistake the rows for whole weights.
     """
@@ -52,7 +52,11 @@ class RowsOptimizer(FP32Optimizer):
 
 
 def over_rows(optimizer: MegatronOptimizer, groups: ProcessGroupCollection) -> None:
-    """Turns the optimizer of an FSDP model into `RowsOptimizer`, and drops empty rows from it."""
+    """Turns each optimizer that is chained in `optimizer` into `RowsOptimizer`, in place.
+
+    Empty rows are dropped, and the norm of the gradient becomes a sum over the ranks that share one
+    copy of the weights.
+    """
     for inner in optimizer.chained_optimizers:  # type: ignore[attr-defined]
         assert type(inner) is FP32Optimizer
         inner.__class__ = RowsOptimizer
@@ -139,7 +143,7 @@ class ShardedChunk(MegatronModule):
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """The present gradients of this rank's rows."""
+        """Gradients of this rank's rows, of those weights that have one at the moment."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
@@ -166,8 +170,8 @@ class ShardedChunk(MegatronModule):
         """A context in which data ranks may run different numbers of passes without gradients.
 
         A rank that has finished joins the all-gathers of the other ranks until all have finished.
-        All data ranks enter with the same weights. After an error, which may be one rank's alone,
-        it does not wait.
+        All data ranks enter the context with the same weights. After an error it does not wait,
+        because the error may be one rank's alone.
         """
         announced = self.module.register_forward_pre_hook(self._say_pass, prepend=True)
         with self._schedule.equal_passes():
@@ -221,7 +225,7 @@ def _marks(weight: nn.Parameter) -> dict[str, Any]:
 
 
 def _kept(weight: nn.Parameter) -> Tensor | None:
-    """Mask of 1 or 0 for each number of a weight's gradient, from its hooks; None without hooks.
+    """Flat mask (1 or 0) of a weight's gradient, computed from its hooks; None without hooks.
 
     `fully_shard` creates new parameters, which lose hooks such as that of `hold_key_bias`.
     """

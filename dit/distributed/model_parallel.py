@@ -1,4 +1,4 @@
-"""One pack over the ranks of a model replica: context ranks and pipeline stages.
+"""Computes packs on the ranks of a model replica: context ranks and pipeline stages.
 
 1. rank_part       each context rank takes its shard of every sample
 2. run_pipeline    the stages process several packs by Megatron-Core's schedule
@@ -53,7 +53,7 @@ class SharesTokens(Protocol):
 
 
 def rank_part(module: SharesTokens, item: Item) -> Item:
-    """The shard of `item` (a pack and its regression problem) for ranks with this `module`."""
+    """This rank's shard of `item`, a pack and its regression problem; `module` is its network."""
     multiple = module.model.token_multiple
     return split_tokens(*item, share=module.context.share, multiple=multiple)
 
@@ -61,11 +61,12 @@ def rank_part(module: SharesTokens, item: Item) -> Item:
 def split_tokens(
     batch: PackedBatch, problem: Problem, *, share: SequenceShard, multiple: int
 ) -> Item:
-    """A context rank's tokens of a pack and its problem, padded at the end to a `multiple`.
+    """A context rank's tokens of a pack and of its regression problem, with padding at the end.
 
-    `ModelConfig.token_multiple` explains the multiple. All random draws were made for the whole
-    pack before, so the numbers are those of a single rank. Other token streams (such as sound) also
-    get their noisy tokens, which the network reads (`NoisyTokens`).
+    Their number becomes a multiple of `multiple` (`ModelConfig.token_multiple` says why). All
+    random draws were made for the whole pack before, so the numbers are those of a single rank.
+    Other token streams (such as sound) also get their noisy tokens, which the network reads
+    (`NoisyTokens`).
     """
     others, problems = dict[str, TokenStream](), dict[str, Problem]()
     for name, own in problem.others.items():
@@ -110,7 +111,11 @@ def _split(
 
 
 def join_tokens(part_TC: Tensor, batch: TokenStream, module: SharesTokens) -> Tensor:
-    """The tokens of all context ranks [T, C] in the order of the pack; undoes `split_tokens`."""
+    """The tokens of all context ranks [T, C] in the order of the pack; undoes `split_tokens`.
+
+    `part_TC` has this rank's tokens and their padding, and `batch` is the whole pack. All context
+    ranks call it.
+    """
     share, tokens = module.context.share, len(batch.segment_T)
     if share.count == 1:
         return part_TC[:tokens]
@@ -133,7 +138,9 @@ def run_pipeline(
 ) -> list[Any]:
     """Runs Megatron-Core's pipeline schedule over `items`, one micro-batch each.
 
-    Returns the results of `forward_step` on the last stage, and an empty list on other stages.
+    `forward_step` returns an output and a loss function or None. The last stage gets, for each
+    item, the last value that the loss function returns, or without one the output; other stages get
+    an empty list. Unless `forward_only`, gradients are accumulated.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     groups, virtual = module.groups, len(chunks)
@@ -213,9 +220,9 @@ def whole_outputs(
 ) -> list[Any]:
     """Outputs of the network for all tokens of whole packs, float32 [T, C] each, on all ranks.
 
-    For a pack with several token streams it is a dict of the outputs by stream. All tensor, context
-    and pipeline ranks of a replica call it with the same packs. `doing` names the activity in
-    messages of the watchdog.
+    For a pack with several token streams, the output is a dict of tensors by stream. All tensor,
+    context and pipeline ranks of a replica call it with the same packs. `doing` names the activity
+    in messages of the watchdog.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     mine, stages = [rank_part(module, item) for item in items], module.groups.pp
@@ -252,7 +259,7 @@ class FullForward(nn.Module):
     """The model as a function of a whole pack, the same on every layout; it has no backward pass.
 
     All tensor, context and pipeline ranks of a replica call it with the same input and get the same
-    output; for a pack with several token streams it is a dict of the outputs by stream.
+    output [T, C]. For a pack with several token streams, the output is a dict of tensors by stream.
     """
 
     def __init__(self, chunks: Sequence[nn.Module]):

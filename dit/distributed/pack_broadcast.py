@@ -83,7 +83,7 @@ class Replica:
         return packs
 
     def close(self) -> None:
-        """Waits for packs that nobody takes, since a thread must not outlive its process."""
+        """Waits 5 s at most for packs that nobody takes: a thread must not outlive its process."""
         if self.pending is not None:
             self.pending.thread.join(_CLOSE_S)
 

@@ -73,7 +73,10 @@ def device() -> torch.device:
 
 
 def broadcast(tensor: Tensor, group: dist.ProcessGroup, *, source: int) -> None:
-    """Sends `tensor` of rank `source` to all ranks of `group`, in device or host memory."""
+    """Overwrites `tensor` on all ranks of `group` with that of `source`, a rank within the group.
+
+    The tensor may be in device or host memory.
+    """
     there = tensor.detach().to(device())  # where NCCL can send it
     # As bytes, because back ends differ in the types that they know.
     dist.broadcast(there.view(-1).view(torch.uint8), group=group, group_src=source)
@@ -94,8 +97,8 @@ def start_processes(
     """Joins the launcher's process group (or creates one) and prepares Megatron-Core.
 
     The back end is NCCL with CUDA, and gloo without. A program may open several checkpoints: a
-    second call creates the groups of the new layout. `limit_s` is the time in seconds within which
-    all processes must join.
+    second call creates the groups of the new layout of `model`. `seed` is that of Megatron-Core's
+    random-number tracker. `limit_s` is the time in seconds within which all processes must join.
 
     Raises:
         LaunchError: the variables of the launcher are incomplete or wrong.

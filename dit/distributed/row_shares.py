@@ -49,7 +49,7 @@ class RowShares:
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """How the rows are divided that the parameter `weight` holds; None for a whole weight."""
+    """The division into rows of the weight that `weight` is a part of; None for a whole weight."""
     return getattr(weight, _ROWS, None)
 
 
@@ -59,7 +59,7 @@ def mark_rows(own: nn.Parameter, rows: RowShares) -> None:
 
 
 class PackedRows(Protocol):
-    """Interface of frozen rows that are stored as bytes: a uint8 tensor with as many rows.
+    """Interface of frozen rows that are stored as bytes, in a uint8 tensor with equally many rows.
 
     Such rows are divided, sent and gathered like other rows, and unpacked where they are used.
     """

@@ -38,7 +38,7 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
     """Makes `fully_shard` divide and gather byte weights unchanged, as torch does from 2.12 on.
 
     torch 2.11 briefly lets each divided weight require a gradient, which is an error for bytes, and
-    gathers all weights in the compute dtype. `fsdp_param` is torch's module.
+    gathers all weights in the compute dtype. `fsdp_param` is the module of torch that is changed.
     """
     if fsdp_param.nn is not nn:
         return  # another part of the network did it
@@ -60,7 +60,7 @@ class ShareSchedule:
     """When the layers of an FSDP network gather weights and reduce gradients."""
 
     def __init__(self, module: Any, layers: Sequence[Any], options: DdpConfig):
-        """Sets the schedule of `module` and its `layers`, in order, after `fully_shard`."""
+        """Sets the schedule of `module` and its `layers`; `fully_shard` comes before."""
         self.module, self.layers, self.options = module, layers, options
         self.units = (module, *layers)
         self._reshard(options.reshard_after_forward)
@@ -76,10 +76,10 @@ class ShareSchedule:
             layer.set_reshard_after_forward(after_forward, recurse=False)
 
     def _fetch_ahead(self, count: int) -> None:
-        """Makes each layer prefetch the weights of the next `count` layers, in the network's order.
+        """Makes each layer prefetch the weights of the `count` layers that are computed after it.
 
-        torch's default, the order of the last pass, would be wrong after recomputation and in
-        pipelines.
+        The order is the network's, reversed in the backward pass. torch's default, the order of the
+        last pass, would be wrong after recomputation and in pipelines.
         """
         self.module.set_modules_to_backward_prefetch([*reversed(self.layers[-count:])])
         for number, layer in enumerate(self.layers):
@@ -108,9 +108,10 @@ class ShareSchedule:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A context in which gradients are not yet reduced over replicas, or over any ranks.
+        """A context in which gradients wait for their reduction over replicas.
 
-        The first backward pass after it reduces the gradients of all packs.
+        With `ddp.reduce_each_pack=false` they wait for their reduction over any ranks. The first
+        backward pass after the context reduces the gradients of all packs.
         """
         self._sum_now(False)
         yield

@@ -31,9 +31,10 @@ def fit(
 ) -> tuple[Corpus, Proposal]:
     """Chooses the run for the shards in `folder` and a training of `minutes`.
 
-    `gpu` is the name of the device that trains; without one, `seconds` measures steps on this
-    machine. Without `minutes` a CPU trains for 30 minutes, and a GPU for the recommended number of
-    passes.
+    Returns the facts about the shards and the proposed run. `gpu` is the name of the device that
+    trains, whose seconds per step are planned; without one, or if it is unknown, `seconds` measures
+    steps on this machine. Without `minutes` a CPU trains for 30 minutes, and a GPU for the
+    recommended number of passes.
 
     Raises:
         DataError: the folder is no dataset with captions.
@@ -93,7 +94,7 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns exit code 0."""
+    """Writes the fitted train.yaml beside the shards that `argv` names; returns exit code 0."""
     args = _parser().parse_args(argv)
     if args.minutes is not None and not 0 < args.minutes <= 1e6:
         raise ValueError(

@@ -71,7 +71,7 @@ Seconds = Callable[[Draft], float]
 
 
 def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
-    """A run with each of the known network sizes, the smallest first."""
+    """Runs with the network sizes `NAMED` (`gpu`) or `SMALL` (CPU), the smallest first."""
     by, sizes = (ON_GPU, NAMED) if gpu else (ON_CPU, SMALL)
     fitting = [p for p in _PATCHES if corpus.divides(p)]
     tokens = {p: corpus.mean_length(p) for p in fitting}
@@ -98,7 +98,7 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 def choose(
     corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
-    """The largest network that sees each sample `WANTED_PASSES` times; else the smallest.
+    """The run of the largest network with `WANTED_PASSES` passes in `minutes`; else the smallest.
 
     `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
     one, because much of its time does not grow with the width. A network that is too slow rules out
@@ -127,7 +127,7 @@ def choose(
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
-    """The network for a corpus of this size, with the steps that `WANTED_PASSES` take."""
+    """The run of the network for a corpus of this size, with the steps of `WANTED_PASSES`."""
     number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
     draft = ladder[number]
     steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)

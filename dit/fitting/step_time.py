@@ -22,7 +22,7 @@ Clock = Callable[[], float]
 
 
 def measured_seconds(config: RunConfig, *, clock: Clock = time.perf_counter) -> float:
-    """Seconds of one step of `config`: real packs, gradients, optimizer and average, no saving.
+    """Seconds of one step of `config`: real packs, gradients, optimizer and EMA, without saving.
 
     For packs of more than 8,192 tokens it is extrapolated, by numbers of operations, from mock
     packs of 1,024 tokens.

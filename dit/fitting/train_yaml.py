@@ -139,7 +139,10 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
-    """Whether captions are unique, so that a caption's expected picture is no mean of several."""
+    """Whether pictures are coloured and most captions unique.
+
+    Then the picture that a caption leads to is not a mean of several.
+    """
     return corpus.colours == 3 and corpus.own_captions
 
 
@@ -179,7 +182,10 @@ def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
 
 
 def put_aside(place: Path) -> Path | None:
-    """Renames a train.yaml that a person has changed, to train_1.yaml or the next free name."""
+    """Renames the file `place` if a person has changed it, to train_1.yaml or the next free name.
+
+    Returns the new path; None if there is no file, or it is unchanged and may be replaced.
+    """
     if not place.is_file():
         return None
     text, _, last = place.read_text(errors="replace").rpartition(f"\n{_UNCHANGED}")

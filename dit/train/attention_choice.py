@@ -39,10 +39,12 @@ cuDNN, which builds a graph for each shape, and a pack of many sizes makes a cal
 def with_attention(
     config: RunConfig, *, timed: bool, continued: Path | None = None
 ) -> tuple[RunConfig, list[str]]:
-    """Replaces `auto` by one attention kernel; returns the configuration and log lines about it.
+    """Chooses the attention kernel; returns the configuration with it, and log lines about it.
 
-    All ranks call it. Unless `timed`, the kernel is the one that is probably fastest. `continued`
-    is the checkpoint from which the run resumes.
+    All ranks call it. A named kernel is only checked. `auto` becomes one kernel that works on all
+    ranks, and stays where there is only one, as on CPUs and in float32. Unless `timed`, the kernel
+    is the one that is probably fastest. `continued` is the checkpoint from which the run resumes,
+    whose kernel is kept if it works.
 
     Raises:
         ValueError: the named kernel cannot be used on this machine.
@@ -74,11 +76,12 @@ def with_attention(
 
 
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
-    """(latent tokens, text tokens) of the samples of a usual pack, at most `_MOST_TOKENS` in all.
+    """(latent tokens, text tokens) of each sample of a usual pack, sorted.
 
-    If the sizes in the data are unknown, those of `dataset.mock_samples` are taken, which also give
-    the texts. If text counts in the capacity of packs, it counts in the known sizes as well, and
-    not in the latent tokens returned.
+    The pack has at most `_MOST_TOKENS` tokens, and at most as many as the run's packs. If the sizes
+    in the data are unknown, those of `dataset.mock_samples` are taken, which also give the texts.
+    If text counts in the capacity of packs, it counts in the known sizes as well, and not in the
+    latent tokens returned.
     """
     mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
@@ -100,7 +103,11 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts."""
+    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts.
+
+    Few are at most `_MOST_SHAPES`. Unless the data are mock data, they must stay the same if each
+    text has one token more.
+    """
     packs = [samples]
     if not dataset.mock:
         packs.append([(tokens, text + 1) for tokens, text in samples])
@@ -151,7 +158,7 @@ def _fault(backend: AttentionBackend, case: AttentionCase) -> str:
 def _without(
     ranks: Sequence[dict[AttentionBackend, str]], working: Sequence[AttentionBackend]
 ) -> Iterator[str]:
-    """Log lines about kernels that work on some of the `ranks` only."""
+    """Log lines about kernels that fit but do not work on all `ranks`."""
     some = dict.fromkeys(one for rank in ranks for one in rank if one not in working)
     for one in some:
         if one is not AttentionBackend.SDPA:

@@ -82,7 +82,10 @@ def pseudo_huber(error_TC: Tensor, *, c: float) -> Tensor:
 def token_errors(
     batch: TokenStream, problem: Problem, prediction_TC: Tensor, options: ObjectiveConfig
 ) -> Tensor:
-    """Mean error over the channels of each target token, weighted, float32 [T]; 0 for others."""
+    """Mean error over the channels of each target token, weighted, float32 [T]; 0 for other tokens.
+
+    With `problem.anchor_TC` the weighted squared distance from it is added (`drift_weight`).
+    """
 
     def away_from(other_TC: Tensor) -> Tensor:
         away_TC = prediction_TC.float() - other_TC
@@ -111,17 +114,20 @@ def loss_of(
     *,
     context: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """Loss of a pack, float32: a sum over tokens (`token`) or over samples' means (`sample`).
+    """Loss of a pack on this rank: the sum of errors of tokens, or of samples' mean errors.
 
-    Weights of the objective and of the data multiply errors but not counts: a weight of 2 has the
-    gradient of two copies of the sample, and the gradients of other samples stay as they are.
+    `options.loss_mean` selects the unit, token or sample. Weights of the objective and of the data
+    multiply errors but not counts: a weight of 2 has the gradient of two copies of the sample, and
+    the gradients of other samples stay as they are.
 
     If `problem` has the errors of pairs without adapters (`reference_N`), it is the preference
-    loss, summed over pairs; `context` has the ranks with the other tokens of the pack.
+    loss, summed over pairs. `context` is the group of context ranks, which have the other tokens of
+    the pack.
 
     If `prediction_TC` has several token streams by name, their losses are added. The mean error of
-    a sample's sound is multiplied by `sound_weight`, and by the count of the sample: the number of
-    its other tokens with a loss, or of all of them if they are all given.
+    a sample's sound is multiplied by `sound_weight`. With loss_mean=token it is also multiplied by
+    the number of the sample's frame tokens that have a loss, or of all its frame tokens if none has
+    one.
     """
     if isinstance(prediction_TC, Mapping):
         return _of_streams(batch, problem, prediction_TC, options)
@@ -173,13 +179,13 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Count of each sample in the main stream: its tokens with a loss, or all if none has one."""
+    """Number of tokens with a loss in each sample's main stream; of all tokens if none has."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 
 
 def _tokens_of_given(batch: PackedBatch) -> int:
-    """Tokens on this rank of the samples that have a loss in another stream only."""
+    """Number of tokens on this rank of the samples that have a loss in another stream only."""
     alone = [
         not with_loss and any(stream.loss_tokens[n] for stream in batch.others.values())
         for n, with_loss in enumerate(batch.loss_tokens)
@@ -212,7 +218,10 @@ def made_latents(
 def _parts_of_means(
     error_T: Tensor, batch: TokenStream, *, read: Sequence[int] | None = None
 ) -> Tensor:
-    """Each token's share of the mean error of its sample, or of the group of samples in `read`."""
+    """Each token's share of the mean error of its sample, [T].
+
+    `read` has the index of a group for each sample; the share is then of the group's mean error.
+    """
     tokens = torch.tensor(batch.loss_tokens, dtype=torch.float32)
     if read is not None:
         of_N = torch.tensor(read)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Held:
-    """Holds objects whose memory is known, such as the model once it is built."""
+    """The model whose memory `memory_explained` lists; None until it is built."""
 
     model: ModelAndOptimizer | None = None
 
@@ -139,6 +139,6 @@ def manual_gc(config: TrainConfig) -> Iterator[None]:
 
 
 def collect_after(step: int, config: TrainConfig) -> None:
-    """Collects garbage if `step` is a multiple of `train.manual_gc_interval`."""
+    """Collects garbage, with `train.manual_gc`, at each `train.manual_gc_interval`-th step."""
     if config.manual_gc and config.manual_gc_interval and step % config.manual_gc_interval == 0:
         gc.collect()

@@ -183,7 +183,8 @@ def _network(
 ) -> StackedTransformer:
     """The part `stage` of the network on this rank, with adapters and uninitialised weights.
 
-    It is moved to the device if `placed` and the device need not hold it otherwise.
+    With `placed` it is moved to the device, unless its weights will be rounded, swapped or sharded
+    and may not fit as a whole.
     """
     build: Any = family_of(config.model).network()
     model: StackedTransformer = build(config.model, groups, stage)
@@ -208,9 +209,9 @@ def _wrapped(
     *,
     shared: bool = False,
 ) -> list[ModelChunk]:
-    """The `models` on the device, wrapped for data parallelism; frozen weights are marked so.
+    """Freezes, rounds and places the `models` as configured, and wraps them for data parallelism.
 
-    Frozen weights that are `shared` with another network are marked already.
+    Frozen weights that are `shared` with another network are frozen and rounded already.
     """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:

@@ -81,9 +81,10 @@ def turns(run: TrainState, packs: Sequence[PackedBatch], *, step: int) -> Iterat
 def training_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References | None]:
-    """The regression problems of a step's packs, and the predictions that their loss uses.
+    """(items, references): each pack of a step with its problem, and predictions for the loss.
 
-    All ranks call it.
+    All ranks call it. The references are None if the loss needs none; in a distillation they have
+    only FLOPs.
     """
     c = run.config
     if c.distill.method is not None:

@@ -23,7 +23,9 @@ from dit.batch import PackedBatch, Problem
 class References:
     """Predictions of passes without gradients, one entry for each pack of a step, in order.
 
-    Predictions are on the last pipeline stage; other stages have empty lists.
+    `uncaptioned_TC` and `unadapted_TC` are predictions without caption and without adapters,
+    float32 [T, C]. They and `error_N` are on the last pipeline stage; other stages have empty
+    lists. A list is empty as well if the loss needs no such predictions.
     """
 
     factor_N: Sequence[Tensor]
@@ -39,7 +41,10 @@ class References:
 def with_references(
     batch: PackedBatch, problem: Problem, references: References, pack: int
 ) -> Problem:
-    """The `problem` of this context rank's shard of a pack, changed as `references` demand."""
+    """The `problem` of this context rank's shard of a pack, changed as `references` demand.
+
+    `pack` is the index of the pack in the step, and `batch` this rank's shard of it.
+    """
     unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]

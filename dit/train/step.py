@@ -86,7 +86,10 @@ def forward_backward(
     objective: ObjectiveConfig,
     references: References | None = None,
 ) -> RankLoss:
-    """First half of a step: accumulates gradients over this replica's packs, `items`."""
+    """First half of a step: gradients of this replica's packs, `items`; returns their loss.
+
+    Gradients of an earlier step are cleared first.
+    """
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
     with timed(BACKWARD):  # the seconds that no part inside claims
@@ -95,7 +98,7 @@ def forward_backward(
 
 
 def prepare_update(model: ModelAndOptimizer) -> Tensor:
-    """The squared norm [1] of the gradient, without waiting for the device."""
+    """Prepares the gradients for the update; returns their squared norm [1] on the device."""
     heartbeat("update")
     with timed(OPTIMIZER):
         return squared_norm(model.optimizer)
@@ -112,9 +115,10 @@ def optimizer_step(
 ) -> Update:
     """Second half of a step: updates the weights by their gradients, then the EMA.
 
-    `number` counts updates from 1, and `averaged` those of the EMA, if they differ; `loss` is the
-    loss of the global batch; `grad_norm` is the root of `prepare_update`'s result, if that was
-    called. If the loss or the gradient is not finite, nothing changes on any rank.
+    `number` counts updates from 1 for the learning rate, and `averaged` counts those of the EMA
+    (None: `number`). `loss` is the loss of the global batch. `grad_norm` is the root of the result
+    of `prepare_update`; None if that was not called. If the loss or the gradient is not finite,
+    nothing changes on any rank.
     """
     heartbeat("update")
     c = config.optimizer

@@ -31,7 +31,8 @@ def synchronize_timers() -> None:
 def timed(part: str) -> Iterator[None]:
     """A context or decorator whose seconds are added to `part`.
 
-    After an error it does not wait: work of the device with a rank that has left never ends.
+    After an error it adds nothing, and does not wait for the device: its work with a rank that has
+    left never ends.
     """
     began = _now()
     _inner.append(0.0)

@@ -74,9 +74,9 @@ def pretrain(
 ) -> ExitCode:
     """Trains as `config` says, from the newest checkpoint of the run folder if there is one.
 
-    `export` is called with each new checkpoint; `open_samples` returns the function that writes
-    each validation's samples; `start` holds the weights of a new run, and `read_folder` opens
-    frozen weights in a Diffusers folder. The process group must be initialised (`start_processes`).
+    `export` is called with each new checkpoint. `open_samples` returns the function that writes the
+    samples of each validation. `start` has the weights of a new run. `read_folder` opens frozen
+    weights in a Diffusers folder. The process group must be initialised (`start_processes`).
 
     Raises:
         ValueError: checkpoint.load_hf is set without `start`.
@@ -110,9 +110,10 @@ def measure_steps(
     fill: Initialise | None = None,
     read_folder: ReadFolder | None = None,
 ) -> list[Values]:
-    """Takes `warm_up` steps, then `steps` steps inside `around`, whose logged values it returns.
+    """Takes `warm_up` steps, then `steps` steps inside `around`; returns the values of the latter.
 
-    Nothing is saved or validated, and Ctrl-C ends the process at once.
+    Nothing is saved or validated, and Ctrl-C ends the process at once. `fill` replaces the first
+    values of the weights. `read_folder` opens frozen weights in a Diffusers folder.
 
     Raises:
         FloatingPointError: every step was skipped, which takes less time than an update.
@@ -198,7 +199,10 @@ def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointE
 
 
 def _check_updates(run: TrainState, *, since: int) -> None:
-    """Raises FloatingPointError if every step after `since`, or else of the run, was skipped."""
+    """Raises FloatingPointError if every step after `since` was skipped.
+
+    If there is no such step, it looks at all steps of the run.
+    """
     steps = run.progress.step - since or run.progress.step
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(
@@ -300,7 +304,11 @@ def _learn(
 
 
 def _next_packs(run: TrainState) -> list[PackedBatch]:
-    """This replica's packs of the next step; also starts to read the packs of the step after it."""
+    """This replica's packs of the next step.
+
+    If loader processes or other ranks can work meanwhile, the packs of the step after it are read
+    in the background from now on.
+    """
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
     if run.replica.pending is None:

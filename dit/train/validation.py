@@ -108,9 +108,9 @@ def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> 
 
 
 def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | None]:
-    """Validation at this step: all losses with the seconds taken, and then the samples.
+    """Validates at this step; returns (losses with the seconds taken, generated samples).
 
-    Only the first rank gets the samples.
+    The samples are None on all ranks but the first. All ranks call it.
     """
     began = time.perf_counter()
     values: dict[str, Any] = {}
@@ -144,11 +144,12 @@ def validate(
     name: str = "val_loss",
     null: NullInputs | None = None,
 ) -> dict[str, float]:
-    """The losses over the packs of all ranks; the name of each begins with `name`.
+    """Losses of the weights, and of their EMA if there is one, over the packs of all ranks.
 
-    Noise, numbers of given frames, and the captions that `null` replaces depend on the seed and the
-    pack; drawn latents (`validation.latents`) on the seed and the sample. Images are never dropped.
-    The state of training does not change.
+    Returns a dict whose keys begin with `name`; those of the EMA with `name` and `_ema`. Noise,
+    numbers of given frames, and the captions that `null` replaces depend on the seed and the pack;
+    drawn latents (`validation.latents`) on the seed and the sample. Images are never dropped. The
+    state of training does not change.
     """
     with gathered_weights(model.chunks):
         problems = partial(_problems, packs, objective, config, null)
@@ -234,7 +235,11 @@ def _problems(
 
 
 def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
-    """Image or video, with rounded frames and side of the `grid` in cells, as in metrics' names."""
+    """Kind of a sample in the names of metrics, such as image_32 or video8_32.
+
+    `grid` is its size in patches. The kind has its latent frames and the side of its latent in
+    cells, both rounded to powers of two.
+    """
     frames = grid[0] * model.patch_temporal
     side = math.sqrt(grid[1] * grid[2]) * model.patch_spatial
     medium = "image" if frames == 1 else f"video{2 ** math.ceil(math.log2(frames))}"
@@ -242,7 +247,7 @@ def kind(grid: tuple[int, int, int], model: ModelConfig) -> str:
 
 
 def _mean_over_ranks(mine: Sums) -> dict[str, float]:
-    """Means over all ranks, by name; sums are added in the order of the ranks."""
+    """Mean of each loss over all ranks, by name; sums are added in the order of the ranks."""
     every: list[Sums] = [{}] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     # Short names first: the loss of all before those of its parts.
@@ -257,8 +262,8 @@ def _mean_over_ranks(mine: Sums) -> dict[str, float]:
 def draw_samples(run: TrainState) -> DrawnSamples | None:
     """Calls `run.samples` with the model, whose weights are the EMA if there is one.
 
-    Weights, random numbers and device memory are restored afterwards, so training is not affected.
-    Only the first rank gets the result.
+    A frozen adapter (`lora.frozen_adapter`) is off. Weights, random numbers and device memory are
+    restored afterwards, so training is not affected. Only the first rank gets the result.
     """
     if run.samples is None:
         return None

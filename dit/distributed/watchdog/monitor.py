@@ -122,7 +122,9 @@ class Monitor:
             thread.start()
 
     def explain(self, error: BaseException) -> None:
-        """Reports that this process leaves because of `error`; all processes then learn why.
+        """Reports that this process leaves because of `error`, and waits until that is known.
+
+        From here on the process ignores SIGTERM, so that it can still say why it ends.
 
         Raises:
             PeerError: the error is a broken connection; names the rank that broke it.
@@ -162,7 +164,10 @@ class Monitor:
                 self._lose_store()
 
     def _guard_store(self) -> None:
-        """Ends this process if the store no longer answers, as when its machine is lost."""
+        """Ends this process if the store no longer answers and the main thread makes no progress.
+
+        That is so when the machine of the store is lost.
+        """
         still, before = 0, MainThread.activity
         while not self.over.wait(self.round_s):
             now = MainThread.activity
@@ -234,7 +239,10 @@ class Monitor:
         self._leave()
 
     def _show(self, verdict: Verdict) -> None:
-        """Shows the verdict from this thread, because the main thread may be blocked for ever."""
+        """Kills the silent processes of this machine, and shows the verdict.
+
+        It does so in this thread, because the main thread may be blocked for ever.
+        """
         self.verdict = verdict
         for report in verdict.silent:
             if report.host == self.me.host:
@@ -256,7 +264,10 @@ def _released(rank: int) -> str:
 
 
 def _place(thread: int) -> tuple[str, bool]:
-    """(line of this project's code at which `thread` is, whether it waits for another process)."""
+    """(line of code at which `thread` is, whether it waits for another process).
+
+    The line is the innermost one of this project, or of any code if there is none.
+    """
     innermost, waits = "", False
     for frame, line in walk_stack(_frame_of(thread)):
         file = frame.f_code.co_filename

@@ -95,7 +95,8 @@ class Limit:
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
         """The limit of `seconds` for `ranks` ranks; `again` says what becomes of the run.
 
-        A round lasts a second, and longer if one process reads many reports.
+        A round lasts a second, longer if one process reads many reports, and an eighth of `seconds`
+        at most.
         """
         round_s = min(max(1.0, ranks / _REPORTS_A_SECOND), seconds / 8)
         return cls(seconds=seconds, round_s=round_s, again=again)
@@ -164,8 +165,8 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     """The verdict that live processes block the others for too long, or None.
 
-    These are the processes that wait for no other one, and among them those with the least
-    progress.
+    These are the processes that wait for no other one, or all processes if each waits for another;
+    among them, those with the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):

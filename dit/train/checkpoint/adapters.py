@@ -68,7 +68,8 @@ class AdapterStart:
     def first_values(self, config: RunConfig, given: Initialise | None = None) -> Initialise:
         """The function that fills a new model, before `load_base` loads its frozen weights.
 
-        `given` replaces the function that this start would choose.
+        `given` replaces the function that this start would choose. New adapters are then set from
+        `lora.init_from`, if that is set.
         """
         fill = leave_to_checkpoint
         if self.begins:
@@ -85,7 +86,7 @@ class AdapterStart:
         model: ModelConfig,
         groups: ProcessGroupCollection,
     ) -> None:
-        """Loads the frozen weights and adapters into `modules`; all ranks call it.
+        """Loads the frozen weights, and a frozen adapter if set, into `modules`; all ranks call it.
 
         Raises:
             CheckpointError: a file has changed since it was saved, or belongs to another model.
@@ -228,6 +229,8 @@ def load_adapted(
     read_folder: ReadFolder,
 ) -> None:
     """Loads a checkpoint of adapters and its base into a new network; all ranks call it.
+
+    `averaged` loads the EMA of the adapters. `read_folder` opens a base that is a Diffusers folder.
 
     Raises:
         CheckpointError: as `load_weights`, or the base is missing or in no file.

@@ -210,7 +210,11 @@ class Saver:
             (partial / "dataset_card.json").write_text(json.dumps(data.card, indent=1))
 
     def _publish(self, pending: _PendingSave, known: dict[str, FileDigest]) -> None:
-        """Renames a complete checkpoint, points LATEST to it, and removes the oldest ones."""
+        """Publishes a checkpoint whose tensors are written, and removes the oldest ones.
+
+        The last files and the manifest are written; then the folder is renamed, and LATEST points
+        to it.
+        """
         self._describe(pending.partial, pending.data)
         write_manifest(pending.partial, known)
         final = pending.final
@@ -278,7 +282,7 @@ def save_checkpoint(
     config: RunConfig,
     data: DataState,
 ) -> Path:
-    """Writes RUN/checkpoints/step_N and waits until it is complete; all ranks call it.
+    """Writes RUN/checkpoints/step_N and returns its path once it is complete; all ranks call it.
 
     Raises:
         CheckpointError: a rank could not write; older checkpoints are unchanged.

@@ -154,7 +154,7 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """Host tensors that this rank reads from a checkpoint, by weight and prefix.
+        """Number of a weight -> prefix -> host tensor that this rank reads from a checkpoint.
 
         `weights` is the prefix of the stored tensors that become the weights. State is read for the
         weights that this network trains, or (`everywhere`) for all weights.
@@ -188,10 +188,10 @@ class StateExchange:
 
     @torch.no_grad()
     def hand_out(self, read: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Copies the tensors that ranks have `read` from a checkpoint to weights and values.
+        """Copies tensors that ranks have `read` from a checkpoint to the weights and `values`.
 
-        Collective: a weight goes to each data rank, or its rows to the ranks that hold them (FSDP);
-        its state goes to the ranks that update it.
+        `read` has the keys of `wanted`. Collective: a weight goes to each data rank, or its rows to
+        the ranks that hold them (FSDP); its state goes to the ranks that update it.
         """
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
         for w in self._weights:

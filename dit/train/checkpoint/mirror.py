@@ -110,7 +110,7 @@ class Mirror:
     """Copies the checkpoints of a run to an object store, in a thread."""
 
     def __init__(self, config: RunConfig):
-        """Raises CheckpointError if MSC has no profile of the name in `checkpoint.mirror`."""
+        """Opens the store; raises CheckpointError if MSC lacks its profile or a package for it."""
         c = config.checkpoint
         assert c.mirror and c.save
         self.store, self.keep_last = _store(c.mirror), c.keep_last
@@ -131,7 +131,7 @@ class Mirror:
             self._thread.start()
 
     def lines(self) -> Iterator[str]:
-        """Log messages since the last call, which it removes."""
+        """Yields the log messages since the last call, and removes them."""
         while self._lines:
             yield self._lines.popleft()
 
@@ -191,7 +191,10 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Name -> manifest of each checkpoint in the run folder, which a save may change."""
+        """Name -> manifest of each checkpoint in the run folder.
+
+        A checkpoint that a save removes meanwhile is left out.
+        """
         found = {}
         for path in saved_checkpoints(self.checkpoints):
             with suppress(FileNotFoundError):
@@ -217,7 +220,10 @@ class Mirror:
                     self.store.point(pointer, name)
 
     def _prune(self, local: Iterable[str]) -> None:
-        """Removes copies beyond `keep_last`, and incomplete ones; keeps any newer than `local`."""
+        """Removes copies beyond `keep_last`, and incomplete ones.
+
+        Complete copies that are newer than those in the run folder (`local`) stay.
+        """
         files, newest = self.store.files(), max(local)
         done = sorted(n for n, there in files.items() if MANIFEST in there and n <= newest)
         kept = {*local, *(done[-self.keep_last :] if self.keep_last else done)}

@@ -102,7 +102,8 @@ class CheckpointStore:
     def newest(self) -> str | None:
         """Name of the checkpoint to resume from; None if there is none.
 
-        It is the checkpoint that LATEST names, or the newest complete one before it.
+        It is the newest complete checkpoint that is not newer than the one that LATEST names; if
+        there is none, or no LATEST, the newest complete one.
 
         Raises:
             CheckpointError: the store does not answer.

@@ -33,9 +33,11 @@ from dit.train.train_state import TrainState
 
 
 def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
-    """Starts to save this step, unless it is saved; training may go on when it returns.
+    """Saves this step, unless it is saved already; all ranks call it.
 
-    `val_loss` is the validation loss of this step, infinite without one.
+    It first completes the save before. With `checkpoint.async_save` it returns once the state is
+    copied, else when the checkpoint is complete. `val_loss` is the validation loss of this step,
+    infinite without one.
     """
     if run.saver is None or run.saved_step == run.progress.step:
         return
@@ -65,7 +67,10 @@ def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> N
 
 
 def finish_save(run: TrainState, logger: RunLogger) -> None:
-    """Waits for the pending save, if any, and exports the checkpoint; all ranks call it."""
+    """Completes the pending save, if any: exports it and starts its copy to the mirror.
+
+    All ranks call it. New messages of the mirror are logged.
+    """
     if run.saver is None:
         return
     heartbeat("end of a save")

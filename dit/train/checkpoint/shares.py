@@ -43,11 +43,12 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; a `split` weight has one in each tensor rank.
+    """The rank that writes and reads each weight; of a `split` weight, only the data rank.
 
-    The largest weights come first. Each goes to a rank that updates most of it, so that little is
-    sent; or, if that rank would then exceed the mean, to the rank with the fewest bytes so far. So
-    no rank gets more than the mean plus the largest weight.
+    A split weight has that data rank in each tensor rank. The largest weights come first. Each goes
+    to a rank that updates most of it, so that little is sent; or, if that rank would then exceed
+    the mean, to the rank with the fewest bytes so far. So no rank gets more than the mean plus the
+    largest weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
@@ -136,9 +137,10 @@ def share_weights(
 ) -> list[SharedWeight]:
     """The weights of `modules` with `chosen` checkpoint names, each with the rank that stores it.
 
-    Their order is the same on all ranks of the pipeline stage. `held` lists the ranks that update,
-    or hold, the shards of each `trained` weight. The state of a weight is `tensors` float32 tensors
-    in its shape; for weights with a name in `apart`, each layer's state is stored separately.
+    The list has the same order on all ranks of the pipeline stage. `held` lists the ranks that
+    update, or hold, the shards of each `trained` weight. The state of a weight is `tensors` float32
+    tensors in its shape; for weights with a name in `apart`, each layer's state is stored
+    separately.
     """
     entries = [e for module in modules for e in entries_of(module) if chosen(e.key)]
     tensor_ranks, me = groups.tp.size(), groups.tp.rank()

@@ -202,8 +202,8 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    With `train.warm_start_ema` the EMA continues from the checkpoint's, or from its weights if it
-    has none, and counts the updates behind it.
+    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from the
+    checkpoint's, or from its weights if it has none, and the progress counts the updates behind it.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
@@ -352,8 +352,8 @@ def share_of_state(
 ) -> dict[str, Any]:
     """Copy in host memory of this rank's shard of the weights, EMA and optimizer of `model`.
 
-    Its form is what Megatron-Core stores; the state of a `critic` is added to it. All ranks call
-    it.
+    Returns a dict that Megatron-Core can store, with the keys share (tensors), extra and optimizer.
+    The state of a `critic` is under the key `CRITIC`. All ranks call it.
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)

@@ -45,7 +45,9 @@ def check_same_model(path: Path, config: RunConfig) -> None:
 
 
 def check_same_weights(path: Path, model: ModelConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape than those of `model`.
+    """Refuses a checkpoint whose weights have another shape or meaning than those of `model`.
+
+    Other inputs of samples are allowed.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
@@ -63,7 +65,7 @@ def check_average(path: Path, *, averaged: bool) -> None:
     """Refuses a checkpoint without EMA if `averaged`; reads no tensors.
 
     Raises:
-        CheckpointError: it has no EMA, or its index is damaged.
+        CheckpointError: `averaged` is set and it has no EMA, or its index is damaged.
     """
     there = has_average(path)  # finds a damaged index as well
     if averaged and not there:

@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 def average_velocity(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The student's regression problems for the packs of a step, and its references.
+    """(items, references) of a step: each pack with the student's regression problem, and FLOPs.
 
-    All ranks call it. Of the packs' latents only those of clean tokens are read.
+    All ranks call it. The references have the FLOPs of the passes without gradients, and nothing
+    else. Of the packs' latents only those of clean tokens are read.
     """
     passes = Passes.of(run, step=step)
     with no_dropout(run.model.chunks):

@@ -65,7 +65,11 @@ class Made:
 def critic_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The critic's regression problems for the packs of a step, and FLOPs; all ranks call it."""
+    """(items, references) of a step: each pack with the critic's regression problem, and FLOPs.
+
+    All ranks call it. The references have the FLOPs of the passes without gradients, and nothing
+    else.
+    """
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_CRITIC)
     for one in every:
@@ -81,7 +85,11 @@ def critic_items(
 def student_items(
     run: TrainState, packs: Sequence[PackedBatch], *, step: int
 ) -> tuple[list[Item], References]:
-    """The student's regression problems for the packs of a step, and FLOPs; all ranks call it."""
+    """(items, references) of a step: each pack with the student's regression problem, and FLOPs.
+
+    All ranks call it. The references have the FLOPs of the passes without gradients, and nothing
+    else.
+    """
     assert run.critic is not None
     passes, items = Passes.of(run, step=step), list[Item]()
     every = made(passes, packs, OF_STUDENT)

@@ -64,7 +64,10 @@ class Passes:
         noisy: Sequence[NoisyPack],
         batches: Sequence[PackedBatch | None],
     ) -> list[Tensor]:
-        """The network's raw outputs [T, C] for `noisy`, with texts of `batches` (None: its own)."""
+        """Raw outputs [T, C] of the network `chunks` for each of `noisy`; adds their FLOPs.
+
+        `batches` has for each the pack whose texts are used instead, or None for its own.
+        """
         items = [
             (one.batch if batch is None else batch, one.asked(self.path, batch))
             for one, batch in zip(noisy, batches, strict=True)
@@ -80,7 +83,10 @@ class Passes:
         noisy: Sequence[NoisyPack],
         uncaptioned: Sequence[PackedBatch],
     ) -> list[Tensor]:
-        """The teacher's raw outputs [T, C] for `noisy`, guided against the `uncaptioned` packs."""
+        """The teacher's raw outputs [T, C] for `noisy`, guided against the `uncaptioned` packs.
+
+        With a guidance scale of 1 there are no passes for the latter.
+        """
         scale = self.run.config.teacher_guidance
         if scale == 1:
             return self.answers(chunks, noisy, [None] * len(noisy))
@@ -91,7 +97,7 @@ class Passes:
 
 @contextmanager
 def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which forward passes through `chunks` have no dropout."""
+    """A context without dropout in `chunks`, which are in training mode after it."""
     for chunk in chunks:
         chunk.eval()
     try:

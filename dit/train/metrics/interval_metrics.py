@@ -100,7 +100,8 @@ class IntervalMetrics:
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
         """The values since the last log step, over all ranks; empty between log steps.
 
-        `update` is the update of the network in this step; None if this step had none.
+        All ranks call it, and at a log step their sums start anew. `update` is the update of the
+        network in this step; None if this step had none.
         """
         if not self.is_due(progress.step):
             return {}
@@ -136,10 +137,11 @@ class IntervalMetrics:
         return {name: x.clone(memory_format=torch.contiguous_format) for name, x in rows.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Adds the sums of a `state_dict`; returns the metrics whose shape has changed.
+        """Restores the sums of a `state_dict`; returns the metrics whose shape has changed.
 
         Tensors are [R, ...] for the R ranks that saved them. With the same number of ranks each
-        gets its own sums back, and totals are equal to the bit.
+        gets its own sums back, and totals are equal to the bit. With another number the first rank
+        gets the totals. Metrics of another shape start at 0.
         """
         running, rank, ranks = self._running_sums(), dist.get_rank(), dist.get_world_size()
         other = {
@@ -227,7 +229,7 @@ class Preferences:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Sums of each of `NAMES`, then the number of pairs, as one tensor [5]."""
+        """Name -> tensor [5]: the sum over pairs of each of `NAMES`, then the number of pairs."""
         return {"preference.sums": self.total_5}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -238,7 +240,7 @@ class Preferences:
                 self.total_5[4] += len(loss.pairs_P3)
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Mean of each of `NAMES` over pairs, from the `sums` [5] of all ranks."""
+        """Mean of each of `NAMES` over pairs, from the `sums` of all ranks; empty without pairs."""
         *totals, pairs = sums["preference.sums"].tolist()
         means = zip(self.NAMES, totals, strict=True)
         return {name: total / pairs for name, total in means} if pairs else {}
@@ -255,7 +257,11 @@ class StreamLosses:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Sums and counts of video, sound and samples with sound, as one tensor [3, 2]."""
+        """Name -> tensor [3, 2]: numerator and denominator of each metric in `values`.
+
+        The rows are (sum of errors, tokens) of frames, (sum of errors, tokens) of sound, and
+        (samples with sound, all samples).
+        """
         return {"stream_losses.sums": self.total_32}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -273,7 +279,7 @@ class StreamLosses:
             self.total_32[2] += to_device(counts, device())
 
     def values(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """loss_video, loss_sound and sound_share, from the `sums` [3, 2] of all ranks."""
+        """loss_video, loss_sound and sound_share: quotients of the rows of all ranks' `sums`."""
         rows = sums["stream_losses.sums"].tolist()
         names = ("loss_video", "loss_sound", "sound_share")
         return {name: a / b for name, (a, b) in zip(names, rows, strict=True) if b}
@@ -302,7 +308,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Count, sum and sum of squares of student's and data's latents, as one tensor [2, 3]."""
+        """Name -> tensor [2, 3]: (count, sum, sum of squares) of student's and data's latents."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -324,7 +330,10 @@ class StudentLatents:
 
 
 def drift_of(values: Mapping[str, Any]) -> str | None:
-    """Differences between student's and data's latents above `StudentLatents.DRIFT`; or None."""
+    """Phrase on differences between student's and data's latents above `StudentLatents.DRIFT`.
+
+    It compares mean and standard deviation in `values`. None if both are close, or not in `values`.
+    """
     if "student_std" not in values:
         return None
     std, most = values["data_std"], StudentLatents.DRIFT

@@ -70,9 +70,9 @@ class JsonlWriter:
     """Writes one JSON object on each line, with its `step`; the first line creates the file."""
 
     def __init__(self, path: Path, *, start: int, every_step: bool = False):
-        """Opens the file; on a resume, drops lines after step `start` and unreadable ones.
+        """Continues the file `path`, and drops its lines after step `start` and unreadable ones.
 
-        `every_step` states that each step has a line, so that missing lines are noted.
+        `every_step` states that each step has a line, so that `notes` mention missing ones.
 
         Raises:
             LogFileError: the file cannot be written.
@@ -180,7 +180,7 @@ class RefusedFile:
         self._known = set(_known_samples(self.path))
 
     def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
-        """Appends those of `samples` that the file does not have, up to the limit.
+        """Appends those of `samples` that the file does not have, up to `MOST_NAMED` lines in all.
 
         Raises:
             OSError: the file cannot be written.
@@ -197,7 +197,7 @@ class RefusedFile:
 
 
 def _known_samples(path: Path) -> Iterable[tuple[Any, ...]]:
-    """(key, shard, dataset) of each sample in the file `path`."""
+    """(dataset, shard, key, reason) of each refused sample in the file `path`."""
     if not path.exists():
         return
     with explain_write_errors(path):
@@ -215,7 +215,7 @@ _PACKAGES = ("torch", "megatron-core", "megatron-energon", "transformer-engine")
 
 
 def environment(*, step: int, layout: str) -> dict[str, Any]:
-    """The line of `environment.jsonl` for a start after `step` steps."""
+    """Content of the line of `environment.jsonl` for a start after `step` steps."""
     kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
     return {
         "step": step,

@@ -59,12 +59,15 @@ class Norms:
 
     @torch.no_grad()
     def keep_weights(self) -> None:
-        """Copies the weights; `take` frees the copy, which is as large as the EMA of validation."""
+        """Copies this rank's float32 weights before an update; `take` frees the copy."""
         self.before = [shard.value.detach().clone() for _, shard, _ in self.counted]
 
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
-        """Kind -> this rank's sums of squares after an update, for the parts of the model [G]."""
+        """Kind of `SQUARES` -> this rank's sums of squares [G], by part of the model.
+
+        Call it after the update; it frees the copy of `keep_weights`.
+        """
         squares_G4 = torch.zeros(len(self.parts), 4, dtype=torch.float64, device=device())
         if self.counted:
             squares_W4 = torch.stack(self._norms(), dim=1).double().square()

@@ -111,9 +111,9 @@ class RunLogger:
                 self.mlperf.validating(self.run.progress.consumed_samples)
 
     def info_cost(self) -> None:
-        """Prints device hours since this start, with price and energy if the user's keys give them.
+        """Prints price and energy of the device hours since this start, if their keys are set.
 
-        They count from the start of the process, because devices cost money while a run loads.
+        Hours count from the start of the process, because devices cost money while a run loads.
         """
         c, count = self.run.config.logger, dist.get_world_size()
         hours = 0.0
@@ -129,7 +129,11 @@ class RunLogger:
             self.info(f"{spent}: {', '.join(told)}")
 
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
-        """Writes `values` to metrics.jsonl, and every `log_interval`-th step to dashboards."""
+        """Logs the `values` of a step, and the step if it was `skipped`; all ranks call it.
+
+        metrics.jsonl gets every step. Dashboards get every `log_interval`-th step and those that
+        validate. At log steps the samples refused on all ranks are gathered and added to `values`.
+        """
         heartbeat("write of metrics")
         c, step = self.run.config, values["step"]
         if step % c.logger.log_interval == 0 or step == c.train.train_iters:

@@ -77,7 +77,8 @@ def sum_step_metrics(
     """Sums the values of a step over all ranks, in one all-reduce; all ranks get the same.
 
     Values on the device are summed in the same all-reduce, so that the host waits for the device
-    once in each step. `squared_norm` [1] is equal on all ranks, and the first rank's counts.
+    once in each step. `squared_norm` [1] is equal on all ranks, so only the first rank's is added.
+    `stop` says whether this rank has received a signal to stop.
     """
     mine = asdict(counts) | {
         "stops": float(stop),
@@ -107,7 +108,7 @@ def count_packs(
 
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
-    """Tokens in the attention of `pack`, padding included.
+    """Number of tokens of `pack` that attention computes, with the padding that it computes.
 
     They include text if latents and text attend to each other.
     """

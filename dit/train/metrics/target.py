@@ -12,7 +12,7 @@ from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
-    """The loss that decides on best checkpoint and target: the EMA's if logged; or infinite."""
+    """The loss for best checkpoint and target: val_loss_ema, else val_loss, else infinite."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
 
 

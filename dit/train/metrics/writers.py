@@ -163,7 +163,10 @@ def _on_white(grid: Path) -> np.ndarray:
 def _add_histogram(
     board: Any, name: str, edges: Sequence[float], counts: Sequence[int], *, step: int
 ) -> None:
-    """Adds a histogram to TensorBoard, which takes the upper end of each bin, and sums."""
+    """Adds a histogram with `counts` between `edges` to TensorBoard, under `name`.
+
+    The sums that TensorBoard wants are computed from the upper ends of the bins.
+    """
     each = list(zip(edges[1:], counts, strict=True))
     board.add_histogram_raw(
         name,

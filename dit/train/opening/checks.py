@@ -121,7 +121,9 @@ def check_settings(config: RunConfig) -> None:
 
 
 def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: int) -> None:
-    """Refuses `model.blocks_to_swap` if no block has frozen weights.
+    """Refuses `model.blocks_to_swap` if `groups` freeze no weight of a block.
+
+    `swapped` is the value of the key, for the message.
 
     Raises:
         Problems: names the keys.
@@ -252,7 +254,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Checks that building the configured layers and optimizer would make."""
+    """Functions that make the checks of building the configured layers and optimizer."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

@@ -64,7 +64,7 @@ def open_data(machine: Machine) -> Data:
 
 
 def data_notes(config: RunConfig) -> tuple[str, ...]:
-    """Log lines about the data: from dataset cards, on passes over each sample, and on routes.
+    """Log lines on the data: dataset cards, passes over each sample, fill of packs, and routes.
 
     Raises:
         DataError: as `check_data`.

@@ -26,7 +26,10 @@ class Machine:
 
 
 def fit(config: RunConfig, *, timed: bool) -> Machine:
-    """Adjusts a configuration to the devices; all ranks call it.
+    """Checks a configuration and adjusts it to the devices; all ranks call it.
+
+    `auto` recomputation is resolved, and torch made deterministic if configured. `timed` lets
+    attention kernels be timed.
 
     Raises:
         ValueError: as `check_settings`.

@@ -97,7 +97,7 @@ def _open_saver(run: TrainState, folder: Path, adapters: AdapterStart | None) ->
 def resume(run: TrainState, start: Start) -> None:
     """Continues from a checkpoint, loads only its weights, or records another source of weights.
 
-    The frozen weights of adapters are loaded before it.
+    The frozen weights of adapters must be loaded before.
 
     Raises:
         CheckpointError: there are no weights to start from, or the checkpoint cannot be used.
@@ -240,7 +240,7 @@ def _fits(loader: PackLoader, states: list[Position]) -> bool:
 
 
 def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
-    """Log lines about settings that differ from the checkpoint's, as they are allowed to."""
+    """Log lines about settings that differ from the checkpoint's, and about what it lacks."""
     lines, (live, idle) = [], _live_and_idle(path, config, own=own)
     if live:
         lines.append(f"changed since then: {', '.join(live)}")

@@ -80,7 +80,7 @@ class Starts:
 def choose_start(machine: Machine, given: Given, ends: ExitStack) -> Starts:
     """Locks the run folder until `ends` closes, and chooses the start of each network.
 
-    All ranks call it.
+    All ranks call it. An empty folder first gets the newest checkpoint of the mirror.
 
     Raises:
         ValueError: the folder cannot be written, or there is nothing to start from.
@@ -125,10 +125,11 @@ def start_of_network(config: RunConfig, given: Given, _: Networks, say: Say) -> 
 
 
 def start_of_critic(config: RunConfig, given: Given, before: Networks, _: Say) -> Start | None:
-    """The start of DMD's critic, with weights of `distill.critic_load` or the teacher, or None.
+    """The start of DMD's critic; None for a run without critic.
 
-    If the student has adapters, the critic has its own on the same base; else it is a whole
-    network.
+    Its weights are those of the checkpoint on a resume, else of `distill.critic_load` or the
+    teacher. If the student has adapters, the critic has its own on the same base; else it is a
+    whole network.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
@@ -164,7 +165,11 @@ def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
 def _stored_values(
     load_hf: str | None, point: StartingPoint, weights: InitialWeights | None
 ) -> Initialise | None:
-    """The function that fills a model whose weights are all trained; None: with random values."""
+    """The function that fills a model whose weights are all trained; None if they are random.
+
+    Raises:
+        ValueError: `load_hf` is set, and the program has not passed its `weights`.
+    """
     if point.checkpoint is not None:
         return leave_to_checkpoint
     if weights is not None:

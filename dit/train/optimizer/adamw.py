@@ -82,7 +82,7 @@ class GroupStepAdam(torch.optim.Optimizer):
             torch.cuda.current_stream().synchronize()  # a checkpoint may read the moments now
 
     def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
-        """Starts to copy the moments of `p` to its device; each copy with what to wait for."""
+        """Starts to copy the moments of `p` to its device; returns (copy, its arrival) for each."""
         # A load of a checkpoint puts them on the device.
         self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
         homes = (self.state[p][name] for name in MOMENTS)

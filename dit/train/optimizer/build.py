@@ -156,6 +156,8 @@ def grouped(
 def freeze_groups(module: MegatronModule, config: RunConfig) -> None:
     """Freezes the weights of frozen `optimizer.groups`, before `module` is wrapped.
 
+    Linears with a frozen matrix get a product that still computes the gradient of their bias.
+
     Raises:
         Problems: as `group_of_weights`.
     """

@@ -24,7 +24,7 @@ def lerp(averages: Sequence[Tensor], values: Sequence[Tensor], rate: float) -> N
 
 
 def subtract(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Subtracts each of `others` from the tensor at its place in `tensors`, which it changes."""
+    """Subtracts, in place, each of `others` from the tensor with the same index in `tensors`."""
     if tensors:
         _torch._foreach_sub_([*tensors], [*others])
 

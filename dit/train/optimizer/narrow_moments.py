@@ -44,7 +44,7 @@ def check_moments(config: OptimizerConfig) -> None:
 
 
 def moment_options(config: OptimizerConfig) -> dict[str, Any]:
-    """Arguments of Megatron-Core's `OptimizerConfig` for moments in fewer bits; else none."""
+    """Arguments of Megatron-Core's `OptimizerConfig` for moments in fewer bits; {} for float32."""
     if not config.narrow_moments:
         return {}
     return {
@@ -69,9 +69,10 @@ def first_moments(inner: Any) -> None:
 
 
 def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tensor]]) -> None:
-    """Stores the float32 moments of a checkpoint in the optimizer, in fewer bits if configured.
+    """Stores the float32 moments of a checkpoint in an optimizer that keeps fewer bits.
 
-    `values` are the states by prefix, as from `optimizer_values`.
+    `values` are the states by prefix, as from `optimizer_values`. With float32 moments they are the
+    optimizer's own tensors, and nothing is done.
     """
     at = 0
     for inner in chained_optimizers(optimizer):
@@ -87,10 +88,11 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
 
 @torch.no_grad()
 def only_decay_unmoved(inner: Any) -> None:
-    """Updates weights with zero gradient and zero moments by weight decay only, and hides them.
+    """Updates weights with zero gradient and zero moments by weight decay only.
 
-    FusedAdam divides 8-bit moments by their largest, and would turn such weights into NaN. B of a
-    new adapter is zero, and so is the first gradient of A.
+    Their gradients become None, so that FusedAdam skips them. It divides 8-bit moments by their
+    largest, and would turn such weights into NaN. B of a new adapter is zero, and so is the first
+    gradient of A.
     """
     for group in inner.optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None]

@@ -19,7 +19,11 @@ from dit.train.optimizer.narrow_moments import only_decay_unmoved
 
 
 def learning_rate(config: RunConfig, step: int) -> float:
-    """Learning rate of update `step`, counted from 1; the last update gets `min_lr`."""
+    """Learning rate of update `step`, counted from 1.
+
+    It rises from 0 to `lr` in the warm-up. Then it stays (constant), or falls to `min_lr`, which it
+    reaches at update `config.decay_iters`.
+    """
     warmup, horizon = config.scheduler.lr_warmup_iters, config.decay_iters
     peak, floor = config.optimizer.lr, config.optimizer.min_lr
     if step <= warmup:

@@ -244,7 +244,10 @@ class WholeMatrices:
         return wait
 
     def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
-        """Sum of squares of each row of the whole matrices, for the rows on this tensor rank."""
+        """Matrix -> sums of squares of the whole matrix's rows, for the rows on this tensor rank.
+
+        All ranks call it.
+        """
         # Rows that tensor ranks share come last, so that their sums are one tensor.
         matrices = sorted(self.matrices, key=lambda one: one.axis == 1)
         sizes = [matrix.shape[0] for matrix in matrices]
