@@ -338,7 +338,10 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts the process group of the launcher or of this process; False if there is one."""
+    """Starts the process group of the launcher or of this process alone.
+
+    Returns False, and does nothing, if there is a process group already.
+    """
     dist = _distributed()
     if dist.is_initialized():
         return False

@@ -178,7 +178,7 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The number of samples that may be refused, for all reasons together, before the run ends."""
+    """Limit on the number of refused samples, for all reasons together; beyond it the run ends."""
 
     fraction: float
     """`dataset.max_bad_fraction`."""
@@ -242,6 +242,6 @@ class ReaderCounts:
             self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """Samples refused since the last call, which clears the list."""
+        """Samples refused since the last call, at most MOST_NAMED; the list is then empty."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

@@ -89,7 +89,8 @@ class OpenShard:
             raise ShardError(f"{path}.idx is damaged: {fault}")
 
     def size_now(self) -> int | None:
-        """Size of the shard in bytes; None if its name now belongs to another file.
+        """Size of the shard in bytes, at most 0.1 s old; None if its name now belongs to another
+        file.
 
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,
@@ -102,7 +103,7 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """(first byte, end) in the shard of the sample with the index `sample`.
+        """Byte offsets (start, stop), stop exclusive, in the shard of sample number `sample`.
 
         Raises:
             ShardError: the index has no such sample.
@@ -125,7 +126,12 @@ class OpenShards:
         self._memory = bytearray()
 
     def span(self, path: str, sample: int) -> tuple[int, int]:
-        """(first byte, size) of the sample with index `sample` in the shard `path`."""
+        """(start, size) in bytes of sample number `sample` in the shard `path`, which it opens.
+
+        Raises:
+            OSError: the shard or its index does not exist.
+            ShardError: the index is damaged, has no such sample, or exceeds the shard.
+        """
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
@@ -154,10 +160,13 @@ class OpenShards:
         self._open.clear()
 
     def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The open shard at `path`, and its present size.
+        """The open shard at `path`, and its present size in bytes.
+
+        It is opened if it was not, or if another file has taken its name.
 
         Raises:
             OSError: it does not exist.
+            ShardError: its index is damaged.
         """
         # The shard that was read last is the last in the dictionary, so the first is closed first.
         shard = self._open.pop(path, None)
@@ -189,9 +198,9 @@ class SampleLocation:
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """Reads the whole record: extension -> bytes.
+        """Reads the whole record: extension -> bytes; sound only if `shards.with_sound`.
 
-        The next call overwrites the bytes of tensors.
+        Parts with tensors are views of memory that the next call overwrites.
 
         Raises:
             NotPlain: the sample has changed since its head was read.
@@ -236,7 +245,11 @@ def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tup
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
-    """(name, size, kind) of the file that follows a tar `header`."""
+    """(name, size in bytes, type flag) of the file that follows a tar `header`.
+
+    Raises:
+        NotPlain: the header is damaged, or not that of a plain file.
+    """
     if len(header) < BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
@@ -281,7 +294,13 @@ def has_named_tensors(extension: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and extension of a file in a shard: its name before and after the first dot."""
+    """(key, extension) of the file `name` in a shard: its path up to the first dot, and the rest.
+
+    Dots in the names of folders do not count.
+
+    Raises:
+        NotPlain: the file has no extension, or one that begins with `__`.
+    """
     folder, slash, file = name.rpartition("/")
     base, dot, extension = file.partition(".")
     if not base or not dot:

@@ -93,7 +93,7 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """Class of the Diffusers pipeline with the inputs that the network was trained with.
+        """Class name of the Diffusers pipeline with the inputs that the network was trained with.
 
         None if there is none.
         """
@@ -123,7 +123,7 @@ class PictureCode:
 
     @property
     def _scheduler(self) -> str | None:
-        """Class of Diffusers' scheduler for this objective; None if there is none."""
+        """Class name of Diffusers' scheduler for this objective; None if there is none."""
         objective = self.config.objective
         opened = REGISTRY[objective.name].scheduler
         if opened is None or opened().inexpressible(objective) is not None:

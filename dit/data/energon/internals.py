@@ -46,7 +46,8 @@ class OpenPacking(PackingDataset, ABC):
     """Energon's packing with a buffer to which samples can return, and whose size adapts."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
-        """Sets the buffer's size: `buffer_size` samples, or what fills `capacity` tokens."""
+        """Makes the buffer hold `buffer_size` samples, or more until these have `capacity` tokens.
+        """
         self._at_least, self._capacity = buffer_size, capacity
         super().__init__(dataset, buffer_size=buffer_size, **kwargs)
 
@@ -186,9 +187,11 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain` inside the states that Energon's loader adds.
+    """(state, packs) from the state that Energon's loader saves.
 
-    Also returns how many packs were made, or None if the loader's wrapper has not counted them.
+    `state` is that of the dataset of class `chain`, without the states of the loader's wrappers
+    around it. `packs` is the number of packs made so far, or None if the outermost wrapper has no
+    such count.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -197,9 +200,11 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 
 
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
-    """Puts `state` inside the states that Energon's loader adds around `dataset`.
+    """Puts `state` inside the states of the wrappers that Energon's loader has around a chain.
 
-    Which states these are depends on whether the loader has workers.
+    `dataset` is the outermost wrapper, and `chain` is the class of the dataset whose state `state`
+    is. `made` is the number of packs made so far, which one wrapper saves. Which wrappers there are
+    depends on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

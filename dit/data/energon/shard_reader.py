@@ -101,7 +101,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The whole record at `place`, or a record with the reason why it cannot be read."""
+    """The whole record at `place`; or {UNREADABLE: reason} if it cannot be read at a second try."""
     try:
         try:
             return place.parts()
@@ -183,9 +183,12 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Key, file names and parts of the sample at `place`; None if `sample_filter` excludes it.
+    """(key, file names, parts by extension) of the sample at `place`; None if the filter excludes
+    it.
 
-    In a large sample, parts with tensors are RecordHeaders.
+    A part is bytes. In a sample of more than 8192 bytes, a part with tensors is a RecordHeader.
+    Sounds are left out unless `place.shards.with_sound`, and so are extensions that `part_filter`
+    excludes. `sample_filter` gets the key.
 
     Raises:
         NotPlain: Energon's reader has to read it.
