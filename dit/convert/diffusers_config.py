@@ -148,7 +148,9 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user must set for `content`, as no published file has them.
+    """Fields of `model` that a user may set for the config.json `content`.
+
+    No published file states them, or not all do.
 
     Raises:
         ConvertError: the class is unknown.
@@ -237,13 +239,15 @@ def objective_config(
     of_family: Mapping[str, Any] | None = None,
     model: ModelConfig | None = None,
 ) -> FoundObjective:
-    """The objective of a scheduler_config.json, overridden by the user's settings `given`.
+    """The objective of the scheduler_config.json `content`, with the user's settings `given`.
 
-    `model` is the network, which must support the objective and determines `objective.guidance`.
-    Without a scheduler, the objective is that of the pipeline that the fields of `model` imply,
-    else the default with the family's keys. `given` are settings such as `objective.name=flow`;
-    with this one any scheduler is accepted. A `pipeline` that computes noise levels itself
-    overrides the scheduler.
+    Without `content` it is the objective of the pipeline that the fields of `model` imply, else the
+    default one with the keys `of_family`. A `pipeline` that computes noise levels itself overrides
+    the scheduler. `model` is the network, which must support the objective and determines
+    `objective.guidance`.
+
+    `given` are settings such as `objective.name=flow`. If `objective.name` is among them, a
+    scheduler that determines no objective is accepted too.
 
     Raises:
         ConvertError: the scheduler does not determine what the network was trained for, or no known
@@ -310,8 +314,11 @@ def _of_scheduler(
 ) -> FoundObjective:
     """The objective that the scheduler `content` determines.
 
-    With `told`, the user has set an objective: it is the default one if the scheduler determines
-    none, and the scheduler may have steps that no sampler here has.
+    `told` says that the user has set an objective. Then a scheduler that determines none gives the
+    default one, and a scheduler may have steps that no sampler here has.
+
+    Raises:
+        ConvertError: the scheduler determines none, and `told` is false.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -346,9 +353,10 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
-    """`objective` with the even sampling steps that the family's pipelines pass to the scheduler.
+    """`objective` with the sampling levels (even or empirical) of the family's pipelines.
 
-    scheduler_config.json lacks this setting.
+    The pipelines pass them to the scheduler, so scheduler_config.json lacks the setting.
+    `objective` stays as it is if its levels are not the default ones.
     """
     steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR

@@ -281,7 +281,7 @@ def _plans(
 def _describe(
     folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
 ) -> None:
-    """Writes all files but the weights; in a pipeline, those of each component."""
+    """Writes all files but the weights and the card; in a pipeline, those of each component."""
     inner = outer = folder
     scheduler = None
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
@@ -352,10 +352,11 @@ def _write(
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
-    """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
+    """Returns a function for `checkpoint.also_save_hf`, which exports the checkpoint at a path.
 
-    In a run with adapters only the adapters are exported. Exports are stored in `diffusers` in the
-    run folder, and are removed with their checkpoints.
+    The function returns the folder of the export, in `diffusers` in the run folder. First it
+    removes exports of checkpoints that no longer exist. In a run with adapters only the adapters
+    are exported. Collective: all processes call it.
 
     Raises:
         ConvertError: Diffusers cannot express the run.

@@ -230,9 +230,9 @@ class PackLoader:
         return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
-        """Takes the samples refused since the last call, at most MOST_NAMED; a resumed run may
-        report
-        some again.
+        """Takes the samples refused since the last call, at most MOST_NAMED of them.
+
+        A resumed run may report some again.
         """
         return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 

@@ -181,7 +181,7 @@ class LoaderState:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """The loader state with the values `plain`, as the method of this name returned them.
+        """The loader state with the values that `LoaderState.plain()` returned.
 
         Raises:
             DataError: another version of the program has written it, or it is damaged.
