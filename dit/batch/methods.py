@@ -71,7 +71,10 @@ class NullTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTexts:
-    """Names of texts that are computed from a given picture; a sample without it has no rows."""
+    """Names of text inputs that are computed from a picture which conditions the sample.
+
+    A sample without such a picture has no rows in them.
+    """
 
     names: tuple[str, ...]
 
@@ -134,7 +137,7 @@ class FixedLevels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionLevels:
-    """Level rows of pictures that generation gives at certain frames of a video."""
+    """Rows of the table of noise levels for pictures that generation fixes at frames of a video."""
 
     rows: int  # they follow the rows of the samples and of clean tokens
 

@@ -150,7 +150,7 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
     """Fields of `model` that a user may set for the config.json `content`.
 
-    No published file states them, or not all do.
+    They matter only for a file that this project did not write.
 
     Raises:
         ConvertError: the class is unknown.

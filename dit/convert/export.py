@@ -109,7 +109,8 @@ def open_stored(
     text_projection: Path | None = None,
     critic: bool = False,
 ) -> tuple[StoredWeights, RunConfig, Weights]:
-    """Opens the weights of a checkpoint; also returns its configuration, and which they are.
+    """Opens the weights of a checkpoint: (weights, configuration, whether averages or last
+    weights).
 
     `checkpoint` may be a run folder. `weights=None` takes the EMA if there is one. If the run
     trained on projected texts, weights and configuration include the projection, which is read from

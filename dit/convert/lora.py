@@ -129,7 +129,10 @@ def export_lora(
 
 
 def _comfyui_names(model: ModelConfig) -> Mapping[str, str] | None:
-    """ComfyUI's names of linears; None if it reads those of files, or no such network."""
+    """Diffusers' names of linears -> ComfyUI's, for the network `model`.
+
+    None if ComfyUI reads Diffusers' names, or if Diffusers lacks the network.
+    """
     if family_of(model).diffusers is None:
         return None
     names = diffusers_form(model).comfyui_names
@@ -200,9 +203,8 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """Opens a checkpoint's weights with adapters merged; also its configuration, and which.
-
-    The kind of weights is EMA or trained (`Weights`).
+    """(weights with the adapters merged, configuration of the run, whether averages or last
+    weights).
 
     Raises:
         ConvertError: there are no adapters.
@@ -276,7 +278,8 @@ def import_lora(
 
 
 def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
-    """The frozen weights at `base`, and the configuration of their network.
+    """(frozen weights, configuration of their network) of the checkpoint or Diffusers folder
+    `base`.
 
     Raises:
         ConvertError: there are no weights.

@@ -28,7 +28,7 @@ from dit.streams import result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints another tool's file in this project's keys, with a comment for each of the file's own.
+    """Prints another tool's file in this project's keys, with a comment for each key of the file.
 
     Raises:
         Problems: all problems that a run of the file would have.

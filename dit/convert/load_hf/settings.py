@@ -213,7 +213,8 @@ def checked_table(
 ) -> list[Pair]:
     """The name table of `model`, after a check that the folder has exactly its tensors.
 
-    It may also have the tensors `left_out`.
+    The headers of `source` get the tensors of a companion network, and zeros for tensors that the
+    family may add. The folder may also have the tensors `left_out`.
 
     Raises:
         ConvertError: the folder holds other tensors.
