@@ -123,7 +123,10 @@ def translate(settings: Sequence[Setting]) -> Translation:
 def fitted(
     translation: Translation, load: Callable[[list[Setting]], RunConfig]
 ) -> tuple[RunConfig, Translation]:
-    """The run that `load` makes of the converted settings, without optional ones that do not apply.
+    """(run, translation): the run that `load` makes of the converted settings.
+
+    If it fails, optional settings are left out one by one, where that removes a problem. The
+    returned translation is without them, and its notes say why.
 
     Raises:
         Problems: all problems of file and run.

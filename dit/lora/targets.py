@@ -89,7 +89,9 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """Name of each adapted linear -> its entry in the name table, and the adapters of its parts.
+    """Name of each adapted linear -> (its entry in the name table, rank and alpha for each part).
+
+    A part without adapter has None.
 
     Raises:
         Problems: an adapter belongs to a module that the network lacks, or that is no linear.
