@@ -207,7 +207,8 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """Length in units and bit (cost) of the sum nearest to `wanted`, among equally full sums."""
+    """(length in units, bit) of the sum whose cost is nearest to `wanted`, among equally full sums.
+    """
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
     for at in range(fullest, max(fullest - capacity // _AS_FULL_AT_COST, 0) - 1, -1):
@@ -227,9 +228,11 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """The packs that a loader makes of an endless stream of samples; with `cost`, of like cost.
+    """Yields the packs that a loader makes of an endless stream of samples; with `cost`, of like
+    cost.
 
-    `buffer` samples wait, or more if a pack holds more. `capacity` is in tokens.
+    `length` and `cost` return the tokens and the relative cost of a sample. `buffer` samples wait,
+    or more if a pack holds more. `capacity` is in tokens.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -261,11 +264,13 @@ def mean_fill(
     cost: Callable[[int], float] | None = None,
     one_pass: int = MOST_IN_A_PASS,
 ) -> float:
-    """The mean fraction of a pack that samples fill; `counts` maps lengths to their frequency.
+    """The mean fraction of a pack's `capacity` that samples fill, from a simulation of
+    `full_packs`.
 
-    They come in random order, all of `one_pass` samples once before any repeats. The number of
-    packs in a pass over the data follows from it: mean length times samples, divided by fraction
-    times capacity.
+    `counts` maps each length in tokens to its frequency, `buffer` is the number of waiting samples,
+    and `cost` maps a length to its cost. `one_pass` samples with these frequencies come in random
+    order, all once before any repeats. A pass over N samples then makes N * mean length / (fraction
+    * capacity) packs.
 
     Raises:
         ValueError: a length is not in [1, capacity].

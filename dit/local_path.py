@@ -144,7 +144,8 @@ def _expanded(text: str, base: Path) -> str:
 
 
 def _unreplaced(path: Path) -> str:
-    """The last shell variable in `path`; empty if it has none, or if a file has that name."""
+    """The last shell variable in `path`; empty if it has none, or if the path up to there exists.
+    """
     parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):

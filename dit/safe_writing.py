@@ -125,7 +125,9 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
 
 
 def check_no_writer(folder: Path, *, named: str) -> None:
-    """Checks that no other process writes to `folder`, without changing it.
+    """Checks that no other process writes to `folder`, by taking its lock for a moment.
+
+    Without a lock file nobody does, and none is created.
 
     Raises:
         FolderInUseError: another process holds the lock.

@@ -123,7 +123,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterDropout:
-    """Random seed and token positions for the dropout of adapters' inputs, in training."""
+    """Random seed for the dropout of adapters' inputs, in training."""
 
     seed: int  # 63 bits
 
