@@ -207,7 +207,7 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """(length in units, bit) of the sum whose cost is nearest to `wanted`, among equally full sums.
+    """(length in units, bit) of the sum whose cost is nearest to `wanted`; equally full ones count.
     """
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
@@ -228,8 +228,7 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """Yields the packs that a loader makes of an endless stream of samples; with `cost`, of like
-    cost.
+    """Yields the packs that a loader makes of an endless stream; with `cost`, of like cost.
 
     `length` and `cost` return the tokens and the relative cost of a sample. `buffer` samples wait,
     or more if a pack holds more. `capacity` is in tokens.
@@ -264,13 +263,12 @@ def mean_fill(
     cost: Callable[[int], float] | None = None,
     one_pass: int = MOST_IN_A_PASS,
 ) -> float:
-    """The mean fraction of a pack's `capacity` that samples fill, from a simulation of
-    `full_packs`.
+    """The mean fraction of a pack's `capacity` that samples fill, from simulated packs.
 
     `counts` maps each length in tokens to its frequency, `buffer` is the number of waiting samples,
-    and `cost` maps a length to its cost. `one_pass` samples with these frequencies come in random
-    order, all once before any repeats. A pass over N samples then makes N * mean length / (fraction
-    * capacity) packs.
+    and `cost` maps a length to its cost (see `full_packs`). `one_pass` samples with these
+    frequencies come in random order, all once before any repeats. A pass over N samples makes N
+    times the mean length, divided by fraction times capacity, packs.
 
     Raises:
         ValueError: a length is not in [1, capacity].

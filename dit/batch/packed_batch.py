@@ -91,8 +91,7 @@ class PackedBatch(TokenStream):
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """The pack with only the tokens at the indices `rows_T`, for layers that process a part of
-        it.
+        """The pack with only the tokens at the indices `rows_T`, for layers that process a part.
 
         `starts` and `kept_tokens` are the offsets and the numbers of real tokens of the samples,
         over all context-parallel ranks; in each sample, real tokens come before padding. `share`

@@ -105,8 +105,7 @@ class TokenStream:
 
     @property
     def clean_tokens(self) -> tuple[int, ...]:
-        """Number of clean tokens at the beginning of each target, those of frames that condition
-        it."""
+        """Number of clean tokens at the beginning of each target: of frames that condition it."""
         clean = self.method(CleanTokens)
         return (0,) * self.num_samples if clean is None else clean.counts
 

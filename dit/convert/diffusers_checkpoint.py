@@ -253,8 +253,7 @@ class DiffusersFolder:
         return None if place is None else read_json(place / CONFIG)
 
     def join(self, companion: Companion) -> None:
-        """Adds the tensors of the `companion` network to `headers`, under their names in the name
-        table.
+        """Adds the tensors of the `companion` network to `headers`, as the name table calls them.
 
         Its frozen tensors are left out. Nothing is added if it has no folder.
 

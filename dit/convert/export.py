@@ -109,12 +109,11 @@ def open_stored(
     text_projection: Path | None = None,
     critic: bool = False,
 ) -> tuple[StoredWeights, RunConfig, Weights]:
-    """Opens the weights of a checkpoint: (weights, configuration, whether averages or last
-    weights).
+    """(weights, configuration, kind of weights) of a checkpoint or run folder.
 
-    `checkpoint` may be a run folder. `weights=None` takes the EMA if there is one. If the run
-    trained on projected texts, weights and configuration include the projection, which is read from
-    `text_projection` or from the path in the dataset card.
+    The kind is EMA or MODEL; `weights=None` takes the EMA if there is one. Weights are read only
+    later, one by one. If the run trained on projected texts, weights and configuration include the
+    projection, which is read from `text_projection` or from the path in the dataset card.
 
     Raises:
         ConvertError: the checkpoint has no such weights, or the projection is missing.

@@ -203,8 +203,9 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """(weights with the adapters merged, configuration of the run, whether averages or last
-    weights).
+    """(weights with adapters merged, configuration, kind of weights) of a checkpoint of adapters.
+
+    The kind is EMA or MODEL; `weights=None` takes the EMA if there is one.
 
     Raises:
         ConvertError: there are no adapters.
@@ -278,8 +279,7 @@ def import_lora(
 
 
 def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
-    """(frozen weights, configuration of their network) of the checkpoint or Diffusers folder
-    `base`.
+    """(frozen weights, configuration of their network) of a checkpoint or Diffusers folder.
 
     Raises:
         ConvertError: there are no weights.

@@ -239,8 +239,7 @@ def _item(
 def write_index(
     folder: Path, pairs: list[Pair], dtypes: dict[str, torch.dtype], results: list[WriteResult]
 ) -> None:
-    """Writes the index of all files of a checkpoint, and the files that tell Megatron-Core its
-    format.
+    """Writes the index of all files of a checkpoint, and the files that state its format.
 
     `dtypes` are those of the stored tensors by name, and `results` are what `write_file` has
     returned for all files.

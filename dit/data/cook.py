@@ -140,8 +140,7 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
 def cook(
     parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The LatentSample in the `parts` (extension -> bytes) of one record, with every number
-    checked.
+    """The LatentSample in the `parts` (extension -> bytes) of one record, all of it checked.
 
     `key` and `source` are only copied to the sample.
 
@@ -166,7 +165,10 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample in `record`, after checks of its shapes, rate and tokens; numbers are not checked.
+    """The sample in `record`, with shapes, sound rate and size checked, but no numbers.
+
+    Raises:
+        SampleRefused: the sample does not fit the model or the pack.
     """
     latent_CFHW, others, text_LE = record.latent_CFHW, {}, None
     check_latent(latent_CFHW, expected)
@@ -287,7 +289,7 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> None:
     """Refuses a sound whose number of latent frames is not `seconds` * `one.rate`, rounded.
 
-    Rounding up, down or to the nearest are all right. Nothing is checked if either factor is None.
+    Rounding up, down or to the nearest is all right. Nothing is checked if either factor is None.
     """
     if seconds is None or one.rate is None:
         return

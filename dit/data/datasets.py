@@ -81,8 +81,7 @@ def val_split(dataset: DatasetConfig) -> str:
 
 
 def data_paths(dataset: DatasetConfig) -> list[str]:
-    """Paths of `dataset.blend`, or else the one of `dataset.path`; an empty list if neither is set.
-    """
+    """Paths in `dataset.blend`, or else that in `dataset.path`; empty if neither is set."""
     data = dataset
     return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
 
@@ -183,14 +182,13 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, by name: float32 [L, E] for a text, [E] for a
-    vector.
+    """Inputs that replace those of a dropped caption, by name, float32.
 
-    They are the encoders' outputs for an empty caption, from `null_text.safetensors` or from the
-    files of MLPerf's converter. If no dataset has these, each is one vector of zeros. An input with
-    `NullInput.EMPTY`, or an optional one that the file lacks, has no rows ([0, E]) as a text, and
-    is zeros [E] as a vector. Inputs that a sample always keeps (`NullInput.KEPT`) are absent from
-    the result.
+    A text is [L, E], a vector [E]. They are the encoders' outputs for an empty caption, from
+    `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has these, each
+    is one vector of zeros. An input with `NullInput.EMPTY`, or an optional one that the file lacks,
+    has no rows ([0, E]) as a text, and is zeros [E] as a vector. Inputs that a sample always keeps
+    (`NullInput.KEPT`) are absent from the result.
 
     If the family has an input of kind NULL_TEXT, datasets without the file are passed over: their
     samples are assumed to have their own null text.
@@ -215,8 +213,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """Note for messages on the first of `leaves` without null_text.safetensors; "" if all have it.
-    """
+    """Note for messages on the first of `leaves` without null_text.safetensors; else empty."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
@@ -391,10 +388,9 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
 
 
 def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
-    """Yields the files that the entry `node` of a metadataset names in place of dataset.yaml and
-    split.yaml.
+    """Yields files that an entry of a metadataset names in place of dataset.yaml and split.yaml.
 
-    `folder` is the dataset of the entry.
+    `node` is the entry, and `folder` its dataset.
 
     Raises:
         DataError: the file in place of dataset.yaml names code, or a class that is not Energon's.

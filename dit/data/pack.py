@@ -123,8 +123,7 @@ def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
 
 
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
-    """Packs `samples` end to end. Padding tokens are zero, at position 0, with `is_real_T` False.
-    """
+    """Packs `samples` end to end. Padding tokens are zero, at position 0, and not real."""
     sizes = [SampleSize.of(sample, layout) for sample in samples]
     writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
@@ -133,7 +132,7 @@ def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> Packed
 
 
 def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
-    """bfloat16 if every one of `dtypes` that is not None is bfloat16, else float32.
+    """bfloat16 if all `dtypes` that are not None are bfloat16, else float32.
 
     It is float32 too if all are None.
     """
@@ -143,10 +142,9 @@ def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
 def _outlines(
     layout: PatchLayout, sizes: Sequence[SampleSize], *, channels: int
 ) -> dict[str, Tensor]:
-    """Name of each tensor of a pack (as in `PackedBatch.tensors`) -> a tensor of its dtype and
-    shape.
+    """Tensors on `meta` with dtype and shape of each tensor of a pack, by name.
 
-    These tensors are on the device `meta`, in the order in which they lie in memory.
+    The names are those of `PackedBatch.tensors`, in the order in which the tensors lie in memory.
     """
     rows, count = sum(size.rows for size in sizes), len(sizes)
     axes, volume = layout.positions.axes, math.prod(layout.patch)
@@ -297,8 +295,7 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Writes frames that condition the sample (kind FRAMES) over the first frames of its
-        target.
+        """Writes frames that condition a sample (kind FRAMES) over the first of its target.
 
         Returns the number of their tokens: 0 if there are none, or if they would cover all frames
         of the target, because nothing would be left to learn.
@@ -401,8 +398,7 @@ class PackWriter:
         logvar: Tensor | None,
         weight: Tensor | None,
     ) -> Mapping[type, Any]:
-        """Data of the optional methods that this pack uses, such as LatentVariance, by their types.
-        """
+        """Data of the optional methods that this pack uses (such as LatentVariance), by type."""
         added, layout = self._added, self._layout
         starts, level = tuple(self._null_starts), layout.clean_level
         level = level if has_clean or layout.draws_given_frames else None

@@ -89,8 +89,9 @@ class OpenShard:
             raise ShardError(f"{path}.idx is damaged: {fault}")
 
     def size_now(self) -> int | None:
-        """Size of the shard in bytes, at most 0.1 s old; None if its name now belongs to another
-        file.
+        """Size of the shard in bytes; None if its name now belongs to another file.
+
+        It is looked up once in 0.1 s.
 
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,

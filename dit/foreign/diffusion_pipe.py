@@ -77,8 +77,7 @@ _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
-    """`objective.given_frames` for the probability that a clip of LTX-Video keeps its first latent
-    frame clean."""
+    """`objective.given_frames` for the probability that LTX-Video keeps the first frame clean."""
     (given,) = probability("objective.given_frames")(value).values()
     return {"objective.given_frames": [1 - given, given]}
 

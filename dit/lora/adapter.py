@@ -98,8 +98,7 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         dropout: float = 0.0,
     ):
-        """Creates the adapters of the linear with the weight `weight`, with A and B zero in
-        `dtype`.
+        """Creates the adapters of the linear with the weight `weight`, all zero, in `dtype`.
 
         `shapes` are rank and alpha for each part of the outputs; None for no adapter. `outputs` are
         the widths of these parts. `sharing` says how tensor ranks divide the linear. `name` is the
@@ -218,8 +217,7 @@ class Adapter(nn.Module):
 
 
 def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
-    """Makes the weights of `network` trainable whose names `trained` accepts, and freezes all
-    others."""
+    """Makes the weights trainable whose names `trained` accepts, and freezes all others."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
 

@@ -69,7 +69,7 @@ class Limits:
 
         Raises:
             pickle.UnpicklingError: there are too many keys, or `key` is no plain value or tuple of
-            these.
+            such.
         """
         if type(key) is str:
             return

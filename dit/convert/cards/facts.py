@@ -142,8 +142,7 @@ def _shown(value: Any) -> str:
 
 
 def _data(dataset: DatasetConfig) -> str | None:
-    """Names of the dataset folders; None for mock data. Paths are left out: nobody should publish
-    them."""
+    """Names of the dataset folders; None for mock data. Their paths are not to be published."""
     places = [dataset.path, *(entry.path for entry in dataset.blend or ())]
     return ", ".join(Path(place).name for place in places if place) or None
 

@@ -64,8 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """`model` with the layout and precision of `recipe`, or with defaults if the families differ.
-    """
+    """`model` with layout and precision of `recipe`, or with defaults if the families differ."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))

@@ -63,8 +63,7 @@ class ResumableLoader(WatchedLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """Opens the loader, whose workers keep snapshots of their states every
-        `checkpoint_every_sec`.
+        """Opens the loader; each worker keeps a snapshot of its state every `checkpoint_every_sec`.
 
         Between `snapshot` and `state_dict`, up to `ahead` more packs may be read.
         """
@@ -113,8 +112,7 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position for `state_dict`; before `state_dict` is called, more packs may be
-        read."""
+        """The present position, for `state_dict`, before whose call more packs may be read."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},

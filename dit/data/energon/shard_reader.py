@@ -183,12 +183,11 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """(key, file names, parts by extension) of the sample at `place`; None if the filter excludes
-    it.
+    """(key, file names, parts by extension) of the sample at `place`.
 
-    A part is bytes. In a sample of more than 8192 bytes, a part with tensors is a RecordHeader.
-    Sounds are left out unless `place.shards.with_sound`, and so are extensions that `part_filter`
-    excludes. `sample_filter` gets the key.
+    None if `sample_filter`, which gets the key, excludes the sample. A part is bytes; in a sample
+    of more than 8192 bytes, a part with tensors is a RecordHeader. Sounds are left out unless
+    `place.shards.with_sound`, and so are extensions that `part_filter` excludes.
 
     Raises:
         NotPlain: Energon's reader has to read it.

@@ -34,12 +34,11 @@ class VideoBatches:
     text_length: int
 
     def __call__(self, samples: Samples) -> dict[str, Any]:
-        """Joins `samples` to a batch of tensors under AutoModel's names.
+        """Joins `samples` to a batch under AutoModel's names.
 
-        These are `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L];
-        for a
-        second text `text_embeddings_2` and `text_mask_2`; and what else the samples have, such as
-        `image_embeds`. `data_type` is "video".
+        These are `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L]
+        and `data_type`, "video". If the samples have a second text, `text_embeddings_2` and
+        `text_mask_2` are its tensors. Further inputs, such as `image_embeds`, are stacked.
 
         Raises:
             ValueError: a text has more than `text_length` rows.

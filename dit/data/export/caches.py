@@ -31,8 +31,7 @@ from dit.stored_samples import (
 
 
 def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
-    """The samples of a dataset folder, or of a cache of AutoModel, which has only the split
-    `train`.
+    """The samples of a dataset folder, or of a cache of AutoModel (all in the split `train`).
 
     Raises:
         DataError: the folder is neither, lacks the split, or a sample cannot be read.
