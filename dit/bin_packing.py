@@ -207,8 +207,7 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """(length in units, bit) of the sum whose cost is nearest to `wanted`; equally full ones count.
-    """
+    """(length in units, bit) of the sum nearest in cost to `wanted`, among equally full ones."""
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
     for at in range(fullest, max(fullest - capacity // _AS_FULL_AT_COST, 0) - 1, -1):
@@ -312,12 +311,13 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 
 
 def nearest_in_cost(waiting: Sequence[float], recent: Sequence[float], *, quantile: float) -> int:
-    """Index of the waiting pack whose cost is nearest to a target that all ranks share.
+    """Index of the waiting pack whose cost is nearest to a target, about equal on all ranks.
 
-    The target is mostly the cost at this `quantile` of the packs that this rank has recently made,
-    which are more than those that wait. With this target alone the waiting packs of some costs
-    would run out, so it is moved by the fraction `_PULL` towards the same quantile of the waiting
-    packs. Among packs within 0.2% the oldest is taken, so packs of equal cost keep their order.
+    `waiting` and `recent` are costs of packs. The target is mostly the cost at this `quantile` of
+    the packs that this rank has recently made, which are more than those that wait. With this
+    target alone the waiting packs of some costs would run out, so it is moved by the fraction
+    `_PULL` towards the same quantile of the waiting packs. Among packs within 0.2% of the target
+    the oldest is taken, so packs of equal cost keep their order.
     """
     own, usual = (
         float(np.quantile(costs, quantile, method="hazen")) for costs in (waiting, recent)

@@ -147,7 +147,7 @@ class TokenStream:
 
     @property
     def _targets(self) -> tuple[int, ...]:
-        """Number of target tokens in the pack, for each sample; a partial pack lacks some."""
+        """Number of target tokens of each sample; of a part of a sample (`Parts`), only its own."""
         parts = self.method(Parts)
         return self.latent_tokens if parts is None else parts.targets
 
@@ -171,7 +171,7 @@ class TokenStream:
         return {n: x for n, x in found if n.rpartition("_")[2].startswith("T")}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """A copy in which `tensors` replace those of the same names."""
+        """A copy in which `tensors` replace those of the same names in the property `tensors`."""
         changes: dict[str, Any] = {}
         kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():

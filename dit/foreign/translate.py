@@ -61,7 +61,10 @@ class Line:
 
     @property
     def note(self) -> str:
-        """Log line: the tool's key and place, and as which of this project's keys it is read."""
+        """Log line: the tool's key and place, and as which of this project's keys it is read.
+
+        Empty if the key passes as it is.
+        """
         if self.entry is None:
             return ""
         said = (self.entry.note(self.theirs.value), self.left_out)

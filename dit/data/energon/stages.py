@@ -241,7 +241,7 @@ class FlopsBalancedOrder(ThinWrapper):
         """Records the `cost` of a group that joined the waiting ones; by default does nothing."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Index of the waiting group to return next, from the `costs` of all."""
+        """Index, in `costs`, of the waiting group to return at the turn `now`."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 
