@@ -194,11 +194,11 @@ class PackLoader:
         return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
-        """Continues where the ranks stood that saved `states`, which are in the order of ranks.
+        """Continues from the `states` that all ranks have saved, in the order of ranks.
 
-        With the same numbers of ranks and workers the packs and their order are unchanged.
-        Otherwise `resharded` says what was done. `places` names the dataset of the saved states in
-        messages.
+        It must be called before the first pack. With the same numbers of ranks and workers the
+        packs and their order are unchanged. Otherwise `resharded` says what was done. `places`
+        names the dataset of the saved states in messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be

@@ -204,7 +204,7 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
 class PackWriter:
     """Writes a pack sample by sample, so that each sample's memory can be freed after its copy.
 
-    All tensors lie in one buffer of bytes, as which they are sent to other processes.
+    All tensors lie in one buffer, which can be sent to other processes as bytes.
     """
 
     def __init__(

@@ -211,9 +211,10 @@ _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": (
 
 
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Entries in which two dataset cards differ, if one network cannot learn both; else empty.
+    """Names and values of entries in which two dataset cards differ; empty if there are none.
 
-    Entries that a card lacks are not compared.
+    Only entries that decide what latents and texts mean are compared, where both cards have them:
+    one network cannot learn both meanings.
     """
     differing = []
     for part, names in _MADE_BY.items():
@@ -300,7 +301,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    """A log line on whether the network reads the padding after captions, if it could."""
+    """Yields a log line on whether the network reads the padding after captions, if it ever can."""
     if model.text_pad_to is not TextPadding.STORED:
         if model.takes_stored_padding:
             yield (
@@ -373,7 +374,10 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """The refusal that samples of this `size` in frames and pixels would get, or None."""
+    """The refusal that samples of this `size` in frames and pixels would get, or None.
+
+    `strides` are pixels per side of a latent cell, and frames per latent frame.
+    """
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),

@@ -170,7 +170,7 @@ def _with_sound(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """Position and dtype of a tensor in a `.safetensors`."""
+    """Dtype, shape and place of a tensor in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]

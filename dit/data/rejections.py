@@ -189,7 +189,8 @@ class Bound:
         """Checks that not too many samples were refused.
 
         `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
-        equally many.
+        equally many. Allowed is the fraction of the samples read so far, rounded up to whole passes
+        of 50 to 10,000 samples.
 
         Raises:
             DataError: too many samples were refused.
@@ -233,7 +234,7 @@ class ReaderCounts:
         """Counts a refused sample, which `accept` counted as read.
 
         Raises:
-            DataError: too many samples were refused.
+            DataError: too many samples were refused; not before 50 were read.
         """
         self.counts.refuse(sample)
         if len(self._fresh) < MOST_NAMED:

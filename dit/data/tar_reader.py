@@ -143,13 +143,17 @@ class OpenShards:
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of the shard `path`, after a call of `span` for it; fewer if it ends before."""
+        """`size` bytes of the shard `path` from byte `start` on; fewer if it ends before.
+
+        The shard must be open, after a call of `span`.
+        """
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
         """Bytes of the shard `path` as from `read`, in memory that the next call overwrites.
 
-        New memory takes as long to allocate as to fill, and is in no cache.
+        It opens the shard if necessary. New memory takes as long to allocate as to fill, and is in
+        no cache.
         """
         shard, _ = self._checked(path)
         if len(self._memory) < size:

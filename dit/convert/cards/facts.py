@@ -122,7 +122,7 @@ def _in_a_cell(text: str) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> dict[str, str]:
-    """Dotted key -> text for the table of settings.
+    """Maps dotted keys to texts, for the table of settings.
 
     The key `objective` has a summary; others are keys of the objective that differ from their
     defaults.

@@ -31,7 +31,10 @@ IndexRange = tuple[int, int]
 
 
 def tar_of_sample(reader: ShardInfosITarReader, index: int, shard: int) -> tuple[Any, int]:
-    """The open tar file with sample `index`, and the byte offset at which the sample ends."""
+    """(open tar file with sample `index`, byte offset at which the sample ends).
+
+    `shard` is the index of the shard that has the sample.
+    """
     pointer = reader._get_itar_sample_pointer(index)
     tar = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
     return tar, pointer.byte_offset + pointer.byte_size
@@ -100,7 +103,8 @@ class WatchedLoader(SavableDataLoader):
         self._worker_sample_counters = indices
 
     def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
-        """For each worker, its last snapshot before its pack `newest[worker]`."""
+        """The newest snapshot of each worker that is not later than its pack number
+        `newest[worker]`."""
         return self._worker_command("get_checkpoint", list(newest))
 
     def shutdown(self) -> None:
@@ -176,7 +180,10 @@ def passes_read(state: FlexState) -> int:
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """Index ranges that a reader has not read in this pass; `slices` are the bounds of its own."""
+    """Index ranges that a reader has not read in this pass.
+
+    `slices` are the bounds of the reader's slices, and `state` is its saved state.
+    """
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges

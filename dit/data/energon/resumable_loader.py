@@ -119,10 +119,10 @@ class ResumableLoader(WatchedLoader):
         )
 
     def state_dict(self, at: Snapshot) -> list[WorkerState]:
-        """The states of all workers at the snapshot `at`, which was made after the first pack.
+        """The states of all workers at the snapshot `at`.
 
-        Without workers it is the reader's present state, so no pack may have been taken since the
-        snapshot.
+        The snapshot must have been made after the first pack. Without workers the result is the
+        reader's present state, so no pack may have been taken since the snapshot.
         """
         if self.num_workers == 0:
             alone: Any = self.dataset

@@ -161,8 +161,9 @@ class SampleGroup(Sample):
 class OldestFirst(OpenPacking):
     """Stage that packs samples one group at a time, each with the oldest sample in the buffer.
 
-    The order is that of `full_packs` in dit/bin_packing.py. Energon 7.4 has no hook for it, so
-    samples that are not chosen return to its reading buffer, which is saved with the state.
+    The order is that of `full_packs` in dit/bin_packing.py; at the end of a finite stream, the rest
+    is packed by `best_fit_decreasing`. Energon 7.4 has no hook for this, so samples that are not
+    chosen return to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -247,7 +248,8 @@ class FlopsBalancedOrder(ThinWrapper):
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that orders groups by a target cost for each turn, equal on all ranks."""
+    """Stage that takes, at each turn, the group nearest to a target cost, about equal on all ranks.
+    """
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 

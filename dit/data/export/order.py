@@ -73,7 +73,7 @@ def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, 
 
 
 class BucketSampler(Sampler[list[int]]):
-    """Sampler of torch's DataLoader that yields the numbers of the samples of each batch.
+    """Sampler of torch's DataLoader that yields the list of sample indices of each batch.
 
     Its state is {epoch, batches_yielded, ended} and everything that decides the order; it is equal
     on all ranks.
@@ -94,7 +94,11 @@ class BucketSampler(Sampler[list[int]]):
         shuffle: bool = True,
         seed: int = 42,
     ):
-        """`ranks` is (rank, number of ranks); `base_resolution` makes the batch size dynamic."""
+        """Divides `samples` among the ranks; `ranks` is (rank, number of ranks).
+
+        A batch of one rank has `batch_size` samples. With `base_resolution` (width, height) that is
+        the number for pictures of this size, and others have more or fewer (`dynamic_batch_size`).
+        """
         check_rank(*ranks)
         sides = (1, 1) if base_resolution is None else tuple(base_resolution)
         if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
@@ -302,7 +306,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         }
 
     def _mine(self) -> list[int]:
-        """The samples of this rank and worker, in the order of the epoch."""
+        """Indices of the samples of this rank and worker, in the order of the epoch."""
         every = np.arange(len(self.samples))
         if self._shuffle:
             every = np.random.default_rng((self._seed, self.epoch)).permutation(every)
