@@ -18,7 +18,7 @@ from dit.batch.sample import Grid
 
 
 def by_type(*values: object) -> Mapping[type, Any]:
-    """Maps each of `values` by its type, as in `PackedBatch.methods`; None is left out."""
+    """Maps the type of each of `values` to the value, as in `PackedBatch.methods`; skips None."""
     return {type(value): value for value in values if value is not None}
 
 
@@ -48,7 +48,10 @@ class NoisyTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanTokens:
-    """Tokens without noise and loss (given frames, or references), with their own noise level."""
+    """Tokens without noise and loss, of frames that condition a sample or of references.
+
+    They have a noise level of their own.
+    """
 
     level: float  # their noise level (t of flow matching)
     counts: tuple[int, ...]  # of each target, at its beginning; those of a part in a pack of parts
@@ -115,7 +118,10 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Which tokens of each run of neighbours the layers of a token route process."""
+    """Order of tokens for layers that process only a share of them (token routing).
+
+    In each run of neighbouring tokens, those that the layers process come first.
+    """
 
     # int64, added to the index of each token: sorts each run, tokens that the layers see first
     move_T: Tensor

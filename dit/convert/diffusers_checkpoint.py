@@ -381,10 +381,10 @@ def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """The tensors `found`, with the scales of their rows attached to 8-bit weights.
+    """The tensors `found`, in which 8-bit weights have their scales, which are no entries any more.
 
     Raises:
-        ConvertError: a weight has no scales, or not one for each row.
+        ConvertError: a weight has neither one scale nor one for each row.
     """
     made = dict(found)
     for name, header in found.items():

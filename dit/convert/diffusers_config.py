@@ -108,9 +108,14 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """Fields of the model that the config.json of a companion network in it determines.
+    """Fields of the model that the config.json of its companion network determines.
 
-    A user may choose between the companion and shards that hold its output.
+    `settings` are the fields from the model's own config.json, `given` those that a user set, and
+    `second` reads the companion's config.json. A user may choose shards that hold the companion's
+    output instead: then only the field with that choice is returned.
+
+    Raises:
+        ConvertError: the companion is missing, or describes a model that is not supported.
     """
     one = form.companion
     assert one is not None
@@ -302,7 +307,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that the code of `pipeline` sets itself; most pipelines set none."""
+    """Keys of `objective` that the code of `pipeline` sets itself, with values; none for most."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}

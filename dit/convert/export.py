@@ -86,9 +86,10 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
-    """The checkpoint at a path, after a check of every file against the manifest.
+    """Folder of the checkpoint that a path or run folder names, with every file checked.
 
-    Collective: all processes share the reading.
+    Files are compared with the manifest, if there is one. Collective: all processes call it and
+    share the reading.
 
     Raises:
         CheckpointError: there is no checkpoint, or a file is missing or damaged.
@@ -141,7 +142,10 @@ def open_stored(
 def _projection_folder(
     path: Path, model: ModelConfig, given: Path | None
 ) -> DiffusersFolder | None:
-    """The transformer folder with the text projection that a run's data need, or None.
+    """The transformer folder with the text projection by which a run's data were made.
+
+    None if the texts were not projected, or if the network projects them itself. `given` is a path
+    from the user; without it the dataset card names the folder.
 
     Raises:
         ConvertError: the projection is needed and cannot be opened, or is `given` and not needed.

@@ -187,7 +187,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """Lines of code that call the pipeline `kind`, and names to import from diffusers.utils."""
+        """(lines of code that call the pipeline `kind`, names to import from diffusers.utils)."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""
