@@ -123,13 +123,13 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """Indices of a pack with sample 0, as full as by `full_with_first`, of about average cost.
+    """Indices of a pack with sample 0, about as full as by `full_with_first`, of average cost.
 
     Cost grows with the square of a length, so a pack with one long sample costs more than others
     whatever fills it: it gets the cheapest samples. The remaining cost is divided equally: each
     other pack is filled up to its share, and so resembles the waiting samples as a whole. If that
-    leaves 1% more room than `full_with_first`, the latter's pack is taken. Among equal samples the
-    oldest is taken. Indices ascend.
+    leaves more room than the pack of `full_with_first`, by over 1% of the capacity, the latter is
+    taken. Among equal samples the oldest is taken. Indices ascend.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -298,11 +298,13 @@ class Turn:
 
 
 def turn(number: int, *, packs: int, seed: int) -> Turn:
-    """Turn `number` of any rank: in `packs` turns each place comes once, in random order.
+    """Turn `number` of any rank, which takes one of at most `packs` waiting packs.
 
-    A step takes as long as its slowest rank. Ranks read different samples and do not communicate
-    while they do, but the distribution of their packs is the same. So each keeps some packs
-    waiting, and at the n-th turn all take the one at the same place in the order of cost.
+    In each `packs` turns every place in the order of cost comes once, in random order; at the
+    beginning, while fewer packs wait, some places come more often. A step takes as long as its
+    slowest rank. Ranks read different samples and do not communicate while they do, but the
+    distribution of their packs is the same. So each keeps some packs waiting, and at the n-th turn
+    all take the one at the same place in the order of cost.
     """
     cycle, within = divmod(number, packs)
     order = np.random.default_rng((seed, cycle)).permutation(packs)

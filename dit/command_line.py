@@ -178,7 +178,10 @@ def whole(text: str) -> int:
 
 
 def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
-    """Parses a size such as 500MB or 1GiB as a number of bytes, for argparse."""
+    """Parses a size such as 500MB or 1GiB as a number of bytes, for argparse.
+
+    The size must be at least `least` bytes; an error message shows `example`.
+    """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
     thousand = 1024 if match and match[3] else 1000
     power = " KMGT".index(match[2].upper() or " ") if match else 0

@@ -69,7 +69,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Index of this process on its machine; 0 if it is alone."""
+    """Index of this process on its machine; 0 without all variables of a launcher."""
     return _whole("LOCAL_RANK", 0) if meets_others() else 0
 
 

@@ -54,7 +54,10 @@ def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
 
 
 def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
-    """`pack` with its tensors on `device`, by one copy instead of one for each tensor."""
+    """`pack` with its tensors on `device`, by one copy instead of one for each tensor.
+
+    From pinned memory the copy may still run after the return.
+    """
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.to(device, non_blocking=True))
 

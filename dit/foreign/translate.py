@@ -44,9 +44,9 @@ class Line:
     left_out: str = ""  # why the run is without what the key asks for
 
     def without(self, key: str, why: str) -> Line:
-        """This line without `key`, which the run cannot have because of `why`.
+        """This line without its settings, if the optional `key` is one of them; else unchanged.
 
-        It is unchanged if the key is not optional.
+        `why` says why the run cannot have the key.
         """
         if key not in self.optional:
             return self
@@ -104,7 +104,10 @@ def is_theirs(settings: Sequence[Setting]) -> bool:
 
 
 def translate(settings: Sequence[Setting]) -> Translation:
-    """Converts the settings of a whole file of another tool to this project's keys."""
+    """Converts the settings of a whole file of another tool to this project's keys.
+
+    Unsupported values raise no error, but are listed in `problems` of the result.
+    """
     problems: list[str] = []
     values = {one.key: one.value for one in settings}
     kept = [*_blocks(settings), *settings]
