@@ -4,7 +4,8 @@ A pack that does not use the method has no value of the type. Tensors whose name
 have a row for each token of the pack, and are split with its tokens.
 """
 
-# T packed tokens, C patch features, N samples, M level rows, L text tokens, E text width
+# T packed tokens, C patch features, N samples, M rows of the table of noise levels
+# L text tokens, E text width
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class NoisyTokens:
     """Noisy tokens and noise levels of a token stream other than the latents, for the network."""
 
     input_TC: Tensor  # float32
-    level_M: Tensor  # float32, of the level rows of the stream
+    level_M: Tensor  # float32, by rows of the table of noise levels of the stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """`TokenStream`: the tokens of one modality (latents, or sound) of a pack's samples."""
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens
-# N samples in a pack; M level rows; A axes of positions
+# N samples in a pack; M rows of the table of noise levels; A axes of positions
 
 from __future__ import annotations
 

@@ -358,9 +358,9 @@ def _write(
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
     """Returns a function for `checkpoint.also_save_hf`, which exports the checkpoint at a path.
 
-    The function returns the folder of the export, in `diffusers` in the run folder. First it
-    removes exports of checkpoints that no longer exist. In a run with adapters only the adapters
-    are exported. Collective: all processes call it.
+    The function returns the folder of the export, in `diffusers` in the run folder. Before that it
+    removes exports of checkpoints that no longer exist, and an older export of the same step. In a
+    run with adapters only the adapters are exported. Collective: all processes call it.
 
     Raises:
         ConvertError: Diffusers cannot express the run.

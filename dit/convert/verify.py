@@ -1,6 +1,6 @@
 """Compares a Diffusers folder with a checkpoint: every tensor, and the outputs of the networks."""
 
-# T packed tokens, C patch features, M level rows
+# T packed tokens, C patch features, M rows of the table of noise levels
 
 from __future__ import annotations
 

@@ -206,5 +206,5 @@ class MockShard(WorkerShard):
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:
-    """How many of the samples reader, reader + readers, ... have an index below `first`."""
+    """How many of the indices `reader`, `reader` + `readers`, ... are below `first`."""
     return -((reader - first) // readers)

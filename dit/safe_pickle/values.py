@@ -68,8 +68,8 @@ class Limits:
         Many keys with equal hashes would take very long.
 
         Raises:
-            pickle.UnpicklingError: there are too many keys, or `key` is no plain value or tuple of
-            such.
+            pickle.UnpicklingError: there are too many keys, or `key` is not plain (or a tuple of
+            such).
         """
         if type(key) is str:
             return

@@ -103,8 +103,7 @@ class WatchedLoader(SavableDataLoader):
         self._worker_sample_counters = indices
 
     def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
-        """The newest snapshot of each worker that is not later than its pack number
-        `newest[worker]`."""
+        """For each worker, its newest snapshot not later than its pack number `newest[worker]`."""
         return self._worker_command("get_checkpoint", list(newest))
 
     def shutdown(self) -> None:

@@ -248,8 +248,7 @@ class FlopsBalancedOrder(ThinWrapper):
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that takes, at each turn, the group nearest to a target cost, about equal on all ranks.
-    """
+    """Stage that takes, at each turn, the group nearest to a target cost, alike on all ranks."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
