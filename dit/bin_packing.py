@@ -123,13 +123,13 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """Indices of a pack with sample 0, as full as by `full_with_first`, of about average cost.
+    """Indices of a pack with sample 0, about as full as by `full_with_first`, of average cost.
 
     Cost grows with the square of a length, so a pack with one long sample costs more than others
     whatever fills it: it gets the cheapest samples. The remaining cost is divided equally: each
     other pack is filled up to its share, and so resembles the waiting samples as a whole. If that
-    leaves 1% more room than `full_with_first`, the latter's pack is taken. Among equal samples the
-    oldest is taken. Indices ascend.
+    leaves more room than the pack of `full_with_first`, by over 1% of the capacity, the latter is
+    taken. Among equal samples the oldest is taken. Indices ascend.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -207,7 +207,7 @@ def _nearest_sum(
 
 
 def _place(sums: np.ndarray, wanted: int, capacity: int) -> tuple[int, int]:
-    """Length in units and bit (cost) of the sum nearest to `wanted`, among equally full sums."""
+    """(length in units, bit) of the sum nearest in cost to `wanted`, among equally full ones."""
     fullest = int(np.flatnonzero(sums)[-1])
     best = (64, 0, 0)
     for at in range(fullest, max(fullest - capacity // _AS_FULL_AT_COST, 0) - 1, -1):
@@ -227,9 +227,10 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """The packs that a loader makes of an endless stream of samples; with `cost`, of like cost.
+    """Yields the packs that a loader makes of an endless stream; with `cost`, of like cost.
 
-    `buffer` samples wait, or more if a pack holds more. `capacity` is in tokens.
+    `length` and `cost` return the tokens and the relative cost of a sample. `buffer` samples wait,
+    or more if a pack holds more. `capacity` is in tokens.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -261,11 +262,12 @@ def mean_fill(
     cost: Callable[[int], float] | None = None,
     one_pass: int = MOST_IN_A_PASS,
 ) -> float:
-    """The mean fraction of a pack that samples fill; `counts` maps lengths to their frequency.
+    """The mean fraction of a pack's `capacity` that samples fill, from simulated packs.
 
-    They come in random order, all of `one_pass` samples once before any repeats. The number of
-    packs in a pass over the data follows from it: mean length times samples, divided by fraction
-    times capacity.
+    `counts` maps each length in tokens to its frequency, `buffer` is the number of waiting samples,
+    and `cost` maps a length to its cost (see `full_packs`). `one_pass` samples with these
+    frequencies come in random order, all once before any repeats. A pass over N samples makes N
+    times the mean length, divided by fraction times capacity, packs.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -296,11 +298,13 @@ class Turn:
 
 
 def turn(number: int, *, packs: int, seed: int) -> Turn:
-    """Turn `number` of any rank: in `packs` turns each place comes once, in random order.
+    """Turn `number` of any rank, which takes one of at most `packs` waiting packs.
 
-    A step takes as long as its slowest rank. Ranks read different samples and do not communicate
-    while they do, but the distribution of their packs is the same. So each keeps some packs
-    waiting, and at the n-th turn all take the one at the same place in the order of cost.
+    In each `packs` turns every place in the order of cost comes once, in random order; at the
+    beginning, while fewer packs wait, some places come more often. A step takes as long as its
+    slowest rank. Ranks read different samples and do not communicate while they do, but the
+    distribution of their packs is the same. So each keeps some packs waiting, and at the n-th turn
+    all take the one at the same place in the order of cost.
     """
     cycle, within = divmod(number, packs)
     order = np.random.default_rng((seed, cycle)).permutation(packs)
@@ -309,12 +313,13 @@ def turn(number: int, *, packs: int, seed: int) -> Turn:
 
 
 def nearest_in_cost(waiting: Sequence[float], recent: Sequence[float], *, quantile: float) -> int:
-    """Index of the waiting pack whose cost is nearest to a target that all ranks share.
+    """Index of the waiting pack whose cost is nearest to a target, about equal on all ranks.
 
-    The target is mostly the cost at this `quantile` of the packs that this rank has recently made,
-    which are more than those that wait. With this target alone the waiting packs of some costs
-    would run out, so it is moved by the fraction `_PULL` towards the same quantile of the waiting
-    packs. Among packs within 0.2% the oldest is taken, so packs of equal cost keep their order.
+    `waiting` and `recent` are costs of packs. The target is mostly the cost at this `quantile` of
+    the packs that this rank has recently made, which are more than those that wait. With this
+    target alone the waiting packs of some costs would run out, so it is moved by the fraction
+    `_PULL` towards the same quantile of the waiting packs. Among packs within 0.2% of the target
+    the oldest is taken, so packs of equal cost keep their order.
     """
     own, usual = (
         float(np.quantile(costs, quantile, method="hazen")) for costs in (waiting, recent)

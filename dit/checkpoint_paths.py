@@ -124,7 +124,10 @@ def is_file_name(name: str) -> bool:
 
 
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
-    """Names of files that differ from the manifest; reads the `part` of them by falling size."""
+    """Names of files whose size or SHA-256 differs from the manifest.
+
+    Only the files in the slice `part` are read, where all files are sorted by falling size.
+    """
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
         name for name in largest_first[part] if file_digest(folder / name) != manifest.files[name]
@@ -132,12 +135,13 @@ def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)
 
 
 def verify(path: Path) -> None:
-    """Compares every file of the checkpoint `path` with its checksum.
+    """Compares every file of the checkpoint `path` with its checksum, if it has a manifest.
 
     All ranks call it, and each reads some of the files.
 
     Raises:
-        CheckpointError: a file has changed since it was saved.
+        CheckpointError: the manifest is damaged, or a file is missing or has changed since it was
+            saved.
     """
     import torch.distributed as dist
 
@@ -173,7 +177,8 @@ class CheckpointError(ValueError):
 def find_checkpoint(path: Path) -> Path | None:
     """The checkpoint at `path`: a run folder, a checkpoint, or a file LATEST or LOWEST_VAL.
 
-    None if the folder holds no checkpoint (yet).
+    In a run folder, or its folder `checkpoints`, it is the one that LATEST names; without LATEST,
+    that of the last step. None if there is no checkpoint (yet).
 
     Raises:
         CheckpointError: the checkpoint is incomplete, or LATEST names one that is missing.
@@ -325,7 +330,7 @@ def _read_config(file: Path, _content: bytes) -> RunConfig:
 
 
 def saved_bytes(path: Path, name: str) -> bytes:
-    """Content of the small file `name` of a checkpoint, after its checksum is verified.
+    """Content of the small file `name` of a checkpoint, checked against its manifest if it has one.
 
     Raises:
         CheckpointError: the file is missing or has changed.

@@ -119,9 +119,9 @@ def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = 
     """Adds an option for each field of the dataclasses `kinds`; the text below it is its help.
 
     A bool is a switch, and has a form with `no` if its default is true; a tuple of two takes two
-    values; a tuple or sequence of any length may be repeated. `Annotated[str, read]` is parsed by a
-    function, or is one of an enum's choices. With `dashes` the help shows dashes instead of
-    underscores.
+    values; a tuple or sequence of any length may be repeated. With `Annotated[T, read]` the
+    function `read` parses the value, and with `Annotated[T, AnEnum]` the members of the enum are
+    the choices. With `dashes` the help shows dashes instead of underscores.
     """
     for kind in kinds:
         types, texts = get_type_hints(kind, include_extras=True), sentences(kind)
@@ -178,7 +178,10 @@ def whole(text: str) -> int:
 
 
 def size_in_bytes(text: str, *, example: str, least: int = 0) -> int:
-    """Parses a size such as 500MB or 1GiB as a number of bytes, for argparse."""
+    """Parses a size such as 500MB or 1GiB as a number of bytes, for argparse.
+
+    The size must be at least `least` bytes; an error message shows `example`.
+    """
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
     thousand = 1024 if match and match[3] else 1000
     power = " KMGT".index(match[2].upper() or " ") if match else 0

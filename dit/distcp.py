@@ -90,7 +90,10 @@ class DistcpSave:
     files: list[DistcpFile]
 
     def write_index(self, results: list[list[WriteResult]]) -> None:
-        """Writes the index of all tensors, after all ranks have written; all ranks call it."""
+        """Writes the index of all tensors, after all ranks have written; all ranks call it.
+
+        `results` has what `write` returned for each of this rank's files, in their order.
+        """
         if self.files:
             queue = self.request.async_fn_args[2]
             queue.put(dict(enumerate(results)))
@@ -99,7 +102,10 @@ class DistcpSave:
 
 
 def plan_files(state: dict[str, Any], folder: Path) -> DistcpSave:
-    """Plans the files for `state`, whose tensors are in host memory; all ranks call it."""
+    """Plans the files for `state`, whose tensors are in host memory; all ranks call it.
+
+    The values that are not tensors are written to `folder` at once.
+    """
     # Megatron-Core's own queue is a process. It takes 2 s to start, and it dies of the SIGTERM that
     # makes a run save, since torch.distributed.run sends SIGTERM to every process.
     filesystem_async._results_queue = SimpleQueue()  # type: ignore[assignment]

@@ -69,7 +69,7 @@ def world_size() -> int:
 
 
 def local_rank() -> int:
-    """Index of this process on its machine; 0 if it is alone."""
+    """Index of this process on its machine; 0 without all variables of a launcher."""
     return _whole("LOCAL_RANK", 0) if meets_others() else 0
 
 
@@ -186,6 +186,10 @@ def _connected(timeout: timedelta) -> Store:
 
     It connects in a thread, because torch waits for ever for a machine that accepts the connection
     and does not answer, such as one whose process is stopped.
+
+    Raises:
+        NoAnswerError: the store does not answer within `timeout`.
+        OSError: this process should host the store, and cannot.
     """
     from torch.distributed.rendezvous import rendezvous
 

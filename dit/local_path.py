@@ -144,7 +144,7 @@ def _expanded(text: str, base: Path) -> str:
 
 
 def _unreplaced(path: Path) -> str:
-    """The last shell variable in `path`; empty if it has none, or if a file has that name."""
+    """The last shell variable in `path`; empty if there is none, or if the path up to it exists."""
     parts = path.parts
     for length in range(len(parts), 0, -1):
         if variable := _VARIABLE.search(parts[length - 1]):

@@ -35,7 +35,7 @@ BufferSlot = tuple[int, int]
 
 
 def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
-    """The outline of `pack`, with tensors on `meta`, and all its numbers as a row [bytes], uint8.
+    """(outline, row): `pack` with tensors on `meta`, and all its numbers as bytes, uint8.
 
     The row is a view if the tensors are consecutive in memory already, else a copy.
     """
@@ -54,7 +54,10 @@ def unflatten_pack(outline: PackedBatch, row: Tensor) -> PackedBatch:
 
 
 def pack_to(pack: PackedBatch, device: torch.device) -> PackedBatch:
-    """`pack` with its tensors on `device`, by one copy instead of one for each tensor."""
+    """`pack` with its tensors on `device`, by one copy instead of one for each tensor.
+
+    From pinned memory the copy may still run after the return.
+    """
     outline, row = flatten_pack(pack)
     return unflatten_pack(outline, row.to(device, non_blocking=True))
 
@@ -167,7 +170,7 @@ class PackBuffers:
         return private_bytes(size)
 
     def placed(self, pack: PackedBatch) -> tuple[PackedBatch, BufferSlot | None]:
-        """Marks the row that holds `pack` as taken; returns the outline of the pack, and the row.
+        """Marks the row that holds `pack` as taken; returns (outline of the pack, slot of the row).
 
         It runs in a worker. A pack that is in no row is returned whole, with None.
         """

@@ -99,7 +99,7 @@ if yaml.__with_libyaml__:
 def cause(error: BaseException) -> str:
     """Type and message of `error` on one line; for an error of the system, also the remedy.
 
-    A KeyError's message is only a key.
+    A KeyError gives "KEY is missing", because its message is only a key.
     """
     said = " ".join(explained(error).split())[:500]
     if isinstance(error, KeyError):

@@ -126,7 +126,7 @@ DONE_AND_LEFT = (
 
 
 def one_line(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:
-    """A progress bar with these `columns`; in a narrow terminal a `Shortened` column is cut."""
+    """A progress bar with these `columns`; a narrow terminal cuts columns of class `Shortened`."""
     # By default rich takes speeds from the last 30 seconds: with slower parts it never knows one.
     return Progress(*columns, console=console, transient=transient, speed_estimate_period=math.inf)
 

@@ -103,9 +103,10 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def only_writer(folder: Path, *, named: str) -> Iterator[None]:
-    """A context in which other processes cannot write to `folder`; errors call it `named`.
+    """A context that holds the lock of `folder`, so that no other process writes to it.
 
-    A process may hold the lock once, and must not open the lock file elsewhere: POSIX releases the
+    `named` is what errors call the folder. On a file system without locks it only logs a warning. A
+    process may hold the lock once, and must not open the lock file elsewhere: POSIX releases the
     lock as soon as any handle of the file is closed.
 
     Raises:
@@ -125,7 +126,9 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
 
 
 def check_no_writer(folder: Path, *, named: str) -> None:
-    """Checks that no other process writes to `folder`, without changing it.
+    """Checks that no other process writes to `folder`, by taking its lock for a moment.
+
+    Without a lock file nobody does, and none is created.
 
     Raises:
         FolderInUseError: another process holds the lock.

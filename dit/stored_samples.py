@@ -81,13 +81,13 @@ class RecordHeader:
 
 
 def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
-    """The float tensor or array `value` with the axes `axes`: a latent CFHW, text LE or a vector E.
+    """The float tensor or array `value` as a tensor with one axis for each letter of `axes`.
 
-    Leading axes of length 1 are dropped. A latent may lack F, and is never empty. Messages call the
-    value `what`.
+    The letters are CFHW for a latent, LE for a text or E for a vector. Leading axes of length 1 are
+    dropped. A latent may lack F, and must not be empty. Messages call the value `what`.
 
     Raises:
-        UnusableError: `value` has other axes.
+        UnusableError: `value` has other axes, or is no float tensor.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -142,7 +142,9 @@ def read_json(path: Path) -> Any:
 
 
 def automodel_files(folder: Path, index: Any) -> list[str]:
-    """Names of the files that list the samples of an AutoModel cache, by the content of `index`.
+    """Names of the files that list the samples of the AutoModel cache `folder`.
+
+    `index` is the content of its metadata.json.
 
     Raises:
         UnusableError: the index has no such names.
@@ -196,7 +198,7 @@ def automodel_file(folder: Path, row: Any) -> Path | None:
 
 
 def automodel_sizes(row: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(width, height) in pixels of the sample `row` as encoded, and of its original file.
+    """Two (width, height) in pixels: of the sample `row` as encoded, and of its original file.
 
     Raises:
         UnusableError: the row has no such sizes.
@@ -324,9 +326,10 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
 
 
 def _mlperf_outline(head: bytes, size: int, one: MlperfTensor) -> tuple[tuple[int, ...], int]:
-    """Shape of a part's numbers, and the offset of their first byte, from its NumPy header.
+    """(shape of a part's numbers, offset of their first byte) from its NumPy header `head`.
 
-    A part without header has the width of the benchmark, and a square latent.
+    A part without header has the width of the benchmark, and a square latent. `size` is the number
+    of bytes of the part.
 
     Raises:
         UnusableError: the header is damaged, or not that of uint16.

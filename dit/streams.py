@@ -133,9 +133,10 @@ class _Stream(io.FileIO):
 
 
 def _replaced(number: int, error: OSError) -> bool:
-    """Replaces the stream `number` by the other one; False if that has failed, too.
+    """Replaces the stream `number`, whose write failed with `error`, by the other one.
 
-    In that case the next write tries the original file again, whose disk may have space by then.
+    Returns False if the other one has failed too, or if the stream is standard output within
+    `result`. Then the next write tries the original file again, whose disk may have space by then.
     """
     with _State.lock:
         failing = _State.place[number]
@@ -170,10 +171,10 @@ def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def _closed(number: int) -> io.TextIOWrapper:
-    """A stream in place of the closed one `number`; its writes fail.
+    """A stream in place of the closed one `number`; its writes fail, and go to the other stream.
 
     It occupies the file number, which the next opened file would get, together with lines of other
-    code.
+    code. If another file has the number already, lines are lost.
     """
     try:
         os.fstat(number)

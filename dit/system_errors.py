@@ -139,7 +139,10 @@ def _place_and_reason(error: BaseException, file: str) -> tuple[str, str]:
 
 
 def system_number(error: BaseException) -> int:
-    """The number of the system error that `error` is or quotes; 0 if there is none."""
+    """The number of the system error that `error` is or quotes; 0 if there is none.
+
+    It is 0 for a ValueError too: one of this project has the explanation in its text already.
+    """
     if isinstance(error, OSError) and (error.errno in _REMEDIES or error.errno in errno.errorcode):
         return error.errno or 0
     if isinstance(error, ValueError):  # one of ours has been explained

@@ -4,7 +4,8 @@ A pack that does not use the method has no value of the type. Tensors whose name
 have a row for each token of the pack, and are split with its tokens.
 """
 
-# T packed tokens, C patch features, N samples, M level rows, L text tokens, E text width
+# T packed tokens, C patch features, N samples, M rows of the table of noise levels
+# L text tokens, E text width
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from dit.batch.sample import Grid
 
 
 def by_type(*values: object) -> Mapping[type, Any]:
-    """Maps each of `values` by its type, as in `PackedBatch.methods`; None is left out."""
+    """Maps the type of each of `values` to the value, as in `PackedBatch.methods`; skips None."""
     return {type(value): value for value in values if value is not None}
 
 
@@ -43,12 +44,15 @@ class NoisyTokens:
     """Noisy tokens and noise levels of a token stream other than the latents, for the network."""
 
     input_TC: Tensor  # float32
-    level_M: Tensor  # float32, of the level rows of the stream
+    level_M: Tensor  # float32, by rows of the table of noise levels of the stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CleanTokens:
-    """Tokens without noise and loss (given frames, or references), with their own noise level."""
+    """Tokens without noise and loss, of frames that condition a sample or of references.
+
+    They have a noise level of their own.
+    """
 
     level: float  # their noise level (t of flow matching)
     counts: tuple[int, ...]  # of each target, at its beginning; those of a part in a pack of parts
@@ -71,7 +75,10 @@ class NullTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PictureTexts:
-    """Names of texts that are computed from a given picture; a sample without it has no rows."""
+    """Names of text inputs that are computed from a picture which conditions the sample.
+
+    A sample without such a picture has no rows in them.
+    """
 
     names: tuple[str, ...]
 
@@ -112,7 +119,10 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Which tokens of each run of neighbours the layers of a token route process."""
+    """Order of tokens for layers that process only a share of them (token routing).
+
+    In each run of neighbouring tokens, those that the layers process come first.
+    """
 
     # int64, added to the index of each token: sorts each run, tokens that the layers see first
     move_T: Tensor
@@ -120,7 +130,7 @@ class Route:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterDropout:
-    """Random seed and token positions for the dropout of adapters' inputs, in training."""
+    """Random seed for the dropout of adapters' inputs, in training."""
 
     seed: int  # 63 bits
 
@@ -134,7 +144,7 @@ class FixedLevels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionLevels:
-    """Level rows of pictures that generation gives at certain frames of a video."""
+    """Rows of the table of noise levels for pictures that generation fixes at frames of a video."""
 
     rows: int  # they follow the rows of the samples and of clean tokens
 

@@ -91,10 +91,11 @@ class PackedBatch(TokenStream):
     def partial(
         self, rows_T: Tensor, *, starts: tuple[int, ...], kept_tokens: tuple[int, ...]
     ) -> PackedBatch:
-        """The pack with only the tokens `rows_T`, with their positions and level rows.
+        """The pack with only the tokens at the indices `rows_T`, for layers that process a part.
 
-        `starts` and `kept_tokens` count tokens of all context ranks; in each sample, real tokens
-        come before padding. `share` stays as it is.
+        `starts` and `kept_tokens` are the offsets and the numbers of real tokens of the samples,
+        over all context-parallel ranks; in each sample, real tokens come before padding. `share`
+        stays as it is, and the Route is removed.
         """
         part = self.without(Route).with_tokens(rows_T)
         return replace(part, starts=starts).with_method(KeptTokens(counts=kept_tokens))

@@ -1,6 +1,6 @@
 """`Problem`: the regression that an objective sets for the network."""
 
-# C patch features, T packed tokens, N samples, M level rows
+# C patch features, T packed tokens, N samples, M rows of the table of noise levels
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`TokenStream`: the tokens of one modality (latents, or sound) of a pack's samples."""
 
 # C latent channels, or patch features C * pt * ph * pw once patched; T packed tokens
-# N samples in a pack; M level rows; A axes of positions
+# N samples in a pack; M rows of the table of noise levels; A axes of positions
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ class TokenStream:
     """N samples laid end to end in one row of T tokens (THD).
 
     The tokens of a sample are those of its target latent, then those of its reference latents, then
-    padding. The first tokens of the target may be clean: given frames. Clean and reference tokens
-    have no noise and no loss. Tensors with a T hold the tokens of `share`; all other fields
-    describe the whole pack. A sample without data for the stream has a grid of no frames.
+    padding. The first tokens of the target may be clean: those of frames that condition the sample.
+    Clean and reference tokens have no noise and no loss. Tensors with a T hold the tokens of
+    `share`; all other fields describe the whole pack. A sample without data for the stream has a
+    grid of no frames.
     """
 
     # bfloat16 or float32, whitened to std 1; C = channels * patch volume, order (c, t, h, w)
@@ -104,16 +105,16 @@ class TokenStream:
 
     @property
     def clean_tokens(self) -> tuple[int, ...]:
-        """Number of clean tokens (given frames) at the beginning of each target."""
+        """Number of clean tokens at the beginning of each target: of frames that condition it."""
         clean = self.method(CleanTokens)
         return (0,) * self.num_samples if clean is None else clean.counts
 
     @property
     def num_levels(self) -> int:
-        """M, the number of level rows of the pack.
+        """M, the number of rows in the pack's table of noise levels.
 
-        M is N for samples, N more for clean tokens if there may be any, and the rows of conditions.
-        Rows of clean tokens follow the rows of the samples' own levels.
+        The table has a row for the level of each of the N samples, then N rows for their clean
+        tokens if there may be any, then those of ConditionLevels.
         """
         more = self.method(ConditionLevels)
         return self.num_samples * (1 + (CleanTokens in self.methods)) + (more.rows if more else 0)
@@ -146,7 +147,7 @@ class TokenStream:
 
     @property
     def _targets(self) -> tuple[int, ...]:
-        """Number of target tokens in the pack, for each sample; a partial pack lacks some."""
+        """Number of target tokens of each sample; of a part of a sample (`Parts`), only its own."""
         parts = self.method(Parts)
         return self.latent_tokens if parts is None else parts.targets
 
@@ -170,7 +171,7 @@ class TokenStream:
         return {n: x for n, x in found if n.rpartition("_")[2].startswith("T")}
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> Self:
-        """A copy in which `tensors` replace those of the same names."""
+        """A copy in which `tensors` replace those of the same names in the property `tensors`."""
         changes: dict[str, Any] = {}
         kinds = {kind.__name__: kind for kind in self.methods}
         for name, tensor in tensors.items():
@@ -210,7 +211,7 @@ class TokenStream:
 
     @property
     def shared_latent_tokens(self) -> tuple[int, ...]:
-        """Number of tokens of each sample's target on this rank, given ones included."""
+        """Number of tokens of each sample's target on this rank, clean ones included."""
         return self._tokens_here([(0, tokens) for tokens in self.latent_tokens])
 
     def _tokens_here(self, spans: list[tuple[int, int]]) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from dit.distributed.collective_errors import RankError, error_in_words, on_all_
 
 @contextmanager
 def new_folder(target: Path, *, option: str) -> Iterator[Path]:
-    """A context with a folder to fill, which becomes `target`, or after an error is removed.
+    """A context with a folder to fill, which then becomes `target`; after an error it is removed.
 
-    Collective. `option` is the command-line option that set `target`.
+    Collective: all processes call it, and the first one makes the folder. `option` is the
+    command-line option that set `target`.
 
     Raises:
         ConvertError: `target` exists, or a file in it cannot be written.
@@ -53,7 +54,7 @@ def _remove(partial: Path) -> None:
 def split_work(work: Callable[[int], object], count: int) -> list[object]:
     """Results of `work` for 0 to `count - 1`, each computed on one of the processes.
 
-    Collective. All results are returned in order, on every process.
+    Collective: all processes call it, and each gets all results in order.
 
     Raises:
         RankError: a call failed on any process.

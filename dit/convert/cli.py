@@ -195,7 +195,11 @@ def convert_parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], *kinds: Any
 ) -> argparse.ArgumentParser:
-    """The parser of command `name`, whose options are the fields of `kinds`."""
+    """Adds the command `name`, which calls `run`, and returns its parser.
+
+    Its options are the fields of the dataclasses `kinds`; the docstring of the first one is its
+    help.
+    """
     about = kinds[0].__doc__
     parser = commands.add_parser(name, help=about, description=about, epilog=EXIT_CODES)
     add_options(parser, *kinds, dashes=True)
@@ -338,7 +342,10 @@ def _import_lora(args: argparse.Namespace) -> int:
 
 
 def _start() -> bool:
-    """Starts the process group of the launcher or of this process; False if there is one."""
+    """Starts the process group of the launcher or of this process alone.
+
+    Returns False, and does nothing, if there is a process group already.
+    """
     dist = _distributed()
     if dist.is_initialized():
         return False

@@ -80,6 +80,9 @@ def checked_json(
 ) -> _Checked:
     """The JSON object `content` of the file `place`, validated as a `kind`.
 
+    `within` is the key of the file under which `content` lies, for messages; by default the whole
+    file.
+
     Raises:
         ConvertError: names every key that is unknown or has a value of another type.
     """
@@ -138,7 +141,10 @@ class Header:
         return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
 
     def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
-        """The slices `part` of the tensor, which the file calls `stored`."""
+        """The slices `part` of the tensor, which the file calls `stored`.
+
+        A tensor with scales is multiplied by them, in bfloat16.
+        """
         rows, *others = part
         start, stop, _ = rows.indices(self.shape[0])
         first = self.first or 0
@@ -247,7 +253,9 @@ class DiffusersFolder:
         return None if place is None else read_json(place / CONFIG)
 
     def join(self, companion: Companion) -> None:
-        """Adds the tensors of the `companion` network to `headers`, under their names in the table.
+        """Adds the tensors of the `companion` network to `headers`, as the name table calls them.
+
+        Its frozen tensors are left out. Nothing is added if it has no folder.
 
         Raises:
             ConvertError: its folder is damaged.
@@ -261,7 +269,10 @@ class DiffusersFolder:
         self.headers.update(names)
 
     def fill_up(self, wanted: list[Pair], *, added: Collection[str]) -> None:
-        """Adds zeros for tensors of `wanted` that are missing and match a pattern of `added`."""
+        """Adds zeros for all tensors of `wanted` whose names match a pattern of `added`.
+
+        If the folder has any of them, nothing is added, so that `check` reports the missing ones.
+        """
         kind = next(iter(self.headers.values())).kind
         new = {
             name: Header(None, shape, kind)
@@ -289,7 +300,7 @@ class DiffusersFolder:
 
 
 def is_diffusers_folder(path: Path) -> bool:
-    """Whether `open_folder` would find a transformer at `path`."""
+    """Whether `path` is a folder in which `open_folder` would find a transformer's config.json."""
     return any((place / CONFIG).is_file() for place in (path, path / "transformer"))
 
 
@@ -370,10 +381,10 @@ def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """The tensors `found`, with the scales of their rows attached to 8-bit weights.
+    """The tensors `found`, in which 8-bit weights have their scales, which are no entries any more.
 
     Raises:
-        ConvertError: a weight has no scales, or not one for each row.
+        ConvertError: a weight has neither one scale nor one for each row.
     """
     made = dict(found)
     for name, header in found.items():
@@ -391,9 +402,11 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 
 
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
-    """The tensors `found` under Diffusers' names, for folders with other names (`names`).
+    """The tensors `found` under Diffusers' names, for folders that use other names.
 
-    A tensor that joins several of Diffusers' is listed as their parts.
+    `names` maps a module's name in the folder to Diffusers' one, with `*` for the number of a
+    layer. If the tensor holds several of Diffusers' linears one below the other, their names are
+    separated by blanks, and each is listed with its own rows.
     """
     made: dict[str, Header] = {}
     for key, header in found.items():
@@ -518,7 +531,7 @@ class FilePlan:
 
     @property
     def weight_map(self) -> dict[str, str]:
-        """Name of each tensor -> its file."""
+        """Name of each tensor, as inside its file -> name of the file."""
         return {
             self.stored_name(name): file
             for file, members in zip(self.files, self.pairs, strict=True)
@@ -533,7 +546,10 @@ class FilePlan:
 
 
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
-    """Groups of consecutive `sizes` of at most `most` bytes in all; a larger one is alone."""
+    """Ranges of indices that divide `sizes` into consecutive groups of at most `most` bytes each.
+
+    A size that is larger is a group of its own.
+    """
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):
         if held and held + size > most:
@@ -546,7 +562,11 @@ def in_groups(sizes: list[int], *, most: int) -> list[range]:
 def plan_files(
     pairs: list[Pair], sizes: list[int], *, max_shard_size: int, folder: str = ""
 ) -> FilePlan:
-    """Files of at most `max_shard_size` bytes for the tensors of `pairs`, named as in Diffusers."""
+    """Plan of files for the tensors of `pairs`, with the file names of Diffusers.
+
+    `sizes` are the bytes of each pair. A file has at most `max_shard_size` bytes, or a single
+    larger pair. `folder` is as in FilePlan.
+    """
     groups = in_groups(sizes, most=max_shard_size)
     count = len(groups)
     names = [f"{WEIGHTS}-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]

@@ -108,9 +108,14 @@ def _of_companion(
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
-    """Fields of the model that the config.json of a companion network in it determines.
+    """Fields of the model that the config.json of its companion network determines.
 
-    A user may choose between the companion and shards that hold its output.
+    `settings` are the fields from the model's own config.json, `given` those that a user set, and
+    `second` reads the companion's config.json. A user may choose shards that hold the companion's
+    output instead: then only the field with that choice is returned.
+
+    Raises:
+        ConvertError: the companion is missing, or describes a model that is not supported.
     """
     one = form.companion
     assert one is not None
@@ -148,7 +153,9 @@ def _family(content: Mapping[str, Any], place: object) -> Family:
 
 
 def tellable_fields(content: Mapping[str, Any], place: object) -> tuple[str, ...]:
-    """Fields of `model` that a user must set for `content`, as no published file has them.
+    """Fields of `model` that a user may set for the config.json `content`.
+
+    They matter only for a file that this project did not write.
 
     Raises:
         ConvertError: the class is unknown.
@@ -237,13 +244,15 @@ def objective_config(
     of_family: Mapping[str, Any] | None = None,
     model: ModelConfig | None = None,
 ) -> FoundObjective:
-    """The objective of a scheduler_config.json, overridden by the user's settings `given`.
+    """The objective of the scheduler_config.json `content`, with the user's settings `given`.
 
-    `model` is the network, which must support the objective and determines `objective.guidance`.
-    Without a scheduler, the objective is that of the pipeline that the fields of `model` imply,
-    else the default with the family's keys. `given` are settings such as `objective.name=flow`;
-    with this one any scheduler is accepted. A `pipeline` that computes noise levels itself
-    overrides the scheduler.
+    Without `content` it is the objective of the pipeline that the fields of `model` imply, else the
+    default one with the keys `of_family`. A `pipeline` that computes noise levels itself overrides
+    the scheduler. `model` is the network, which must support the objective and determines
+    `objective.guidance`.
+
+    `given` are settings such as `objective.name=flow`. If `objective.name` is among them, a
+    scheduler that determines no objective is accepted too.
 
     Raises:
         ConvertError: the scheduler does not determine what the network was trained for, or no known
@@ -298,7 +307,7 @@ def _told_pipeline(model: ModelConfig) -> str | None:
 
 
 def _fixed_by(pipeline: str, scheduler: Mapping[str, Any], model: ModelConfig) -> Mapping[str, Any]:
-    """Keys of `objective` that the code of `pipeline` sets itself; most pipelines set none."""
+    """Keys of `objective` that the code of `pipeline` sets itself, with values; none for most."""
     known = diffusers_form(model).pipelines.get(pipeline)
     if known is None or not known.objective:
         return {}
@@ -310,8 +319,11 @@ def _of_scheduler(
 ) -> FoundObjective:
     """The objective that the scheduler `content` determines.
 
-    With `told`, the user has set an objective: it is the default one if the scheduler determines
-    none, and the scheduler may have steps that no sampler here has.
+    `told` says that the user has set an objective. Then a scheduler that determines none gives the
+    default one, and a scheduler may have steps that no sampler here has.
+
+    Raises:
+        ConvertError: the scheduler determines none, and `told` is false.
     """
     name, kinds = content.get("_class_name"), (one.scheduler for one in REGISTRY.values())
     readers = (kind().reader(name) for kind in kinds if kind is not None)
@@ -346,9 +358,10 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
 
 
 def _stepping(objective: ObjectiveConfig, of_family: Mapping[str, Any]) -> ObjectiveConfig:
-    """`objective` with the even sampling steps that the family's pipelines pass to the scheduler.
+    """`objective` with the sampling levels (even or empirical) of the family's pipelines.
 
-    scheduler_config.json lacks this setting.
+    The pipelines pass them to the scheduler, so scheduler_config.json lacks the setting.
+    `objective` stays as it is if its levels are not the default ones.
     """
     steps = of_family.get("sampling_levels")
     is_linear = objective.sampling_levels is SamplingLevels.LINEAR

@@ -16,7 +16,7 @@ class ConvertError(ValueError):
 
 
 def listed(names: Iterable[str], *, most: int = 20) -> str:
-    """`names` in one line; a long list is cut and ends with the number of omitted names."""
+    """The sorted `names` in one line; a long list is cut and ends with the number of the others."""
     return first_of(sorted(names), most)
 
 

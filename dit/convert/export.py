@@ -86,9 +86,10 @@ class Exported:
 
 
 def check_whole_checkpoint(checkpoint: str | Path) -> Path:
-    """The checkpoint at a path, after a check of every file against the manifest.
+    """Folder of the checkpoint that a path or run folder names, with every file checked.
 
-    Collective: all processes share the reading.
+    Files are compared with the manifest, if there is one. Collective: all processes call it and
+    share the reading.
 
     Raises:
         CheckpointError: there is no checkpoint, or a file is missing or damaged.
@@ -109,11 +110,11 @@ def open_stored(
     text_projection: Path | None = None,
     critic: bool = False,
 ) -> tuple[StoredWeights, RunConfig, Weights]:
-    """Opens the weights of a checkpoint; also returns its configuration, and which they are.
+    """(weights, configuration, kind of weights) of a checkpoint or run folder.
 
-    `checkpoint` may be a run folder. `weights=None` takes the EMA if there is one. If the run
-    trained on projected texts, weights and configuration include the projection, which is read from
-    `text_projection` or from the path in the dataset card.
+    The kind is EMA or MODEL; `weights=None` takes the EMA if there is one. Weights are read only
+    later, one by one. If the run trained on projected texts, weights and configuration include the
+    projection, which is read from `text_projection` or from the path in the dataset card.
 
     Raises:
         ConvertError: the checkpoint has no such weights, or the projection is missing.
@@ -141,7 +142,10 @@ def open_stored(
 def _projection_folder(
     path: Path, model: ModelConfig, given: Path | None
 ) -> DiffusersFolder | None:
-    """The transformer folder with the text projection that a run's data need, or None.
+    """The transformer folder with the text projection by which a run's data were made.
+
+    None if the texts were not projected, or if the network projects them itself. `given` is a path
+    from the user; without it the dataset card names the folder.
 
     Raises:
         ConvertError: the projection is needed and cannot be opened, or is `given` and not needed.
@@ -281,7 +285,7 @@ def _plans(
 def _describe(
     folder: Path, config: RunConfig, plans: dict[str, FilePlan], options: ExportOptions
 ) -> None:
-    """Writes all files but the weights; in a pipeline, those of each component."""
+    """Writes all files but the weights and the card; in a pipeline, those of each component."""
     inner = outer = folder
     scheduler = None
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):
@@ -352,10 +356,11 @@ def _write(
 
 
 def exporter(config: RunConfig) -> Callable[[Path], Path]:
-    """The function that exports each checkpoint of a run, for `checkpoint.also_save_hf`.
+    """Returns a function for `checkpoint.also_save_hf`, which exports the checkpoint at a path.
 
-    In a run with adapters only the adapters are exported. Exports are stored in `diffusers` in the
-    run folder, and are removed with their checkpoints.
+    The function returns the folder of the export, in `diffusers` in the run folder. Before that it
+    removes exports of checkpoints that no longer exist, and an older export of the same step. In a
+    run with adapters only the adapters are exported. Collective: all processes call it.
 
     Raises:
         ConvertError: Diffusers cannot express the run.

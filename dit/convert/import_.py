@@ -96,10 +96,10 @@ def import_weights(
 def _given_fields(
     source: DiffusersFolder, words: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Splits the settings `words` of an import into fields of `model` and all others.
+    """Splits the settings `words` of an import into (fields of `model` by name, all other words).
 
     Raises:
-        ConvertError: the folder itself determines a field.
+        ConvertError: a field cannot be set, because the folder determines it or no folder needs it.
     """
     of_model = [word for word in words if word.startswith("model.")]
     given = dict(word.removeprefix("model.").split("=", 1) for word in of_model if "=" in word)
@@ -128,7 +128,7 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
 def _without_projection(
     source: DiffusersFolder, model: ModelConfig
 ) -> tuple[ModelConfig, tuple[str, ...]]:
-    """The network for texts that are projected already, and the names of the tensors it lacks.
+    """(network for texts that are projected already, names of the tensors that it leaves out).
 
     Raises:
         ConvertError: the network has no text projection.
@@ -187,7 +187,7 @@ class StoredPrecision(NamedTuple):
 
 
 def stored_precision(source: DiffusersFolder) -> StoredPrecision:
-    """bfloat16 if most numbers in `source` are stored in bfloat16, else float32.
+    """bfloat16 if bfloat16 is the dtype of the most numbers in `source`, else float32.
 
     A bfloat16 folder may have some float32 tensors, such as Diffusers' `learnable_pos_embed`.
     """

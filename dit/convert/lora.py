@@ -129,7 +129,10 @@ def export_lora(
 
 
 def _comfyui_names(model: ModelConfig) -> Mapping[str, str] | None:
-    """ComfyUI's names of linears; None if it reads those of files, or no such network."""
+    """Diffusers' names of linears -> ComfyUI's, for the network `model`.
+
+    None if ComfyUI reads Diffusers' names, or if Diffusers lacks the network.
+    """
     if family_of(model).diffusers is None:
         return None
     names = diffusers_form(model).comfyui_names
@@ -200,9 +203,9 @@ class MergedWeights:
 def open_merged(
     checkpoint: Path, weights: Weights | None, *, critic: bool = False
 ) -> tuple[MergedWeights, RunConfig, Weights]:
-    """Opens a checkpoint's weights with adapters merged; also its configuration, and which.
+    """(weights with adapters merged, configuration, kind of weights) of a checkpoint of adapters.
 
-    The kind of weights is EMA or trained (`Weights`).
+    The kind is EMA or MODEL; `weights=None` takes the EMA if there is one.
 
     Raises:
         ConvertError: there are no adapters.
@@ -276,7 +279,7 @@ def import_lora(
 
 
 def _base(base: Path) -> tuple[FrozenBase, RunConfig]:
-    """The frozen weights at `base`, and the configuration of their network.
+    """(frozen weights, configuration of their network) of a checkpoint or Diffusers folder.
 
     Raises:
         ConvertError: there are no weights.

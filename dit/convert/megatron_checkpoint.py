@@ -65,9 +65,10 @@ class StoredWeights:
     """The weights in a checkpoint, or their EMA, which are read one by one."""
 
     def __init__(self, path: Path, *, averaged: bool, critic: bool = False):
-        """Opens the checkpoint `path`; reads only the index and, for EMA, which weights have none.
+        """Opens the checkpoint `path` without reading weights.
 
-        With `critic`, the weights are those of the critic of a distillation.
+        With `averaged`, the weights are averages (EMA); config.yaml then says which weights are
+        frozen and have none. With `critic`, they are those of the critic of a distillation.
 
         Raises:
             CheckpointError: the index is damaged.
@@ -125,7 +126,10 @@ class StoredWeights:
         }
 
     def _name(self, pair: Pair) -> str:
-        """Name in the checkpoint of a weight, or of its EMA, which frozen weights lack."""
+        """Name in the checkpoint of the weight `pair`, or of its EMA.
+
+        A frozen weight has no EMA, so for it the name is that of the weight itself.
+        """
         weight = pair.ours, pair.layer
         if weight in self._frozen.alone:
             return self.network + pair.ours
@@ -150,7 +154,11 @@ class StoredWeights:
         return self._read(self._name(pair), self._entry(pair), chunk).view(pair.shape)
 
     def read_whole(self, name: str) -> Tensor:
-        """The tensor `name`, which the name table lacks, such as an adapter's matrix."""
+        """The tensor `name`, which the name table lacks, such as an adapter's matrix, or its EMA.
+
+        Raises:
+            ConvertError: there is no such tensor.
+        """
         entry = self._index.state_dict_metadata.get(self.prefix + name)
         if not isinstance(entry, TensorStorageMetadata):
             raise ConvertError(
@@ -204,9 +212,10 @@ def _chunk(pair: Pair) -> ChunkStorageMetadata:
 
 
 def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteResult]:
-    """Writes one file of a checkpoint from pairs of the name table, each with its tensor.
+    """Writes `pieces` as one file of a checkpoint, and returns torch's records for `write_index`.
 
-    `pieces` may be a generator, so that only one tensor is in memory.
+    A piece is a pair of the name table with its tensor. `pieces` may be a generator, so that only
+    one tensor is in memory.
     """
     items = (
         _item(pair.ours, tensor, _chunk(pair), size=stored_shape(pair)) for pair, tensor in pieces
@@ -217,7 +226,10 @@ def write_file(file: Path, pieces: Iterable[tuple[Pair, Tensor]]) -> list[WriteR
 def _item(
     name: str, tensor: Tensor, chunk: ChunkStorageMetadata, *, size: Sequence[int]
 ) -> tuple[WriteItem, Tensor]:
-    """The write request for `chunk` of the stored tensor `name` of shape `size`."""
+    """(write request, `tensor` in the shape of `chunk`) for this chunk of the stored tensor `name`.
+
+    `size` is the shape of the whole stored tensor.
+    """
     kind = TensorProperties(dtype=tensor.dtype)
     data = TensorWriteData(chunk=chunk, properties=kind, size=torch.Size(size))
     item = WriteItem(MetadataIndex(name, chunk.offsets), WriteItemType.SHARD, tensor_data=data)
@@ -227,7 +239,11 @@ def _item(
 def write_index(
     folder: Path, pairs: list[Pair], dtypes: dict[str, torch.dtype], results: list[WriteResult]
 ) -> None:
-    """Writes the index of all files of a checkpoint, for torch and for Megatron-Core."""
+    """Writes the index of all files of a checkpoint, and the files that state its format.
+
+    `dtypes` are those of the stored tensors by name, and `results` are what `write_file` has
+    returned for all files.
+    """
     chunks: dict[str, list[ChunkStorageMetadata]] = {}
     for pair in pairs:
         chunks.setdefault(pair.ours, []).append(_chunk(pair))

@@ -65,7 +65,7 @@ def check_pipeline(pipeline: Path, config: RunConfig) -> None:
 
 
 def _pipeline_class(pipeline: Path) -> str:
-    """The class of the pipeline in the folder `pipeline`, from its index.
+    """Class name of the pipeline in the folder `pipeline`, from its index.
 
     Raises:
         ConvertError: the folder holds no pipeline.
@@ -193,7 +193,10 @@ def _setting(file: Path, key: str) -> Any:
 
 
 def _latent_channels(file: Path) -> int | None:
-    """Channels of a VAE's latents, where its batch norm may join neighbouring cells; or None."""
+    """Channels of the latents of the VAE with the config.json `file`; None if it states none.
+
+    If the VAE has a batch norm over patches of cells, they are the channels of a whole patch.
+    """
     channels = _setting(file, "latent_channels")
     cells = _setting(file, "patch_size") if _setting(file, "batch_norm_eps") else ()
     return channels and channels * math.prod(cells)
@@ -202,10 +205,12 @@ def _latent_channels(file: Path) -> int | None:
 def copy_components(
     pipeline: Path, folder: Path, config: RunConfig, *, scheduler: dict[str, Any] | None
 ) -> None:
-    """Copies all components of a pipeline except the run's network and the scheduler.
+    """Copies the index and all components of a pipeline that the export does not write itself.
 
-    Diffusers opens scheduler_config.json with the class in the index, which is set to that of the
-    written `scheduler`.
+    Not copied are the run's network, but for Python code in its folder, and the scheduler, unless
+    `keeps_scheduler` says so: then the run's settings are written into the copy. The index gets the
+    class of `scheduler`, the scheduler_config.json that the export writes, because Diffusers opens
+    the file with the class in the index.
     """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)

@@ -1,6 +1,6 @@
 """Compares a Diffusers folder with a checkpoint: every tensor, and the outputs of the networks."""
 
-# T packed tokens, C patch features, M level rows
+# T packed tokens, C patch features, M rows of the table of noise levels
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def compare_tensors(
 ) -> tuple[TensorReport, Weights]:
     """Compares the tensors of `hf_path` with those of the checkpoint, exported in the same dtypes.
 
-    Also returns which weights were compared. `text_projection` is as in `open_stored`; `track`
-    counts tensors of the checkpoint.
+    Returns the differences, and whether averages or last weights were compared. `text_projection`
+    is as in `open_stored`; `track` counts pairs of the name table.
 
     Raises:
         ConvertError: folder and checkpoint hold different tensors.
@@ -96,6 +96,8 @@ def compare_forward(
     hf_path: Path, checkpoint: Path, weights: Weights, *, text_projection: Path | None = None
 ) -> ForwardReport:
     """Runs both networks on the same random inputs in float32, one network at a time.
+
+    Outputs for frames that condition a sample are not compared.
 
     Raises:
         ConvertError: there are several processes, or Diffusers cannot run the model here.
@@ -130,7 +132,7 @@ def compare_forward(
 
 
 def _given_frames(sample: LatentSample, model: ModelConfig) -> int:
-    """Number of given frames (inputs without noise) of `sample`."""
+    """Number of frames of `sample` that condition it and have no noise."""
     frames = [one for one in family_of(model).inputs(model) if one.kind is InputKind.FRAMES]
     return sum(sample.others[one.name].shape[1] for one in frames if one.name in sample.others)
 

@@ -53,9 +53,9 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """Number of bytes that any pack fits into.
+        """Estimate of the most bytes that a pack of `capacity` tokens takes with all its inputs.
 
-        It may be too small if texts have more than twice as many tokens as latents.
+        It is too small if texts have more than twice as many tokens as latents.
         """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
@@ -108,10 +108,12 @@ twice."""
 
 
 def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize | None:
-    """The size of a sample, from `parts`, whose `.safetensors` is whole or a RecordHeader.
+    """Size in a pack of the sample in `parts`, from its head; None if only `cook` can find it.
 
-    None if the whole record must be read: it is small and in memory, has DFM's form, or is faulty.
-    A damaged head may state anything, so `cook` finds the reason.
+    `parts` are bytes by extension; `.safetensors` is the whole file or a RecordHeader. The result
+    is None for a whole file of at most SMALL bytes, for a record in DFM's form and for a record
+    that does not pass the checks. `cook` reads all of a record, so it finds the right reason for a
+    refusal.
     """
     payload = parts.get("safetensors")
     if payload is not None and not isinstance(payload, RecordHeader) and len(payload) <= SMALL:
@@ -125,10 +127,9 @@ def measure_sample(parts: Mapping[str, Any], expected: Expected) -> SampleSize |
 
 
 def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
-    """The size of a sample in a pack, from its record; tensors are decoded only in DFM's form.
+    """Size in a pack of the sample in the record `parts` (extension -> bytes or RecordHeader).
 
-    Raises:
-        SampleRefused: the sample does not fit the model or the pack, or its head is damaged.
+    Only a record in DFM's form has its tensors decoded for that.
     """
     if not has_outline(parts):
         return SampleSize.of(cook(parts, expected, key=""), expected.layout)
@@ -139,7 +140,9 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
 def cook(
     parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The LatentSample in the `parts` (extension -> bytes) of one record.
+    """The LatentSample in the `parts` (extension -> bytes) of one record, all of it checked.
+
+    `key` and `source` are only copied to the sample.
 
     Raises:
         SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
@@ -162,7 +165,11 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample in `record`, whose shapes are checked against model and pack."""
+    """The sample in `record`, with shapes, sound rate and size checked, but no numbers.
+
+    Raises:
+        SampleRefused: the sample does not fit the model or the pack.
+    """
     latent_CFHW, others, text_LE = record.latent_CFHW, {}, None
     check_latent(latent_CFHW, expected)
     for one in expected.layout.inputs:
@@ -280,7 +287,10 @@ def check_inputs(sample: LatentSample, expected: Expected) -> None:
 
 
 def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> None:
-    """Refuses a sound whose latent frames are not `seconds` times the family's rate."""
+    """Refuses a sound whose number of latent frames is not `seconds` * `one.rate`, rounded.
+
+    Rounding up, down or to the nearest is all right. Nothing is checked if either factor is None.
+    """
     if seconds is None or one.rate is None:
         return
     # A codec rounds to whole frames: up, or to the nearest. Frames begin at whole samples, of which
@@ -320,9 +330,10 @@ def _check_room(sample: LatentSample, expected: Expected) -> None:
 def _checked_input(
     value: Tensor, one: SampleInput, latent_CFHW: Tensor, expected: Expected
 ) -> Tensor:
-    """The input `value`, after a check of the shape that its kind has with this latent.
+    """The input `value` as contiguous bfloat16 or float32, after a check of its shape.
 
-    The shape is [L, E] for rows of text, [E] for a vector, and [C, F, H, W] for all others.
+    The shape is [L, E] for a text, [E] for a vector, [E, A] for a sound of A latent frames, and
+    [C, F, H, W] for all other kinds. Some kinds take their sizes from those of the latent.
     """
     shape, layout = list(value.shape), expected.layout
     channels, frames, *sides = latent_CFHW.shape

@@ -66,9 +66,9 @@ def train_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
 
 
 def val_leaves(dataset: DatasetConfig) -> tuple[DatasetSplit, ...]:
-    """The folders and splits that validation reads: `val`, or the training split if so configured.
+    """The folders and splits that validation reads; none for mock data.
 
-    The key is `dataset.use_train_split_for_val`.
+    The split is `val`, or `train` with `dataset.use_train_split_for_val`.
 
     Raises:
         DataError: as `train_leaves`; without a `val` split the message says what to do.
@@ -81,7 +81,7 @@ def val_split(dataset: DatasetConfig) -> str:
 
 
 def data_paths(dataset: DatasetConfig) -> list[str]:
-    """The folders, or the metadataset, that training reads; none for mock data."""
+    """Paths in `dataset.blend`, or else that in `dataset.path`; empty if neither is set."""
     data = dataset
     return [entry.path for entry in data.blend] or ([data.path] if data.path else [])
 
@@ -103,7 +103,7 @@ def count_samples(leaf: DatasetSplit) -> int:
     """Number of samples in one split of a folder, from its index.
 
     Raises:
-        DataError: there is no such split, or it is empty.
+        DataError: there is no such split, it is empty, or `.nv-meta` is damaged.
     """
     count = sum(shard.count for shard in shards_of(leaf))
     if count == 0:
@@ -182,12 +182,16 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, float32: [L, E] for a text, [E] for a vector.
+    """Inputs that replace those of a dropped caption, by name, float32.
 
-    The encoders' outputs for an empty caption come from `null_text.safetensors`; if no dataset has
-    this file, each is one zero vector. An optional input may be absent from the file, and is then
-    empty. Inputs that a sample always keeps are absent from the result. If samples may have their
-    own `null_text`, datasets without the file are assumed to have it in all samples.
+    A text is [L, E], a vector [E]. They are the encoders' outputs for an empty caption, from
+    `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has these, each
+    is one vector of zeros. An input with `NullInput.EMPTY`, or an optional one that the file lacks,
+    has no rows ([0, E]) as a text, and is zeros [E] as a vector. Inputs that a sample always keeps
+    (`NullInput.KEPT`) are absent from the result.
+
+    If the family has an input of kind NULL_TEXT, datasets without the file are passed over: their
+    samples are assumed to have their own null text.
 
     Raises:
         DataError: the datasets of a blend disagree, or an input is missing or has another shape.
@@ -209,7 +213,7 @@ def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[s
 
 
 def _without_null(*leaves: DatasetSplit) -> str:
-    """A note for messages that names a dataset without null_text.safetensors; or empty."""
+    """Note for messages on the first of `leaves` without null_text.safetensors; else empty."""
     lacking = [f"{leaf.path}" for leaf in leaves if not (leaf.path / NULL_TEXT).is_file()]
     return f" ({lacking[0]} has no such file, which means a zero vector)" if lacking else ""
 
@@ -340,12 +344,14 @@ def _read_yaml(path: EPath) -> Any:
 
 
 def metadataset_files(path: EPath, *, outer: tuple[str, ...] = ()) -> Iterator[EPath]:
-    """Paths of a metadataset and of the files that it names (metadatasets, dataset settings).
+    """Yields the path of a metadataset, then those of all files that it names.
 
-    `outer` are the metadatasets that lead to it.
+    These are other metadatasets, whose files follow too, and files of dataset settings. `outer` are
+    the paths of the metadatasets in which this one is nested, to find one that contains itself.
 
     Raises:
-        DataError: a file cannot be read, or names code to run.
+        DataError: a file cannot be read, names code to run or contains itself. It is raised only
+            when the iteration comes to this file.
     """
     if str(path) in outer:
         way = " -> ".join(outer)
@@ -382,10 +388,12 @@ def _check_shares(node: dict[Any, Any], path: EPath) -> None:
 
 
 def _settings_files(node: dict[Any, Any], folder: EPath) -> Iterator[EPath]:
-    """Files that the entry `node` of a metadataset names in place of dataset.yaml and split.yaml.
+    """Yields files that an entry of a metadataset names in place of dataset.yaml and split.yaml.
+
+    `node` is the entry, and `folder` its dataset.
 
     Raises:
-        DataError: the former names another class than Energon's, or code.
+        DataError: the file in place of dataset.yaml names code, or a class that is not Energon's.
     """
     for key in ("dataset_config", "split_config"):
         if isinstance(name := node.get(key), str):

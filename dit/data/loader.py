@@ -74,7 +74,7 @@ def build_train_loader(
 
 
 def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> ValidationGroups:
-    """Groups of validation samples that share a pack, from the `val` splits of `config`.
+    """Groups of validation samples that share a pack, from the splits that validation reads.
 
     `work` is as in `build_train_loader`.
 
@@ -89,7 +89,9 @@ def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> Val
 def build_val_packs(
     config: RunConfig, *, indices: Sequence[int], work: PassWork | None = None
 ) -> ValidationPacks:
-    """Packs `indices` of the fixed list of validation packs, which begins again after its end.
+    """The validation packs at `indices` of their fixed list, which begins again after its end.
+
+    A pack whose samples are all refused is left out. `work` is as in `build_train_loader`.
 
     Raises:
         DataError: as `validation_groups`, or too many samples are refused.
@@ -124,7 +126,11 @@ class PackLoader:
         bound: Bound,
         places: str,
     ):
-        """Begins before the first pack; `places` names the dataset in messages."""
+        """Begins before the first pack.
+
+        `identity` are the settings that a state must share to be loaded, `bound` limits the number
+        of refused samples, and `places` names the dataset in messages.
+        """
         self._loader = loader
         self._bound = bound
         self._refused: deque[RefusedSample] = deque()  # the thread of `ahead` fills it
@@ -188,11 +194,11 @@ class PackLoader:
         return all(LoaderState.of(state).identity == self._start.identity for state in states)
 
     def load_state_dict(self, states: Sequence[dict[str, Any]], *, places: str = "") -> None:
-        """Continues where the ranks stood that saved `states`, which are in the order of ranks.
+        """Continues from the `states` that all ranks have saved, in the order of ranks.
 
-        With the same numbers of ranks and workers the packs and their order are unchanged.
-        Otherwise `resharded` says what was done. `places` names the dataset of the saved states in
-        messages.
+        It must be called before the first pack. With the same numbers of ranks and workers the
+        packs and their order are unchanged. Otherwise `resharded` says what was done. `places`
+        names the dataset of the saved states in messages.
 
         Raises:
             DataError: the states belong to other settings (the message names each), or cannot be
@@ -224,7 +230,10 @@ class PackLoader:
         return self._sum(self._counts if self._held is None else self._held.counts)
 
     def take_refused(self) -> tuple[RefusedSample, ...]:
-        """Samples refused since the last call; a resumed run may report some again."""
+        """Takes the samples refused since the last call, at most MOST_NAMED of them.
+
+        A resumed run may report some again.
+        """
         return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 
     def close(self) -> None:
@@ -259,7 +268,11 @@ class PackLoader:
             raise
 
     def _judge(self, batch: WorkerBatch) -> None:
-        """Adds the counts of `batch`; raises if it has an error, or too many are refused."""
+        """Takes over the counts and the refused samples of `batch`.
+
+        Raises:
+            DataError: `batch` has an error, or too many samples are refused.
+        """
         self._counts[batch.worker] = batch.counts
         self._refused += batch.refused[: MOST_NAMED - len(self._refused)]
         total = self._sum(self._counts)

@@ -51,7 +51,10 @@ class WorkerState:
     """Samples that a reader without snapshot reads first, one entry for each dataset of a blend."""
 
     def of_dataset(self, dataset: int) -> FlexState | Remaining:
-        """The saved state of one dataset's WorkerShard, or the samples it still reads first."""
+        """State of this reader's WorkerShard of dataset number `dataset` in the blend.
+
+        If the reader has not begun, it is the samples that it reads before its own.
+        """
         if self.chain is not None:
             return [state for state in nested_states(self.chain) if "_left" in state][dataset]
         return self.left[dataset] if self.left else Remaining()
@@ -178,7 +181,7 @@ class LoaderState:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Self:
-        """The loader state with the values `plain`, as the method of this name returned them.
+        """The loader state with the values that `LoaderState.plain()` returned.
 
         Raises:
             DataError: another version of the program has written it, or it is damaged.
@@ -268,7 +271,7 @@ def check_identity(
 ) -> None:
     """Checks that a `saved` loader state belongs to the `current` settings.
 
-    `places` has the paths of both datasets for messages.
+    `places` are the paths of (the saved run's data, the present data), for messages.
 
     Raises:
         DataError: names every setting that differs, with both values.

@@ -34,10 +34,11 @@ _ENDLESS = 2**31
 
 
 def mock_record(config: RunConfig, *, seed: int, index: int) -> dict[str, bytes]:
-    """Parts (extension -> bytes) of mock sample `index`: latent and inputs, bfloat16, normal.
+    """Parts (extension -> bytes) of mock sample `index`, in the form of a record in a shard.
 
-    It has every required input. About half of the samples have the optional ones, and in a quarter
-    a text that may be empty has no tokens.
+    Latent and inputs are bfloat16: normal numbers, or token ids. The sample has every required
+    input. About half of the samples have the optional ones, and in a quarter a text that may be
+    empty has no tokens.
     """
     geometries = config.dataset.mock_samples
     drawn = np.random.SeedSequence((seed, index)).generate_state(2, np.uint64)
@@ -205,5 +206,5 @@ class MockShard(WorkerShard):
 
 
 def draws_below(first: int, *, reader: int, readers: int) -> int:
-    """How many of the samples reader, reader + readers, ... have an index below `first`."""
+    """How many of the indices `reader`, `reader` + `readers`, ... are below `first`."""
     return -((reader - first) // readers)

@@ -132,14 +132,20 @@ def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> Packed
 
 
 def common_dtype(dtypes: Iterable[torch.dtype | None]) -> torch.dtype:
-    """bfloat16 if all `dtypes` are bfloat16 or None, else float32."""
+    """bfloat16 if all `dtypes` that are not None are bfloat16, else float32.
+
+    It is float32 too if all are None.
+    """
     return torch.bfloat16 if {*dtypes} - {None} == {torch.bfloat16} else torch.float32
 
 
 def _outlines(
     layout: PatchLayout, sizes: Sequence[SampleSize], *, channels: int
 ) -> dict[str, Tensor]:
-    """Name of each tensor of a pack (as in `PackedBatch.tensors`) -> its dtype and shape."""
+    """Tensors on `meta` with dtype and shape of each tensor of a pack, by name.
+
+    The names are those of `PackedBatch.tensors`, in the order in which the tensors lie in memory.
+    """
     rows, count = sum(size.rows for size in sizes), len(sizes)
     axes, volume = layout.positions.axes, math.prod(layout.patch)
     dtypes = [size.dtypes[0] for size in sizes]
@@ -183,7 +189,10 @@ def _outlines(
 
 
 def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
-    """Name of each tensor that only some packs have -> its dtype and shape, in this pack."""
+    """Name -> (dtype, *shape) of the tensors that this pack has and others may not have.
+
+    They are log variances and loss weights, which need at least one sample of `sizes` with them.
+    """
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(of_logvar := [size.logvar_dtype for size in sizes]):
         shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
@@ -195,7 +204,7 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
 class PackWriter:
     """Writes a pack sample by sample, so that each sample's memory can be freed after its copy.
 
-    All tensors lie in one buffer of bytes, as which they are sent to other processes.
+    All tensors lie in one buffer, which can be sent to other processes as bytes.
     """
 
     def __init__(
@@ -206,7 +215,10 @@ class PackWriter:
         channels: int,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
-        """Reserves `memory` for at most the samples of `sizes`; `memory(n)` returns n bytes."""
+        """Reserves memory for the samples of `sizes`; some of them may then not be written.
+
+        `channels` are those of the latents, and `memory(n)` returns a tensor of n bytes.
+        """
         self._layout = layout
         sizes = [size for size in sizes for _ in range(layout.copies)]
         outlines = _outlines(layout, sizes, channels=channels)
@@ -283,9 +295,10 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Writes given frames over the target's first frames; returns the number of their tokens.
+        """Writes frames that condition a sample (kind FRAMES) over the first of its target.
 
-        If the target has no other frames, nothing is given, because nothing would be left to learn.
+        Returns the number of their tokens: 0 if there are none, or if they would cover all frames
+        of the target, because nothing would be left to learn.
         """
         for name in self._layout.named(InputKind.FRAMES):
             given_CFHW = sample.others.get(name)
@@ -298,7 +311,11 @@ class PackWriter:
         return 0
 
     def _write_logvar(self, sample: LatentSample, grid: Grid, first: int, clean: int) -> None:
-        """Writes the log variance of the target; -inf (variance 0) for tokens not drawn."""
+        """Writes the log variance of the target's tokens, or -inf where the latent is not drawn.
+
+        -inf means variance 0. It is written for the first `clean` tokens, for references and
+        padding, and for a sample without log variance.
+        """
         own_TC = self._tensors[LOGVAR][first : self._start].fill_(-math.inf)
         if sample.latent_logvar_CFHW is not None:
             target_TC = own_TC[: math.prod(grid)]
@@ -306,9 +323,9 @@ class PackWriter:
             target_TC[:clean] = -math.inf
 
     def _write_weights(self, sample: LatentSample, grid: Grid, first: int) -> None:
-        """Writes the loss weights of a sample's tokens.
+        """Writes the sample's loss weight for each of its tokens.
 
-        They are the sample's weight, times the mean of the mask over the patch of a target token.
+        For target tokens it is multiplied by the mean of the loss mask over the token's patch.
         """
         own_T = self._tensors[WEIGHT][first : self._start].fill_(sample.loss_weight)
         if sample.loss_mask_1FHW is not None:
@@ -319,7 +336,8 @@ class PackWriter:
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """Writes the channels of all `CHANNELS` and `FRAME_CHANNELS` inputs side by side, or zeros.
 
-        If `FRAME_CHANNELS` would show all frames of a target, it shows none.
+        A mask follows each `FRAME_CHANNELS` input: 1 in tokens of the frames that it has. Such an
+        input is left out if it has all frames of the target.
         """
         own_TC = self._tensors["condition_TC"][first : self._start]
         own_TC.zero_()
@@ -380,7 +398,7 @@ class PackWriter:
         logvar: Tensor | None,
         weight: Tensor | None,
     ) -> Mapping[type, Any]:
-        """What optional methods add to the pack, by type."""
+        """Data of the optional methods that this pack uses (such as LatentVariance), by type."""
         added, layout = self._added, self._layout
         starts, level = tuple(self._null_starts), layout.clean_level
         level = level if has_clean or layout.draws_given_frames else None
@@ -398,7 +416,11 @@ class PackWriter:
         )
 
     def _mark_given(self, tensors: dict[str, Tensor]) -> bool:
-        """Sets `is_target_T` and the level rows; returns whether any token is clean."""
+        """Sets `is_target_T` and `level_row_T`; returns whether any token is clean.
+
+        `level_row_T` is each token's row in the table of noise levels: n for noised tokens of
+        sample n of N, and N + n for its clean tokens.
+        """
         is_target_T, level_row_T = tensors["is_target_T"], tensors["level_row_T"]
         is_target_T.copy_(tensors["is_real_T"])
         level_row_T.copy_(tensors["segment_T"])
@@ -435,7 +457,7 @@ class SoundRows:
 
     @classmethod
     def shapes(cls, layout: PatchLayout, sizes: Sequence[SampleSize]) -> dict[str, tuple[Any, ...]]:
-        """Name of each tensor of the sound stream in a pack -> its dtype and shape."""
+        """Name of each tensor of the sound stream in a pack -> (dtype, *shape)."""
         if layout.sound is None:
             return {}
         place = [one.name for one in layout.inputs].index(SOUND) + 1

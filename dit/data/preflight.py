@@ -42,7 +42,7 @@ _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Numbers of samples and shards that were checked, with notes."""
+    """Numbers of training samples and of their shards, none of which is missing, with notes."""
 
     samples: int
     shards: int
@@ -113,7 +113,10 @@ def _shard_faults(leaf: DatasetSplit) -> Iterator[str]:
 
 
 def _shard_fault(shard: Path, count: int, *, folder: str) -> str:
-    """The fault of the file `shard` or its index, with `count` samples; empty if there is none."""
+    """The fault of the file `shard` or of its index; empty if there is none.
+
+    `count` is the number of samples that `.info.json` states for the shard.
+    """
     from dit.data.tar_reader import REINDEX, index_fault  # mock data have no shards
 
     if not shard.is_file():
@@ -174,10 +177,10 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
 
 
 def lacks_sound(dataset: DatasetConfig) -> bool:
-    """Whether no training sample has a sound; False for mock data and for shards elsewhere.
+    """Whether it is certain that no training sample has a sound; False for mock data.
 
-    The card says whether sound was packed. Where it was, or where other tools wrote the card, names
-    of files in the shards tell, up to the first sound.
+    The dataset card may say that no sound was packed. If it does not, the names of files in the
+    shards tell, up to the first sound; shards that are remote or damaged may have one.
 
     Raises:
         DataError: as `train_leaves` and `read_data_card`.
@@ -208,9 +211,10 @@ _MADE_BY = {"processor": ("name",), "latent": ("mean", "std"), "text_encoder": (
 
 
 def made_otherwise(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """Entries in which two dataset cards differ, if one network cannot learn both; else empty.
+    """Names and values of entries in which two dataset cards differ; empty if there are none.
 
-    Entries that a card lacks are not compared.
+    Only entries that decide what latents and texts mean are compared, where both cards have them:
+    one network cannot learn both meanings.
     """
     differing = []
     for part, names in _MADE_BY.items():
@@ -297,7 +301,7 @@ def _padding_faults(encoder: dict[str, Any], model: ModelConfig) -> Iterator[str
 
 
 def _about_padding(leaf: DatasetSplit, card: dict[str, Any], model: ModelConfig) -> Iterator[str]:
-    """A log line on whether the network reads the padding after captions, if it could."""
+    """Yields a log line on whether the network reads the padding after captions, if it ever can."""
     if model.text_pad_to is not TextPadding.STORED:
         if model.takes_stored_padding:
             yield (
@@ -370,7 +374,10 @@ def _sizes(card: dict[str, Any], config: RunConfig) -> Iterator[str]:
 
 
 def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> SampleRefused | None:
-    """The refusal that samples of this `size` in frames and pixels would get, or None."""
+    """The refusal that samples of this `size` in frames and pixels would get, or None.
+
+    `strides` are pixels per side of a latent cell, and frames per latent frame.
+    """
     stride, temporal = strides
     shape_FHW = (
         1 + -(-(size["num_frames"] - 1) // temporal),

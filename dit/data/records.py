@@ -98,7 +98,9 @@ def has_outline(parts: Mapping[str, Any]) -> bool:
 
 
 def read_record(parts: Mapping[str, Any], kinds: Kinds = TEXT_ALONE) -> ShardRecord:
-    """Decodes the parts (extension -> bytes) of one sample.
+    """Decodes the parts (extension -> bytes) of one sample, with the inputs of `kinds`.
+
+    Tensors may be views of the parts.
 
     Raises:
         SampleRefused: a part is missing, does not match its checksum or cannot be decoded.
@@ -168,7 +170,7 @@ def _with_sound(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Stored:
-    """Position and dtype of a tensor in a `.safetensors`."""
+    """Dtype, shape and place of a tensor in a `.safetensors`."""
 
     dtype: torch.dtype
     shape: list[int]
@@ -378,7 +380,11 @@ def in_shape(value: Any, kind: InputKind, *, what: str) -> Tensor:
 
 
 def fps_of(about: dict[str, Any]) -> float:
-    """Frames per second in the `.json` of a sample; NaN if it states none."""
+    """Frames per second in the `.json` of a sample; NaN if it states none.
+
+    Raises:
+        SampleRefused: it is not a positive number.
+    """
     fps = about.get("fps")
     if fps is None:
         return math.nan

@@ -178,7 +178,7 @@ def sum_counts(parts: Iterable[RejectCounts]) -> RejectCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bound:
-    """The number of samples that may be refused, for all reasons together, before the run ends."""
+    """Limit on the number of refused samples, for all reasons together; beyond it the run ends."""
 
     fraction: float
     """`dataset.max_bad_fraction`."""
@@ -189,7 +189,8 @@ class Bound:
         """Checks that not too many samples were refused.
 
         `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
-        equally many.
+        equally many. Allowed is the fraction of the samples read so far, rounded up to whole passes
+        of 50 to 10,000 samples.
 
         Raises:
             DataError: too many samples were refused.
@@ -233,7 +234,7 @@ class ReaderCounts:
         """Counts a refused sample, which `accept` counted as read.
 
         Raises:
-            DataError: too many samples were refused.
+            DataError: too many samples were refused; not before 50 were read.
         """
         self.counts.refuse(sample)
         if len(self._fresh) < MOST_NAMED:
@@ -242,6 +243,6 @@ class ReaderCounts:
             self._bound.check(self.counts, readers=self._readers)
 
     def take_fresh(self) -> tuple[RefusedSample, ...]:
-        """Samples refused since the last call, which clears the list."""
+        """Samples refused since the last call, at most MOST_NAMED; the list is then empty."""
         fresh, self._fresh = tuple(self._fresh), []
         return fresh

@@ -136,7 +136,10 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of `reader` without its buffered samples, which other readers will count again."""
+    """Counts of the samples in the packs of `reader` and of those that it refused.
+
+    Samples in its buffers are left out, because other readers will count them again.
+    """
     counts = reader.counts()
     counts.read += sum(map(len, reader.since)) - len(reader.waiting())
     return counts
@@ -199,7 +202,10 @@ def _pool(
 
 
 def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """Start and stop [ranges, 2] of each range of `chosen` samples, also cut before `cuts`."""
+    """(start, stop) [ranges, 2] of each run of True in `chosen`.
+
+    A run is also cut in two before each sample where `cuts` is True.
+    """
     edges = np.diff(chosen.astype(np.int8), prepend=0, append=0)
     starts = np.flatnonzero(chosen & (cuts | (edges[:-1] == 1)))
     ends = np.flatnonzero(edges == -1)
@@ -210,7 +216,10 @@ def _ranges(chosen: np.ndarray, cuts: np.ndarray) -> np.ndarray:
 
 
 def _part(runs: np.ndarray, reader: int, readers: int) -> Iterator[IndexRange]:
-    """Ranges of reader number `reader`, if `runs` are concatenated and divided equally."""
+    """Yields the ranges of reader number `reader`.
+
+    All `runs` [ranges, 2] are laid end to end, and each of the `readers` gets an equal part.
+    """
     bounds = np.append(0, np.diff(runs).cumsum())
     begin, end = (int(bounds[-1]) * n // readers for n in (reader, reader + 1))
     first, last = np.searchsorted(bounds, begin, "right") - 1, np.searchsorted(bounds, end)

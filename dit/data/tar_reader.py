@@ -91,6 +91,8 @@ class OpenShard:
     def size_now(self) -> int | None:
         """Size of the shard in bytes; None if its name now belongs to another file.
 
+        It is looked up once in 0.1 s.
+
         Raises:
             OSError: the file was removed. Open files outlive their names, so the run could go on,
                 but would not find the file when it resumes.
@@ -102,7 +104,7 @@ class OpenShard:
         return self._size
 
     def span(self, sample: int) -> tuple[int, int]:
-        """(first byte, end) in the shard of the sample with the index `sample`.
+        """Byte offsets (start, stop), stop exclusive, in the shard of sample number `sample`.
 
         Raises:
             ShardError: the index has no such sample.
@@ -125,7 +127,12 @@ class OpenShards:
         self._memory = bytearray()
 
     def span(self, path: str, sample: int) -> tuple[int, int]:
-        """(first byte, size) of the sample with index `sample` in the shard `path`."""
+        """(start, size) in bytes of sample number `sample` in the shard `path`, which it opens.
+
+        Raises:
+            OSError: the shard or its index does not exist.
+            ShardError: the index is damaged, has no such sample, or exceeds the shard.
+        """
         shard, size = self._checked(path)
         start, stop = shard.span(sample)
         if stop > size:
@@ -136,13 +143,17 @@ class OpenShards:
         return start, stop - start
 
     def read(self, path: str, start: int, size: int) -> bytes:
-        """Bytes of the shard `path`, after a call of `span` for it; fewer if it ends before."""
+        """`size` bytes of the shard `path` from byte `start` on; fewer if it ends before.
+
+        The shard must be open, after a call of `span`.
+        """
         return os.pread(self._open[path].number, size, start)
 
     def read_again(self, path: str, start: int, size: int) -> memoryview:
         """Bytes of the shard `path` as from `read`, in memory that the next call overwrites.
 
-        New memory takes as long to allocate as to fill, and is in no cache.
+        It opens the shard if necessary. New memory takes as long to allocate as to fill, and is in
+        no cache.
         """
         shard, _ = self._checked(path)
         if len(self._memory) < size:
@@ -154,10 +165,13 @@ class OpenShards:
         self._open.clear()
 
     def _checked(self, path: str) -> tuple[OpenShard, int]:
-        """The open shard at `path`, and its present size.
+        """The open shard at `path`, and its present size in bytes.
+
+        It is opened if it was not, or if another file has taken its name.
 
         Raises:
             OSError: it does not exist.
+            ShardError: its index is damaged.
         """
         # The shard that was read last is the last in the dictionary, so the first is closed first.
         shard = self._open.pop(path, None)
@@ -189,9 +203,9 @@ class SampleLocation:
         return self._whole(self.shards.read, offset, size)
 
     def parts(self) -> dict[str, bytes | memoryview]:
-        """Reads the whole record: extension -> bytes.
+        """Reads the whole record: extension -> bytes; sound only if `shards.with_sound`.
 
-        The next call overwrites the bytes of tensors.
+        Parts with tensors are views of memory that the next call overwrites.
 
         Raises:
             NotPlain: the sample has changed since its head was read.
@@ -236,7 +250,11 @@ def sample_members(read: Callable[[int, int], bytes], size: int) -> Iterator[tup
 
 
 def _header(header: bytes) -> tuple[str, int, bytes]:
-    """(name, size, kind) of the file that follows a tar `header`."""
+    """(name, size in bytes, type flag) of the file that follows a tar `header`.
+
+    Raises:
+        NotPlain: the header is damaged, or not that of a plain file.
+    """
     if len(header) < BLOCK:
         raise NotPlain("the header is cut")
     name, size, checksum, kind, magic, prefix = _HEADER.unpack(header)
@@ -281,7 +299,13 @@ def has_named_tensors(extension: str) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and extension of a file in a shard: its name before and after the first dot."""
+    """(key, extension) of the file `name` in a shard: its path up to the first dot, and the rest.
+
+    Dots in the names of folders do not count.
+
+    Raises:
+        NotPlain: the file has no extension, or one that begins with `__`.
+    """
     folder, slash, file = name.rpartition("/")
     base, dot, extension = file.partition(".")
     if not base or not dot:

@@ -28,7 +28,7 @@ from dit.streams import result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints another tool's file in this project's keys, with a comment for each of the file's own.
+    """Prints another tool's file in this project's keys, with a comment for each key of the file.
 
     Raises:
         Problems: all problems that a run of the file would have.
@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(path: Path, config: RunConfig, translation: Translation, typed: list[Setting]) -> str:
-    """Content of the converted file: notes, then keys with the values that the run gets."""
+    """Content of the converted file: notes, then keys with the values that the run gets.
+
+    Only keys of the file and those that the user `typed` are written.
+    """
     keys = [one.key.split(".") for one in without_removed([*translation.settings, *typed])]
     chosen = {(group, name) for group, name, *_ in keys}
     tree = {

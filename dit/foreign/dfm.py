@@ -124,5 +124,7 @@ SHARED: dict[str, tuple[str, ...]] = {
     ),
     "rng": ("seed",),
 }
-"""Keys, by group, that these tools and this project have in common; all others are this project's
-alone."""
+"""Group -> names of its keys that DFM or Megatron-Bridge and this project have in common.
+
+A file with another key of this project, which no tool has, is taken for this project's.
+"""

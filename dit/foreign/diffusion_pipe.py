@@ -58,7 +58,10 @@ def _precision(value: Any) -> dict[str, Any]:
 
 
 def _base_type(value: Any) -> dict[str, Any]:
-    """Key for diffusion-pipe's dtype of the frozen weights under adapters."""
+    """`lora.base_dtype` for diffusion-pipe's dtype of the frozen weights under adapters.
+
+    No key for a dtype that is not 8 bits wide: `model.precision` decides.
+    """
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
@@ -74,13 +77,13 @@ _BASE_TYPE = read_by(_base_type, "each row has a factor, which a plain cast to 8
 
 
 def _first_frame(value: Any) -> dict[str, Any]:
-    """Key for the probability that a clip of LTX-Video keeps its first latent frame clean."""
+    """`objective.given_frames` for the probability that LTX-Video keeps the first frame clean."""
     (given,) = probability("objective.given_frames")(value).values()
     return {"objective.given_frames": [1 - given, given]}
 
 
 def _adapter(value: Any) -> dict[str, Any]:
-    """Key for diffusion-pipe's adapters, which adapt every linear of the blocks."""
+    """`lora.targets` for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
         raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
     return {"lora.targets": ["*blocks.*"]}
@@ -108,7 +111,11 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys for the shift of noise levels; a constant overrides one by tokens, and 0 means none."""
+    """Keys for the shift of noise levels.
+
+    A constant `shift` overrides one by the number of tokens (`flux_shift`, `lumina_shift`), and 0
+    means no constant.
+    """
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}
     else:

@@ -34,7 +34,7 @@ def _decay_style(value: Any) -> dict[str, Any]:
 
 
 def _adapters(value: Any) -> dict[str, Any]:
-    """Key for FastVideo's default adapters, which adapt attention alone."""
+    """`lora.targets` for FastVideo's default adapters, which adapt attention alone."""
     if value is not True:
         raise ValueError(
             "is not supported: lora.rank turns adapters on; without them leave out all its keys"
@@ -43,7 +43,7 @@ def _adapters(value: Any) -> dict[str, Any]:
 
 
 def _parts_of_names(value: Any) -> dict[str, Any]:
-    """Key for FastVideo's LoRA targets, which match anywhere in a module's name."""
+    """`lora.targets` for FastVideo's targets, which match anywhere in a module's name."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
         raise ValueError("expected a list of names, such as [to_q, to_v]")
     return {"lora.targets": [f"*{one}*" for one in value]}
@@ -54,7 +54,7 @@ def _ema(value: Any) -> dict[str, Any]:
 
 
 def _shares(ranks: Any) -> dict[str, Any]:
-    """Key for the number of ranks that shard the weights; -1 means all."""
+    """`ddp.sharding` for the number of ranks that divide the weights: none for 1, all for -1."""
     return {"ddp.sharding": "optimizer" if ranks == 1 else "weights"}
 
 
@@ -73,7 +73,10 @@ def _sparsity(value: Any) -> dict[str, Any]:
 
 
 def _growth(key: str) -> Foreign:
-    """Entry that reads a parameter of the growth of Wan's sparsity as `key`."""
+    """Entry that reads a parameter of the growth of Wan's sparsity as `key`.
+
+    Without VSA_sparsity in the file it sets nothing.
+    """
 
     def reading(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value} if values.get("VSA_sparsity") else {}

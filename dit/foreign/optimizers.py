@@ -32,7 +32,11 @@ def _kind(value: Any) -> dict[str, Any]:
 
 
 def _note(value: Any, *, scale: str, lr: str) -> str:
-    """Text on the memory of AdamW in place of `value`, or on how Muon's learning rates differ."""
+    """Text for the log about the optimizer `value`; empty for Adam and AdamW.
+
+    For Muon it says how learning rates differ from those of a Muon that scales updates by `scale`,
+    with `lr` as the remedy. For other optimizers it says how much memory AdamW takes instead.
+    """
     if _name(value) in _MUON:
         return (
             "whole matrices of attention and feed-forward, each linear by itself, and updates as"

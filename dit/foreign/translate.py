@@ -44,9 +44,9 @@ class Line:
     left_out: str = ""  # why the run is without what the key asks for
 
     def without(self, key: str, why: str) -> Line:
-        """This line without `key`, which the run cannot have because of `why`.
+        """This line without its settings, if the optional `key` is one of them; else unchanged.
 
-        It is unchanged if the key is not optional.
+        `why` says why the run cannot have the key.
         """
         if key not in self.optional:
             return self
@@ -61,7 +61,10 @@ class Line:
 
     @property
     def note(self) -> str:
-        """Log line: the tool's key and place, and as which of this project's keys it is read."""
+        """Log line: the tool's key and place, and as which of this project's keys it is read.
+
+        Empty if the key passes as it is.
+        """
         if self.entry is None:
             return ""
         said = (self.entry.note(self.theirs.value), self.left_out)
@@ -101,7 +104,10 @@ def is_theirs(settings: Sequence[Setting]) -> bool:
 
 
 def translate(settings: Sequence[Setting]) -> Translation:
-    """Converts the settings of a whole file of another tool to this project's keys."""
+    """Converts the settings of a whole file of another tool to this project's keys.
+
+    Unsupported values raise no error, but are listed in `problems` of the result.
+    """
     problems: list[str] = []
     values = {one.key: one.value for one in settings}
     kept = [*_blocks(settings), *settings]
@@ -123,7 +129,10 @@ def translate(settings: Sequence[Setting]) -> Translation:
 def fitted(
     translation: Translation, load: Callable[[list[Setting]], RunConfig]
 ) -> tuple[RunConfig, Translation]:
-    """The run that `load` makes of the converted settings, without optional ones that do not apply.
+    """(run, translation): the run that `load` makes of the converted settings.
+
+    If it fails, optional settings are left out one by one, where that removes a problem. The
+    returned translation is without them, and its notes say why.
 
     Raises:
         Problems: all problems of file and run.

@@ -98,9 +98,10 @@ class Adapter(nn.Module):
         dtype: torch.dtype,
         dropout: float = 0.0,
     ):
-        """Creates the adapters of the linear with the weight `weight`.
+        """Creates the adapters of the linear with the weight `weight`, all zero, in `dtype`.
 
-        `shapes` are rank and alpha for each part of the outputs; None for no adapter. `name` is the
+        `shapes` are rank and alpha for each part of the outputs; None for no adapter. `outputs` are
+        the widths of these parts. `sharing` says how tensor ranks divide the linear. `name` is the
         name of the linear in the whole network, plus that of the adapter if there are several; it
         seeds the dropout. `dropout` is the dropout rate.
         """
@@ -142,7 +143,7 @@ class Adapter(nn.Module):
             up.sequence_parallel = sharing.sequence
 
     def forward(self, x_TI: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """Output of the linear `product` for `x_TI`, to which the adapters add theirs."""
+        """Output of the linear `product` for `x_TI`, plus the outputs of the adapters."""
         downs, ups = zip(*(one() for one in self.factors), strict=True)
         x_TI, h_TR = self._down(x_TI, downs)
         out_TO = product(x_TI)
@@ -150,10 +151,11 @@ class Adapter(nn.Module):
         return widened(out_TO, self.sharing.exchanged(h_TR), up_OR, scale=scale)
 
     def _up(self, ups: Sequence[Tensor]) -> tuple[Tensor, float]:
-        """The B of all parts as one matrix, with columns in the order of `_down`, and its scale.
+        """(matrix, scale): the B of all parts as one matrix, with columns in the order of `_down`.
 
-        For several parts the rows are in the order of outputs, and zero except in the columns of
-        their part. So one product reads and writes all outputs.
+        For several parts the rows are in the order of the linear's outputs, and zero except in the
+        columns of their part. So one product reads and writes all outputs. The scales of the parts
+        are then in the matrix, and the returned scale is 1.
         """
         named = self._named()
         if len(self.parts) == 1:
@@ -167,7 +169,10 @@ class Adapter(nn.Module):
         return torch.cat(by_group, dim=1).flatten(0, 1), 1.0
 
     def _down(self, x_TI: Tensor, downs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The input, and A x of all parts joined by columns; each part has its own dropout mask."""
+        """(input for the linear, A x [T, R]) with the A x of all parts joined by columns.
+
+        In training each part has its own dropout mask for x.
+        """
         rows = dropout_rows()
         if not (self.training and self.dropout and rows is not None):
             return narrowed(x_TI, torch.cat([*downs]) if len(downs) > 1 else downs[0])
@@ -212,13 +217,17 @@ class Adapter(nn.Module):
 
 
 def freeze(network: nn.Module, *, trained: Callable[[str], bool] = is_adapter) -> None:
-    """Freezes all weights of `network` except those whose names `trained` accepts."""
+    """Makes the weights trainable whose names `trained` accepts, and freezes all others."""
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(trained(name))
 
 
 def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
-    """The input for the frozen linear, and A x [T, R] in the dtype of A."""
+    """(`x_TI`, A x [T, R] in the dtype of A).
+
+    The frozen linear must take the returned `x_TI`, and nothing else may: in the backward pass the
+    adapter's gradient is added in place to that of the linear.
+    """
     if not x_TI.requires_grad:  # what a function returns would
         return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
     both: Any = _Narrowed.apply(x_TI, down_RI)

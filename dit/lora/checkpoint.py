@@ -151,7 +151,9 @@ def factors_of_file(
     place: str | None = None,
     key: str = "lora.init_from",
 ) -> dict[str, LoraFactors]:
-    """The adapters in the file `lora.init_from`, or in `place`, which the setting `key` names.
+    """The adapters in the file `lora.init_from`, or in the file `place` if there is one.
+
+    `key` is the setting that names the file, for messages.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -168,7 +170,9 @@ def factors_of_file(
 
 
 def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
-    """Rank and alpha of each adapter in the file `lora.init_from`, which replace the keys.
+    """Rank and alpha of each adapter in the file `lora.init_from`, by module.
+
+    They take the place of `lora.rank` and `lora.alpha`.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.
@@ -189,10 +193,13 @@ def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
 
 
 def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> None:
-    """Refuses settings that differ from the `adapters` of the checkpoint `start`.
+    """Refuses a rank, an alpha or a file of adapters that differs from the checkpoint `start`.
+
+    `adapters` are those of `start`. If `lora.targets` would choose other linears, `say` only logs
+    that it is not used.
 
     Raises:
-        Problems: names each of them.
+        Problems: names each setting that differs.
     """
     lora, wrong = config.lora, list[str]()
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
@@ -215,7 +222,13 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
 
 
 def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
-    """The frozen weights of a new run, which starts from the checkpoint `start` or from none."""
+    """The frozen weights of a new run, which starts from the checkpoint `start` or from none.
+
+    The digest of a Diffusers folder is empty at first: `checked_base` sets it.
+
+    Raises:
+        CheckpointError: the run has real data, and there are no weights to start from.
+    """
     if start is not None:
         averaged = config.checkpoint.finetune_weights is Weights.EMA
         path = start.resolve()
@@ -233,10 +246,11 @@ def _first_base(config: RunConfig, start: Path | None) -> FrozenBase:
 
 
 def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
-    """`base` with its present path: the recorded one, or `moved_to`.
+    """`base` with its present path: `moved_to`, or else the recorded one.
 
     Raises:
-        CheckpointError: no such folder exists, or its files have other checksums.
+        CheckpointError: no such folder exists, or the files of a checkpoint have other checksums.
+            Those of a Diffusers folder are left to `checked_base`.
     """
     if base.path is None:
         return base
@@ -255,12 +269,12 @@ def found_base(base: FrozenBase, *, moved_to: str | None) -> FrozenBase:
 
 
 def checked_base(base: FrozenBase, digest: str) -> FrozenBase:
-    """`base`, a Diffusers folder, with the `digest` of its files, if that equals the recorded one.
+    """The Diffusers folder `base` with `digest`, that of its present files, as its digest.
 
-    For a checkpoint, loading compares the checksums with its files.
+    A checkpoint needs no such check, because loading compares its files with their checksums.
 
     Raises:
-        CheckpointError: the files have changed.
+        CheckpointError: a digest was recorded, and the files have changed since.
     """
     if base.digest and digest != base.digest:
         assert base.path is not None

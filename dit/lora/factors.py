@@ -58,7 +58,10 @@ class LoraFactors:
         return self.shape.scale * (self.up @ self.down)
 
     def swapped(self) -> LoraFactors:
-        """This adapter with the outputs for shift and scale exchanged, if it has only these two."""
+        """This adapter with the two halves of its outputs, shift and scale, exchanged.
+
+        An adapter without twice as many outputs as inputs is returned as it is.
+        """
         if self.up.shape[0] != 2 * self.down.shape[1]:
             return self
         return replace(self, up=torch.cat(self.up.chunk(2)[::-1]))
@@ -170,7 +173,8 @@ def from_stored(
 ) -> dict[str, LoraFactors]:
     """Adapters by Diffusers' module, from the tensors of a checkpoint.
 
-    `read` returns a tensor of the checkpoint by its name: A [R, I] or B [O, R], of any float dtype.
+    `adapters` has rank and alpha of the modules to read. `read` returns a tensor of the checkpoint
+    by its name: A [R, I] or B [O, R], of any float dtype.
     """
     found: dict[str, LoraFactors] = {}
     for pair in matrices_of_linears(model):
@@ -195,7 +199,10 @@ def _zeros(pair: Pair, up_OR: Tensor) -> list[Tensor]:
 
 
 def _part(pair: Pair, part: int, whole_OR: Tensor) -> Tensor:
-    """View of the rows of module number `part` in `whole_OR`, the B of all modules of `pair`."""
+    """View [groups, rows, R] of the rows of module number `part` in `whole_OR`.
+
+    `whole_OR` is the B of all modules of `pair` in the order of this project's linear.
+    """
     widths = [rows // pair.groups for rows, *_ in pair.their_shapes.values()]
     return whole_OR.unflatten(0, (pair.groups, -1)).split(widths, dim=1)[part]
 

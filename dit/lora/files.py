@@ -109,10 +109,14 @@ def read_lora(
 def _apart(
     modules: str, one: LoraFactors, model: ModelConfig | None, file: Path
 ) -> dict[str, LoraFactors]:
-    """Adapters by Diffusers' module, from the adapter `one` of a linear that fuses `modules`.
+    """Adapters by Diffusers' module, from the adapter `one` of a linear of another project.
 
-    The modules share A. For a known network each module has its number of outputs; else each has as
-    many outputs as inputs, and the last one the rest.
+    `modules` are the names of the linears that it fuses in Diffusers, with blanks between them, or
+    one name, which SWAPPED may follow. They share A. For a known network each module has its own
+    number of outputs; else each has as many outputs as inputs, and the last one the rest.
+
+    Raises:
+        LoraFileError: the outputs do not suffice for all modules.
     """
     if modules.endswith(SWAPPED):
         return {modules.removesuffix(SWAPPED): one.swapped()}
@@ -160,7 +164,14 @@ def _find(path: Path) -> Path:
 def _tensors(
     file: Path, without_text_encoder: Callable[[str], None] | None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of `file` in float32, and its metadata."""
+    """(tensors of `file` by key in float32, its metadata).
+
+    Keys of text encoders are left out if `without_text_encoder` is given, which gets a line on
+    them.
+
+    Raises:
+        LoraFileError: the file is damaged, or has no adapters or unusable tensors.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
             metadata, names = opened.metadata() or {}, list(opened.keys())
@@ -231,7 +242,7 @@ def _network(name: str) -> str:
 
 
 def _told(configs: Mapping[str, PeftConfig], key: LoraKey) -> tuple[PeftConfig | None, str]:
-    """The peft configuration for a module, and the module's name in that configuration."""
+    """(peft configuration for the module of `key`, or None; name of the module in it)."""
     network = _network(key.module)
     if network in configs:
         return configs[network], key.written.removeprefix(f"{network}.")

@@ -35,9 +35,9 @@ def linear_name(pair: Pair) -> str:
 
 
 def stored_name(pair: Pair, part: int, letter: str, *, adapter: str = CHILD) -> str:
-    """Name in checkpoints of A or B (`letter`) for one part of the linear of `pair`.
+    """Name in checkpoints of A or B (`letter`) for part number `part` of the linear of `pair`.
 
-    `adapter` is the name of the adapters' module.
+    `adapter` is the name of the module that holds the adapters.
     """
     layer = "" if pair.layer is None else f"{pair.layer}."
     return f"{pair.ours.removesuffix(_WEIGHT)}.{adapter}.{layer}{part}.{letter}"
@@ -47,7 +47,7 @@ def chosen_adapters(model: ModelConfig, lora: LoraConfig) -> dict[str, AdapterSh
     """Rank and alpha of each adapter that `lora.targets` selects, by Diffusers' module.
 
     Raises:
-        Problems: a target matches no linear.
+        Problems: a target matches no linear, or `lora.streams` leaves out all of its linears.
     """
     assert lora.rank is not None
     shape = AdapterShape(rank=lora.rank, alpha=lora.alpha or lora.rank)
@@ -89,7 +89,9 @@ def _nothing_matches(target: str, names: list[str]) -> str:
 def adapters_by_linear(
     model: ModelConfig, adapters: Adapters
 ) -> dict[str, tuple[Pair, list[AdapterShape | None]]]:
-    """Name of each adapted linear -> its entry in the name table, and the adapters of its parts.
+    """Name of each adapted linear -> (its entry in the name table, rank and alpha for each part).
+
+    A part without adapter has None.
 
     Raises:
         Problems: an adapter belongs to a module that the network lacks, or that is no linear.
@@ -120,8 +122,9 @@ def attach_adapters(
 ) -> None:
     """Adds adapters to the linears of `network`, and freezes all weights but trained adapters.
 
-    `network` is one pipeline stage. The name `adapter` decides whether the adapters are trained
-    (`dit.models.layers.adaptable`).
+    `network` is one pipeline stage, which gets the rate `dropout` as `adapter_dropout` if it is not
+    0. `precision` determines the dtype of the adapters. Their name `adapter` decides whether they
+    are trained (`dit.models.layers.adaptable`).
     """
     here = _linears(network)
     dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
@@ -141,9 +144,10 @@ def attach_adapters(
 
 
 def share_base(modules: Sequence[Any], base: Sequence[Any]) -> None:
-    """Replaces the frozen weights of `modules` by those of `base`, so that both share memory.
+    """Replaces all weights of `modules` but adapters by those of `base`, so that both share memory.
 
-    `base` has the same parts. Adapters get their own memory, uninitialised.
+    `base` are networks with the same weights by name. Adapters get memory of their own,
+    uninitialised, on the device of the base.
     """
     for module, owner in zip(modules, base, strict=True):
         of_base = dict(owner.named_modules())

@@ -42,23 +42,34 @@ class Limits:
         self._expanded = size + _EXPANDED
 
     def spend(self, size: int) -> None:
-        """Raises an error if `size` more bytes are too many; called before their allocation."""
+        """Counts `size` bytes that are about to be allocated.
+
+        Raises:
+            pickle.UnpicklingError: they are more than are left.
+        """
         self._bytes -= size
         if size < 0 or self._bytes < 0:
             raise pickle.UnpicklingError("the pickle asks for far more memory than it has bytes")
 
     def check_size(self, size: int) -> None:
-        """Raises an error if a tensor whose copy would have `size` bytes is too large.
+        """Refuses a tensor whose copy would have `size` bytes, if that is too large.
 
         Strides may repeat numbers, so a tensor may be larger than its storage.
+
+        Raises:
+            pickle.UnpicklingError: it is far larger than the pickle.
         """
         if size > self._expanded:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
 
     def check_key(self, key: Any) -> None:
-        """Counts `key` of a dict or set; raises an error for too many, or for no plain value.
+        """Counts and checks a `key` of a dict or set; text is not counted.
 
         Many keys with equal hashes would take very long.
+
+        Raises:
+            pickle.UnpicklingError: there are too many keys, or `key` is not plain (or a tuple of
+            such).
         """
         if type(key) is str:
             return
@@ -167,7 +178,10 @@ class NumpyType:
 
 
 def fill_array(limits: Limits, array: np.ndarray, state: Any) -> None:
-    """Fills `array`, which `_reconstruct` made, as `ndarray.__setstate__` does."""
+    """Fills the empty `array` with the checked `state` of a pickle, as `ndarray.__setstate__` does.
+
+    `array` is what `_array_to_fill` returned for NumPy's `_reconstruct`.
+    """
     _version, shape, dtype, fortran, content = state
     if array.shape != (0,) or array.dtype != np.int8:
         raise pickle.UnpicklingError("the pickle fills an array twice")

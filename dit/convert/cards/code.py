@@ -93,7 +93,7 @@ class PictureCode:
 
     @property
     def _pipeline(self) -> str | None:
-        """Class of the Diffusers pipeline with the inputs that the network was trained with.
+        """Class name of the Diffusers pipeline with the inputs that the network was trained with.
 
         None if there is none.
         """
@@ -123,7 +123,7 @@ class PictureCode:
 
     @property
     def _scheduler(self) -> str | None:
-        """Class of Diffusers' scheduler for this objective; None if there is none."""
+        """Class name of Diffusers' scheduler for this objective; None if there is none."""
         objective = self.config.objective
         opened = REGISTRY[objective.name].scheduler
         if opened is None or opened().inexpressible(objective) is not None:
@@ -187,7 +187,7 @@ class PictureCode:
         return [*imports, "", *opened, 'pipe.to("cuda")', *made]
 
     def _made(self, kind: str) -> tuple[list[str], list[str]]:
-        """Lines of code that call the pipeline `kind`, and names to import from diffusers.utils."""
+        """(lines of code that call the pipeline `kind`, names to import from diffusers.utils)."""
         size, model = usual_size(self.card), self.config.model
         given = any(word in kind for word in _GIVEN)
         first = "prompt=" if given or self._known.modular else ""

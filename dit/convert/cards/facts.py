@@ -122,7 +122,11 @@ def _in_a_cell(text: str) -> str:
 
 
 def _objective(objective: ObjectiveConfig) -> dict[str, str]:
-    """The objective in one line, and those of its keys that differ from the defaults."""
+    """Maps dotted keys to texts, for the table of settings.
+
+    The key `objective` has a summary; others are keys of the objective that differ from their
+    defaults.
+    """
     kinds = {str(ObjectiveName.EDM): EdmConfig, str(ObjectiveName.FLOW): FlowConfig}
     kind = kinds.get(objective.name)  # None: one that others registered
     changed = {
@@ -138,13 +142,13 @@ def _shown(value: Any) -> str:
 
 
 def _data(dataset: DatasetConfig) -> str | None:
-    """Names of the dataset folders, without their paths, which should not be published."""
+    """Names of the dataset folders; None for mock data. Their paths are not to be published."""
     places = [dataset.path, *(entry.path for entry in dataset.blend or ())]
     return ", ".join(Path(place).name for place in places if place) or None
 
 
 def _pictures(checkpoint: Path) -> tuple[ShownPicture, ...]:
-    """Pictures that validation generated at the step of `checkpoint`."""
+    """The first 8 pictures that validation generated at the step of `checkpoint`; empty if none."""
     samples = checkpoint.parent.parent / "validation_generation" / checkpoint.name
     try:
         entries = parse_json((samples / LISTING).read_bytes())

@@ -64,7 +64,7 @@ def settings_of_folder(recipe: RunConfig, given: Callable[..., Any]) -> ForWeigh
 
 
 def _in_layout(model: ModelConfig, recipe: ModelConfig) -> ModelConfig:
-    """`model` with the layout and precision of `recipe`; with defaults for another family."""
+    """`model` with layout and precision of `recipe`, or with defaults if the families differ."""
     if recipe.family == model.family:
         return replace(recipe, name=model.name, **weight_settings(model))
     return family_of(model).config(name=model.name, **weight_settings(model))
@@ -212,7 +212,8 @@ def checked_table(
 ) -> list[Pair]:
     """The name table of `model`, after a check that the folder has exactly its tensors.
 
-    It may also have the tensors `left_out`.
+    The headers of `source` get the tensors of a companion network, and zeros for tensors that the
+    family may add. The folder may also have the tensors `left_out`.
 
     Raises:
         ConvertError: the folder holds other tensors.

@@ -31,7 +31,10 @@ IndexRange = tuple[int, int]
 
 
 def tar_of_sample(reader: ShardInfosITarReader, index: int, shard: int) -> tuple[Any, int]:
-    """The open tar file with sample `index`, and the byte offset at which the sample ends."""
+    """(open tar file with sample `index`, byte offset at which the sample ends).
+
+    `shard` is the index of the shard that has the sample.
+    """
     pointer = reader._get_itar_sample_pointer(index)
     tar = reader._get_itarfile_cached(reader.shard_tar_file_idxs[shard])
     return tar, pointer.byte_offset + pointer.byte_size
@@ -46,7 +49,7 @@ class OpenPacking(PackingDataset, ABC):
     """Energon's packing with a buffer to which samples can return, and whose size adapts."""
 
     def __init__(self, dataset: SavableDataset, *, buffer_size: int, capacity: int, **kwargs: Any):
-        """Sets the buffer's size: `buffer_size` samples, or what fills `capacity` tokens."""
+        """Sets the buffer's size: `buffer_size` samples, or more to have `capacity` tokens."""
         self._at_least, self._capacity = buffer_size, capacity
         super().__init__(dataset, buffer_size=buffer_size, **kwargs)
 
@@ -100,7 +103,7 @@ class WatchedLoader(SavableDataLoader):
         self._worker_sample_counters = indices
 
     def worker_checkpoints(self, newest: Sequence[int]) -> list[SavableDatasetCheckpoint]:
-        """For each worker, its last snapshot before its pack `newest[worker]`."""
+        """For each worker, its newest snapshot not later than its pack number `newest[worker]`."""
         return self._worker_command("get_checkpoint", list(newest))
 
     def shutdown(self) -> None:
@@ -176,7 +179,10 @@ def passes_read(state: FlexState) -> int:
 
 
 def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
-    """Index ranges that a reader has not read in this pass; `slices` are the bounds of its own."""
+    """Index ranges that a reader has not read in this pass.
+
+    `slices` are the bounds of the reader's slices, and `state` is its saved state.
+    """
     ranges = list(pairwise(slices))
     if state["_pending_slices_offset"] is None:
         return ranges
@@ -186,9 +192,11 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """The state of the dataset of class `chain` inside the states that Energon's loader adds.
+    """(state, packs) from the state that Energon's loader saves.
 
-    Also returns how many packs were made, or None if the loader's wrapper has not counted them.
+    `state` is that of the dataset of class `chain`, without the states of the loader's wrappers
+    around it. `packs` is the number of packs made so far, or None if the outermost wrapper has no
+    such count.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -197,9 +205,11 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 
 
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
-    """Puts `state` inside the states that Energon's loader adds around `dataset`.
+    """Puts `state` inside the states of the wrappers that Energon's loader has around a chain.
 
-    Which states these are depends on whether the loader has workers.
+    `dataset` is the outermost wrapper, and `chain` is the class of the dataset whose state `state`
+    is. `made` is the number of packs made so far, which one wrapper saves. Which wrappers there are
+    depends on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

@@ -63,7 +63,10 @@ class ResumableLoader(WatchedLoader):
     """
 
     def __init__(self, dataset: SavableDataset, *, checkpoint_every_sec: float, ahead: int = 0):
-        """Opens the loader; up to `ahead` packs may be read between a snapshot and its save."""
+        """Opens the loader; each worker keeps a snapshot of its state every `checkpoint_every_sec`.
+
+        Between `snapshot` and `state_dict`, up to `ahead` more packs may be read.
+        """
         self.chain = dataset
         self._since: dict[int, list[tuple[SampleId, ...]]] = {}
         self._skip = 0
@@ -109,17 +112,17 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position for `state_dict`; more packs may be taken before that is called."""
+        """The present position, for `state_dict`, before whose call more packs may be read."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
         )
 
     def state_dict(self, at: Snapshot) -> list[WorkerState]:
-        """The states of all workers at the snapshot `at`, which was made after the first pack.
+        """The states of all workers at the snapshot `at`.
 
-        Without workers it is the reader's present state, so no pack may have been taken since the
-        snapshot.
+        The snapshot must have been made after the first pack. Without workers the result is the
+        reader's present state, so no pack may have been taken since the snapshot.
         """
         if self.num_workers == 0:
             alone: Any = self.dataset
@@ -135,7 +138,10 @@ class ResumableLoader(WatchedLoader):
             time.sleep(0.01)
 
     def shards(self) -> list[WorkerShard]:
-        """The bottom stage of each dataset; none if Energon does not read all of them in passes."""
+        """The lowest stage (WorkerShard) of each dataset, in the order of a blend.
+
+        The list is empty unless Energon repeats every dataset without end, in whole passes.
+        """
         endless = [stage for stage in stages_of(self.chain, RepeatDataset) if stage.repeats is None]
         below = [list(stages_of(stage, WorkerShard)) for stage in endless]
         shards = list(stages_of(self.chain, WorkerShard))
@@ -143,7 +149,11 @@ class ResumableLoader(WatchedLoader):
         return shards if plain else []
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Continues from a saved state, or from the beginning; called before the first pack."""
+        """Restores the position in `state`; must be called before the first pack.
+
+        If the workers had made no pack when `state` was saved, they begin at the start. After a
+        change of the number of ranks or workers, each reads the samples that `state` deals to it.
+        """
         workers = state.unpickled()
         for number, shard in enumerate(stages_of(self.chain, WorkerShard)):
             shard.inherit({n: w.left[number] for n, w in enumerate(workers) if w.left})
@@ -229,8 +239,10 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 
     Ctrl-C and a scheduler's SIGTERM reach all processes of a job. The trainer then saves a
     checkpoint, for which it needs the workers' positions; as it leaves, it sends the workers the
-    second SIGTERM. It calls `energons`, the start function of Energon that it replaces; `trainer`
-    is a process id.
+    second SIGTERM.
+
+    `energons` is Energon's own start function, which is called first with the number `worker`.
+    `trainer` is the process id of the trainer: the worker ends when that process has ended.
     """
     energons(worker)
     sys.excepthook = partial(_show_unless_the_trainer_left, sys.excepthook)
@@ -242,7 +254,10 @@ def _start_worker(energons: Callable[[int], None], trainer: int, worker: int) ->
 def _show_unless_the_trainer_left(
     show: Callable[..., object], kind: type[BaseException], error: BaseException, trace: object
 ) -> None:
-    """Excepthook that does not `show` connections broken because the trainer was killed."""
+    """Excepthook of a worker: calls `show` for all errors but ConnectionError and EOFError.
+
+    Those two come when the trainer was killed, which broke its connections.
+    """
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)
 

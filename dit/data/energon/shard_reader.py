@@ -101,7 +101,7 @@ class SafeReader:
 
 
 def read_parts(place: SampleLocation) -> dict[str, Any]:
-    """The whole record at `place`, or a record with the reason why it cannot be read."""
+    """The whole record at `place`; or {UNREADABLE: reason} if it cannot be read at a second try."""
     try:
         try:
             return place.parts()
@@ -183,9 +183,11 @@ def read_head(
     sample_filter: Callable[[str], bool] | None = None,
     part_filter: Callable[[str], bool] | None = None,
 ) -> tuple[str, list[str], dict[str, Any]] | None:
-    """Key, file names and parts of the sample at `place`; None if `sample_filter` excludes it.
+    """(key, file names, parts by extension) of the sample at `place`.
 
-    In a large sample, parts with tensors are RecordHeaders.
+    None if `sample_filter`, which gets the key, excludes the sample. A part is bytes; in a sample
+    of more than 8192 bytes, a part with tensors is a RecordHeader. Sounds are left out unless
+    `place.shards.with_sound`, and so are extensions that `part_filter` excludes.
 
     Raises:
         NotPlain: Energon's reader has to read it.

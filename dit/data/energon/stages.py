@@ -88,7 +88,7 @@ class Cooking(ThinWrapper):
     """Stage that decodes and counts records, and passes on those that were not refused.
 
     Energon does this in two stages that number the samples, so that random draws can be repeated.
-    They take as long as decoding a small sample, and nothing in cooking is random.
+    These stages take as long as decoding a small sample, and nothing in cooking is random.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Cooking(ThinWrapper):
             check_patience(self._refused_in_a_row, of=self)
 
     def restore_sample(self, restore_key: Any) -> CookedSample:
-        """A sample that was counted before, for a saved buffer or a validation pack.
+        """Reads a sample of a saved buffer or of a validation pack again, without counting it.
 
         Raises:
             DataError: the sample was usable then and is not now.
@@ -135,12 +135,15 @@ class Cooking(ThinWrapper):
 
 
 def _record(raw: Any) -> Any:
-    """The record without RawSampleData, in which shards wrap it and mock data do not."""
+    """The record: what is inside the RawSampleData of a shard; mock data are records already."""
     return raw.data[0] if isinstance(raw, RawSampleData) else raw
 
 
 def check_patience(refused_in_a_row: int, *, of: SavableDataset) -> None:
-    """Raises DataError if a whole pass over the data had no usable sample."""
+    """Raises DataError if as many samples were refused in a row as a reader's pass over `of` has.
+
+    The limit is at least 1,000 and at most 100,000 samples.
+    """
     least, most = _PATIENCE
     if refused_in_a_row >= (patience := min(max(of.len_worker(), least), most)):
         raise DataError(f"no usable sample among the last {patience} that were read")
@@ -158,8 +161,9 @@ class SampleGroup(Sample):
 class OldestFirst(OpenPacking):
     """Stage that packs samples one group at a time, each with the oldest sample in the buffer.
 
-    The order is that of `full_packs` in dit/bin_packing.py. Energon 7.4 has no hook for it, so
-    samples that are not chosen return to its reading buffer, which is saved with the state.
+    The order is that of `full_packs` in dit/bin_packing.py; at the end of a finite stream, the rest
+    is packed by `best_fit_decreasing`. Energon 7.4 has no hook for this, so samples that are not
+    chosen return to its reading buffer, which is saved with the state.
     """
 
     def __init__(
@@ -238,13 +242,13 @@ class FlopsBalancedOrder(ThinWrapper):
         """Records the `cost` of a group that joined the waiting ones; by default does nothing."""
 
     def _next(self, costs: Sequence[float], now: Turn) -> int:
-        """Index of the waiting group to return next, from the `costs` of all."""
+        """Index, in `costs`, of the waiting group to return at the turn `now`."""
         by_cost = sorted(range(len(costs)), key=costs.__getitem__)
         return by_cost[min(now.place, len(by_cost) - 1)]
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that orders groups by a target cost for each turn, equal on all ranks."""
+    """Stage that takes, at each turn, the group nearest to a target cost, alike on all ranks."""
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -293,7 +297,11 @@ class WorkerBatch:
     error: str = ""
 
     def pin_memory(self) -> WorkerBatch:
-        """The batch in page-locked memory, for copies to a GPU that overlap (for DataLoader)."""
+        """The batch with its pack in page-locked memory, from which copies to a GPU can overlap.
+
+        A batch without a pack, or whose pack is in shared memory, stays as it is. DataLoader calls
+        it.
+        """
         if self.pack is None or self.slot is not None:
             return self
         return replace(self, pack=pin_pack(self.pack))
@@ -328,7 +336,11 @@ class WorkerOutput(ThinWrapper):
         self._refused_in_a_row.clear()
 
     def skips(self, packs: Mapping[int, int]) -> None:
-        """Sets the number of `packs` that each worker makes without sending: they were sent."""
+        """Sets how many packs each worker makes again after a resume, by worker.
+
+        The main process has had these packs before the resume and drops them, so `__iter__` takes
+        no room in shared memory for them.
+        """
         self._skipped = packs
 
     def save_state(self) -> FlexState:
@@ -373,7 +385,11 @@ class WorkerOutput(ThinWrapper):
         return replace(batch, pack=self._buffers.received(batch.pack, batch.slot), slot=None)
 
     def _count(self, finished: FinishedPack) -> None:
-        """Counts samples that were refused only when they were read for a pack."""
+        """Counts the samples that were refused only when they were read for a pack.
+
+        Raises:
+            DataError: too many samples of a dataset were refused in a row.
+        """
         for sample, (dataset, _) in finished.refused:
             self._counts.refuse(sample)
             self._refused_in_a_row[dataset] += 1

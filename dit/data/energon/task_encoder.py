@@ -90,7 +90,7 @@ def open_training(
 def open_validation(
     config: RunConfig, leaves: tuple[DatasetSplit, ...], bound: Bound, work: PassWork | None
 ) -> tuple[PackEncoder, SavableDataset]:
-    """The encoder, and a chain of groups of validation samples, each once in stored order."""
+    """(encoder, chain): the chain yields groups of validation samples, each sample once."""
     worker_config = _worker_config(config.rng, rank=0, world_size=1, workers=0)
     encoder = _encoder(config, leaves, bound, worker_config, packs=False, work=work)
     return encoder, _chain(config, encoder, worker_config, validation=True)
@@ -302,7 +302,11 @@ class PackEncoder(DatasetOpener):
     def open_dataset(
         self, dataset: LoadedDataset, worker_rotation_offset: int, worker_config: WorkerConfig
     ) -> SavableDataset[CookedSample]:
-        """The chain that reads, cooks and counts one dataset, safe against damaged shards."""
+        """The chain that reads, cooks and counts one dataset, safe against damaged shards.
+
+        Raises:
+            DataError: the metadataset joins datasets, or has auxiliary ones.
+        """
         if dataset.dataset.__sample_type__ is not CrudeSample or dataset.aux:
             key = "aux" if dataset.aux else "join"
             raise DataError(
@@ -314,7 +318,11 @@ class PackEncoder(DatasetOpener):
         return Cooking(shard, self.cook, self.counts, worker_config=worker_config)
 
     def _shard(self, built: SavableDataset, factory: Any, worker_config: Any) -> WorkerShard:
-        """The bottom stage of a dataset: shards, read safely, and each reader's slice of them."""
+        """The lowest stage of a dataset, which reads the slices of each reader.
+
+        `factory` is Energon's description of the dataset, and `built` the chain that it built. For
+        a folder, the chain's readers of shards are replaced by SafeReaders.
+        """
         if not isinstance(built, MapDataset):
             return MockShard(built, worker_config=worker_config)
         from dit.data.energon.shard_reader import SafeReader  # mock data have no shards
@@ -336,7 +344,10 @@ class PackEncoder(DatasetOpener):
         packing_buffer_size: int | None = None,
         worker_config: WorkerConfig,
     ) -> SavableDataset:
-        """Extends the chain from samples to packs, each of which is a batch of its own."""
+        """Extends the chain `dataset` from samples to packs, each of which is a batch of its own.
+
+        For validation the chain ends before that, with groups of samples.
+        """
         assert batch_size is None and not batch_drop_last and packing_buffer_size is not None
         groups: SavableDataset = OldestFirst(
             dataset,

@@ -64,7 +64,7 @@ class ValidationPlan:
         return [self.groups[index % len(self.groups)] for index in indices]
 
     def packs(self, packs: list[PackedBatch], *, late: Iterable[RefusedSample]) -> ValidationPacks:
-        """The `packs` of a rank with the counts of all.
+        """ValidationPacks of one rank: its own `packs`, with the counts and refusals of all ranks.
 
         `late` are the samples that any rank refused while reading packs.
 
@@ -148,7 +148,9 @@ class ValidationGroups:
             )
 
     def read(self, groups: Sequence[PlannedGroup]) -> Iterator[PackedBatch]:
-        """Yields the packs of `groups`, without those whose samples are all refused.
+        """Yields the packs of `groups`, each with its noise levels as FixedLevels.
+
+        A pack whose samples are all refused is left out. Samples refused here are added to `late`.
 
         Raises:
             DataError: a shard has been changed since the plan was made.

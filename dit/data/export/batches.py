@@ -34,7 +34,16 @@ class VideoBatches:
     text_length: int
 
     def __call__(self, samples: Samples) -> dict[str, Any]:
-        """`video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L], ..."""
+        """Joins `samples` to a batch under AutoModel's names.
+
+        These are `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L]
+        and `data_type`, "video". If the samples have a second text, `text_embeddings_2` and
+        `text_mask_2` are its tensors. Further inputs, such as `image_embeds`, are stacked.
+
+        Raises:
+            ValueError: a text has more than `text_length` rows.
+            DataError: some of the samples lack a tensor.
+        """
         text_BLE, mask_BL = padded(_all(samples, "text"), self.text_length)
         batch = {
             "video_latents": torch.stack(_all(samples, "latent")),
@@ -75,9 +84,12 @@ def image_batch(samples: Samples) -> dict[str, Any]:
 
 
 def padded(rows: Sequence[Tensor], length: int) -> tuple[Tensor, Tensor]:
-    """Pads the `rows` [L, E] of B samples with zeros to [B, length, E]; with a mask [B, length].
+    """(texts [B, length, E], mask [B, length]): the `rows` [L, E] of B samples, padded with zeros.
 
     The mask is int64: 1 for rows of the sample, 0 for padding.
+
+    Raises:
+        ValueError: a sample has more than `length` rows.
     """
     lengths_B = torch.tensor([len(one) for one in rows])
     if int(lengths_B.max()) > length:

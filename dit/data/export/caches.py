@@ -31,10 +31,10 @@ from dit.stored_samples import (
 
 
 def open_samples(folder: Path | str, *, split: str) -> NumberedSamples:
-    """The samples of a dataset folder, or of a cache of AutoModel.
+    """The samples of a dataset folder, or of a cache of AutoModel (all in the split `train`).
 
     Raises:
-        DataError: the folder is neither, or a sample cannot be read.
+        DataError: the folder is neither, lacks the split, or a sample cannot be read.
     """
     folder = Path(folder)
     if (folder / META).exists() or not (folder / INDEX).is_file():
@@ -89,7 +89,7 @@ class CacheSamples(NumberedSamples):
 
 
 def _content(path: Path, *, whole: bool) -> dict[str, Any]:
-    """The object that `torch.save` wrote to `path`; reads tensor data only if `whole`.
+    """The dict that `torch.save` wrote to `path`; reads tensor data only if `whole`.
 
     Raises:
         OSError: the file cannot be read.

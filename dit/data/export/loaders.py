@@ -124,8 +124,8 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
     base_resolution: Sequence[int] = (512, 512)
     num_workers: int = 2
     text_length: int | None = None
-    """Text tokens in each sample after padding: by default the text encoder's limit, or the
-    longest."""
+    """Text tokens in each sample after padding. By default the text encoder's limit in the dataset
+    card, or the length of the longest text if that is larger."""
 
     def build(self, *, dp_rank: int = 0, dp_world_size: int = 1, batch_size: int = 1) -> Loaders:
         """Opens the folder `cache_dir` and returns its loader and sampler.
@@ -218,9 +218,12 @@ def stateful_class() -> Any:
 
 
 def _stateful_bucket_loader() -> type[BucketLoader]:
-    """A BucketLoader that AutoModel's recipe recognises as stateful, and therefore saves.
+    """Subclass of BucketLoader that AutoModel's recipe recognises as stateful, and therefore saves.
 
     Its state fits any number of workers.
+
+    Raises:
+        ImportError: torchdata is not installed.
     """
     return type("StatefulBucketLoader", (BucketLoader, stateful_class()), {})
 

@@ -43,7 +43,11 @@ def check_rank(rank: int, world: int) -> None:
 
 
 def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raises ValueError if `state` belongs to another order than `own`, or another loader."""
+    """Raises ValueError unless the `order` in the saved `state` equals `own`.
+
+    `own` is what determines the order of the loader that is to continue. A state of another kind of
+    loader has no `order`.
+    """
     stored = state.get("order")
     if not isinstance(stored, Mapping):
         raise ValueError(
@@ -60,16 +64,16 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def dynamic_batch_size(bucket: SizeBucket, *, base: int, resolution: tuple[int, int]) -> int:
-    """Number of samples in a batch of `bucket`, as AutoModel computes it.
+    """Number of samples in a batch of `bucket`, at least 1, as AutoModel computes it.
 
-    It is `base` for pictures of (width, height) `resolution`, and more for smaller ones. The number
-    of frames has no influence.
+    It is `base` for pictures of (width, height) `resolution`, larger for smaller pictures and
+    smaller for larger ones. The number of frames has no influence.
     """
     return max(1, int(base / (bucket.pixels / (resolution[0] * resolution[1]))))
 
 
 class BucketSampler(Sampler[list[int]]):
-    """Sampler of torch's DataLoader that yields the numbers of the samples of each batch.
+    """Sampler of torch's DataLoader that yields the list of sample indices of each batch.
 
     Its state is {epoch, batches_yielded, ended} and everything that decides the order; it is equal
     on all ranks.
@@ -90,7 +94,11 @@ class BucketSampler(Sampler[list[int]]):
         shuffle: bool = True,
         seed: int = 42,
     ):
-        """`ranks` is (rank, number of ranks); `base_resolution` makes the batch size dynamic."""
+        """Divides `samples` among the ranks; `ranks` is (rank, number of ranks).
+
+        A batch of one rank has `batch_size` samples. With `base_resolution` (width, height) that is
+        the number for pictures of this size, and others have more or fewer (`dynamic_batch_size`).
+        """
         check_rank(*ranks)
         sides = (1, 1) if base_resolution is None else tuple(base_resolution)
         if len(sides) != 2 or not all(type(n) is int and n > 0 for n in (batch_size, *sides)):
@@ -110,7 +118,7 @@ class BucketSampler(Sampler[list[int]]):
 
     @property
     def start(self) -> int:
-        """Number of batches that the next pass skips, because the loaded state is behind them."""
+        """Number of batches that the next pass skips, because they came before a loaded state."""
         return self._first
 
     def size_of(self, bucket: SizeBucket) -> int:
@@ -133,9 +141,10 @@ class BucketSampler(Sampler[list[int]]):
         self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the order of the next pass, which starts from its beginning.
+        """Sets the epoch, and with it the order, of the next pass.
 
-        If the loaded state is in this epoch, the pass starts from that state instead.
+        A pass of another epoch starts from its beginning. If a loaded state is in this epoch, the
+        pass starts from that state: it has no batches if the state was saved after the last one.
         """
         if epoch != self.epoch:
             self.epoch, self.batches_yielded, self._first, self._ended = epoch, 0, 0, False
@@ -153,6 +162,9 @@ class BucketSampler(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues after the batches of `state`; if its pass was complete, a new one begins.
+
+        If `set_epoch` has already chosen a later pass, a state at the beginning or end of its own
+        pass changes nothing.
 
         Raises:
             ValueError: the state belongs to another order of samples.
@@ -199,7 +211,11 @@ class BucketSampler(Sampler[list[int]]):
         return found
 
     def _check_not_empty(self) -> None:
-        """Raises DataError if buckets never fill a batch; the message names them."""
+        """Logs a warning if some buckets never fill a batch.
+
+        Raises:
+            DataError: no bucket fills a batch.
+        """
         unused = [
             len(self._members[n]) for n in range(len(self._members)) if not self._batches_in(n)
         ]
@@ -219,10 +235,10 @@ class BucketSampler(Sampler[list[int]]):
 class SampleStream(IterableDataset[dict[str, Any]]):
     """The samples of one rank, one at a time, divided over the workers of a DataLoader.
 
-    Every rank has equally many: a few samples come twice if the number of ranks does not divide
-    their number. The state is the number of samples that this process has returned. With it
+    Every rank has equally many: a few samples come twice if the number of ranks does not divide the
+    number of samples. The state counts the samples that this process has returned. With it
     torchdata's StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader
-    cannot ask its workers for it: use `BucketLoader`.
+    cannot ask its workers for their states: use `BucketLoader`.
     """
 
     def __init__(
@@ -290,7 +306,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         }
 
     def _mine(self) -> list[int]:
-        """The samples of this rank and worker, in the order of the epoch."""
+        """Indices of the samples of this rank and worker, in the order of the epoch."""
         every = np.arange(len(self.samples))
         if self._shuffle:
             every = np.random.default_rng((self._seed, self.epoch)).permutation(every)

@@ -225,7 +225,9 @@ class ShardSamples(NumberedSamples):
 
 
 def _parts(place: SampleLocation, *, whole: bool = True) -> tuple[str, dict[str, Any]]:
-    """Key and parts of the record at `place`; only a RecordHeader of tensors unless `whole`.
+    """(key, parts by extension) of the record at `place`.
+
+    Unless `whole`, the part `safetensors` is a RecordHeader instead of bytes.
 
     Raises:
         NotPlain: its tar has unusual headers.
