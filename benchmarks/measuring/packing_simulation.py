@@ -107,10 +107,10 @@ class Fill:
 def packs(
     mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yields the (number, length) of the samples of each pack, endlessly.
+    """Yields the samples of each pack as a list of (number in the stream, length), endlessly.
 
-    If `cost` is given, packs get nearly equal costs. `buffer` is the number of samples to choose
-    from.
+    `buffer` is the number of samples to choose from. If `cost` (length -> cost) is given, packs get
+    nearly equal costs.
     """
     return full_packs(
         enumerate(mixture.lengths(seed=seed)),
@@ -183,7 +183,7 @@ def alike(values: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Figures of the packs of each rank in each step, as arrays [rank, step]."""
+    """Figures of simulated steps, over all ranks."""
 
     costs: np.ndarray
     """FLOPs of a forward pass of each pack, [rank, step]."""
@@ -221,7 +221,8 @@ def simulated_steps(
 
 
 _Pack = tuple[float, ...]
-"""(cost, tokens, samples, number of the oldest sample, number of the newest that was read)."""
+"""A pack: (cost, tokens, samples, number of its oldest sample, number of the newest sample read so
+far)."""
 
 
 def _measured(
@@ -236,10 +237,10 @@ def _measured(
 
 
 def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
-    """Yields the packs of a rank in its order of training.
+    """Yields the packs of `stream`, the packs of one rank, in the order in which it trains on them.
 
-    The last value of each is the number of the newest sample that has been read by then. `packs` is
-    the number of packs that wait to be chosen.
+    `balance` decides the order, and `packs` is the number of packs to choose from. The last value
+    of each pack is replaced by the number of the newest sample read by then.
     """
     waiting: list[_Pack] = []
     recent: list[float] = []

@@ -63,7 +63,9 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSample:
-    """Sums over the latents of a sample, for codecs whose whitening is measured on the dataset."""
+    """Moments (counts and sums) of a sample's latents, from which the dataset's whitening is
+    measured.
+    """
 
     video: Moments | None
     sound: Moments | None
@@ -71,7 +73,7 @@ class MeasuredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """Perceptual hashes and thumbnail of a decoded sample, and the texts to count about it."""
+    """Perceptual hashes and thumbnail of a decoded sample, and notes that the plan counts."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -79,7 +81,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What a worker does with a block of samples; the value is shown beside the progress."""
+    """What a worker does with a block of samples; its value is shown beside the progress bar."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -197,9 +199,10 @@ class BlockWorker:
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
     ) -> None:
-        """Encodes the samples with the indices `batch` into `results`, and frees their clips.
+        """Encodes a batch of samples into `results` in place, and drops their clips from `clips`.
 
-        `started`, `clips` and `results` have one entry for each sample of the block.
+        `batch` are the samples' indices in the block. `started` and `results` have an entry for
+        each sample of the block, `clips` one for each that is decoded.
         """
         videos = [clips[index].video_CFHW for index in batch]
         tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
@@ -211,7 +214,10 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """The files of a sample for its shard, and what the ledger records about it.
+        """Encodes the rest of a sample (references, caption, sound) and serialises it for its
+        shard.
+
+        `tensors` are what the codec made of the clip, with `latent` [C, F, H, W].
 
         `tensors` are what the codec encoded of the clip, with `latent` [C, F, H, W].
 

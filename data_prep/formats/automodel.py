@@ -241,7 +241,9 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """Name of a sample in a refusal: the end of its file's path, or else its place in the index."""
+    """How a refusal names a sample: folder and name of its file, or else its place in index file
+    `name`.
+    """
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
@@ -292,7 +294,9 @@ def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _text(value: Any, content: dict[str, Any]) -> Tensor:
-    """The text [L, E] in `value` without what `text_mask` excludes, or without zeros at its end.
+    """The text embeddings [L, E] in `value`, without padding rows.
+
+    Padding is what `text_mask` in `content` excludes; without a mask, rows of zeros at the end.
 
     Raises:
         RefusedError: no row is left.

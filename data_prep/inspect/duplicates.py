@@ -150,7 +150,11 @@ class Duplicates:
         self.looks.append(looks)
 
     def finish(self) -> None:
-        """Sets `groups` and `group_of` from the hashes of all samples that were added."""
+        """Sets `groups` and `group_of` from the hashes of all samples that were added.
+
+        Groups are sorted by size, largest first. A group whose samples all come from one file is
+        left out.
+        """
         found = near_groups(self.looks)
         several = [group for group in found if len({self.names[one] for one in group}) > 1]
         self.groups = sorted(several, key=len, reverse=True)

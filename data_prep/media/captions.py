@@ -109,9 +109,9 @@ class TagShuffle:
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """Copies of each of `captions`, `count` each, with their tags in other orders.
+        """Makes `count` captions of each of `captions`, with their tags in different orders.
 
-        `key` determines the orders, so that they do not change between runs.
+        `key` seeds the orders, so that they do not change between runs.
         """
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))

@@ -140,7 +140,7 @@ def is_about_sound(note: str) -> bool:
 
 
 def _notes_of(span: SoundSpan) -> Iterator[str]:
-    """Notes on the parts of a clip in which its sound has no data."""
+    """Yields notes on the parts of a clip for which its sound track has no data."""
     if span.late > _NOTICED:
         yield "sound that begins after the clip does: silent before"
     if span.short > _NOTICED:

@@ -28,12 +28,14 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """A text with archive, first byte and size of a member; it cannot be the path of a file."""
+    """A string for the place of a member: archive, first byte, size. No file can have it as its
+    path.
+    """
     return f"{archive}\n{start}+{size}"
 
 
 def parse_location(where: str) -> tuple[str, int, int] | None:
-    """Splits a text of `member_location` into (archive, first byte, size).
+    """Splits a string of `member_location` into (archive, first byte, size).
 
     None if `where` is the path of a plain file.
     """

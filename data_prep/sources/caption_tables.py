@@ -68,7 +68,8 @@ class CaptionTables:
     root: Path | None = None
     """Input folder, for rows with absolute paths; None: such rows match nothing."""
     control: Callable[[str], ControlPicture] | None = None
-    """Opens the control or rejected picture at a path; None: tables may name none."""
+    """Finds the control or rejected picture at a relative path, without opening it; None: tables
+    may name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
@@ -132,9 +133,10 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """Number of media below a folder with a table that have a name, by (folder, name).
+        """Number of media with a name, by (folder with a table, name); media in subfolders count
+        too.
 
-        Names are those of files, and their short forms in some kinds of tables.
+        The name is that of the file; in some kinds of tables its short form counts as well.
         """
         counts = Counter[tuple[str, str]]()
         for source in self.media:
@@ -147,7 +149,9 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """The spellings of names beyond ASCII below a folder, by (folder, composed name)."""
+        """Spellings of the media's names that are not ASCII, by (folder, composed form of the
+        name).
+        """
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -267,7 +271,11 @@ class CaptionTables:
 
 
 def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
-    """The paths in the fields `wanted` of a row, ordered by the number in the field's name.
+    """The paths in the fields of `row` whose names match `wanted`, ordered by the number in the
+    name.
+
+    `path` is the path of the table. A field holds a path relative to the table's folder, or a list
+    of such paths; an empty field holds none. The result is relative to the input folder.
 
     A field holds a path relative to the table at `path`, or a list of paths; an empty field holds
     none.
@@ -293,7 +301,9 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """The short name for `source` in the table at `path`; empty if such tables have none."""
+    """The name by which the table at `path` may shorten `source`; empty if such tables shorten
+    none.
+    """
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem
