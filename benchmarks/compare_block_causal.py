@@ -220,9 +220,7 @@ def _item(config: RunConfig, number: int) -> Any:
 
 
 def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
-    """Predicted minus target velocity of each sample of `batch`, with one call of `network` a
-    sample.
-    """
+    """Error (prediction minus target) of the velocity of each sample, by one call each."""
     from dit.batch import TEXT, LatentSample
     from dit.models.registry import diffusers_form
 
@@ -237,7 +235,7 @@ def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
 
 
 def _padded(network: Any, batch: list[Any]) -> list[Any]:
-    """Predicted minus target velocity of each sample of `batch`, from a single call of `network`.
+    """Error (prediction minus target) of the velocity of each sample, from one call of `network`.
 
     Captions are padded to the longest one; all samples must have the same size. Each error is [n,
     C], for n latent cells.

@@ -244,7 +244,8 @@ def _items(config: RunConfig) -> list[Any]:
 def _samples(config: RunConfig) -> Iterator[Any]:
     """Yields random samples of every kind in `dataset.mock_samples`, in random order.
 
-    Each kind has 2 * weight samples, rounded. A sample's key is its position in the order.
+    Each kind has twice as many samples as its rounded weight. A sample's key is its position in the
+    order.
     """
     import torch
 

@@ -160,7 +160,7 @@ def layer_columns(
 
     latents  units for each latent token, besides those under hidden
     text     units for each text token, besides those under hidden
-    hidden   units for each token in the feed-forward, if its hidden width is that of the network
+    hidden   units for each token in the feed-forward, to be multiplied by the MLP ratio
     """
     from measuring.memory_traffic import PackShape, layer_traffic
 

@@ -73,8 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
-    """Yields configurations of `shape`: with eager kernels, with fused kernels, and with
-    recomputation.
+    """Yields configurations of `shape`: eager kernels, fused kernels, and with recomputation.
 
     The one with recomputation is left out if the memory of `device` suffices without it.
     """
@@ -131,8 +130,9 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
 
 
 def whole_samples_per_s(shape: str, flops: float) -> float | None:
-    """Samples a second of a whole network, if it reaches `flops` FLOP/s as its few layers in
-    `shape` do.
+    """Samples a second of the whole network of which `shape` has a few layers.
+
+    It assumes that the whole network reaches `flops` FLOP/s, too.
 
     Packs are counted as full of samples without padding. None if `shape` does not stand for a
     larger network.

@@ -67,8 +67,7 @@ _MOST_NAMED = 4  # changed options in a message
 
 @dataclass(kw_only=True)
 class Packing:
-    """A run that packs the clips of a source into a dataset folder; each launched process has
-    one."""
+    """A run that packs the clips of a source into a dataset folder; each process has one."""
 
     source: Source
     folder: Path
@@ -198,8 +197,7 @@ class Packing:
         new.write(self.folder)
 
     def review(self, plan: PackingPlan) -> Refusals:
-        """Collects the samples that the plan refuses, and the loss by cropping; returns the
-        refusals.
+        """Collects the samples that the plan refuses, and the loss by cropping; returns the former.
 
         Sets `cropped`. Changes `options.split` so that all samples go to train, if the default
         split would leave a split empty. Rank 0 notifies the user of both.
@@ -276,8 +274,8 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """Measures the whitening and the sound scale on all readable clips; returns them as a dict
-        for JSON.
+        """Measures whitening and sound scale on all readable clips; returns them as a dict for
+        JSON.
 
         The result is the same for any number of workers.
 

@@ -73,7 +73,10 @@ def _column_linear(
     sequence_parallel: bool,
     tp_group: Any,
 ) -> Any:
-    """Types of Megatron-Core's product of a linear with split outputs, which gathers its input."""
+    """The rule for Megatron-Core's linear with split outputs: returns its output with its type.
+
+    With `sequence_parallel` the input's rows are gathered first.
+    """
     if sequence_parallel:
         input = rules.all_gather(input, tp_group, src=S(0), dst=R)
     elif allreduce_dgrad:
@@ -85,7 +88,10 @@ def _column_linear(
 def _frozen_column_linear(
     *, input: Any, weight: Any, bias: Any, allreduce_dgrad: bool, tp_group: Any
 ) -> Any:
-    """Types of Megatron-Core's product with a frozen weight; its caller has gathered the input."""
+    """The rule for Megatron-Core's linear with a frozen weight: returns its output with its type.
+
+    The caller has gathered the input.
+    """
     none = {"sequence_parallel": False, "allreduce_dgrad": allreduce_dgrad, "tp_group": tp_group}
     return _column_linear(input=input, weight=weight, bias=bias, **none)
 
@@ -128,7 +134,7 @@ def declare_rules() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """How the tensor ranks treat a weight and its gradient."""
+    """How the tensor-parallel ranks treat a weight and its gradient."""
 
     type: Any  # I, R or V, from the marks and sums that follow
     split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
@@ -156,7 +162,11 @@ class Trial:
 
 
 def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
-    """Builds the tiny network of the size `size` on the layout `name`, with random weights.
+    """Builds one rank of the tiny network `size` on the layout `name`, and a pack for it.
+
+    The weights are random.
+
+    It starts a process group with torch's `fake` back end; an earlier one is destroyed.
 
     Raises:
         Problems: the layout does not divide the network.
@@ -210,11 +220,12 @@ def weight_traits(given: Trial) -> dict[str, Traits]:
 
 
 def _summed(given: Trial) -> set[str]:
-    """Names of weights whose gradients Megatron-Core sums over tensor ranks.
+    """Names of the weights whose gradients are summed over tensor ranks after the backward pass.
 
-    It does so after the backward pass.
+    Megatron-Core does that.
 
-    To find out, each gradient is set to 1, and a sum over tensor ranks doubles it.
+    To find out, it sets each gradient to 1 and runs that step with a sum that doubles. The
+    gradients are overwritten.
     """
     weights = {n: w for n, w in given.network.named_parameters() if w.requires_grad}
     for weight in weights.values():
@@ -232,7 +243,7 @@ def _summed(given: Trial) -> set[str]:
 def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
     """Contradictions about a weight between its shard, the sum of its gradient and the norm.
 
-    There is one line for each.
+    Returns one line for each. Without tensor parallelism there are none.
     """
     if not given.tensor:
         return []
@@ -251,7 +262,7 @@ def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
 
 
 def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
-    """Types the forward pass, the loss and its divisor; returns an error's text, or None."""
+    """Checks the types of the forward pass, the loss and its divisor; returns an error or None."""
     batch, problem = given.item
     options, context = given.config.objective, given.groups.cp
     try:
@@ -276,7 +287,7 @@ def _place(error: BaseException) -> str:
 
 
 def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """The types `tensor` and `context` by name of the mesh axis, if the axis has several ranks."""
+    """The type `tensor` for the mesh axis `tp`, `context` for `cp`; without axes of one rank."""
     both = {"tp": tensor, "cp": context}
     return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
 
@@ -300,7 +311,7 @@ def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
 
 
 def _check_divisor(given: Trial, count: Tensor) -> None:
-    """Types the number by which Megatron-Core divides gradients: the tokens of all ranks."""
+    """Checks the type of the divisor of gradients in Megatron-Core: the tokens of all ranks."""
     divided: list[Tensor] = []
     chunk = SimpleNamespace(
         config=given.network.config,
@@ -320,7 +331,7 @@ def _check_divisor(given: Trial, count: Tensor) -> None:
 
 @contextmanager
 def _typed(given: Trial) -> Iterator[None]:
-    """While the context is open, spmd_types follows each operation."""
+    """Context in which spmd_types follows each operation and checks its types."""
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:
@@ -352,7 +363,7 @@ def _typed(given: Trial) -> Iterator[None]:
 
 
 def table(traits: Mapping[str, Traits]) -> str:
-    """A table as text, with a line for each way in which weights are treated."""
+    """A table as a string: each combination of traits, and how many weights have it."""
     rows = ["type  split  summed  counted  weights"]
     for of in dict.fromkeys(traits.values()):
         names = [name for name, other in traits.items() if other == of]

@@ -201,9 +201,7 @@ class _Passes:
         torch.autograd.grad(self.outputs, self.leaves, self.gradients, retain_graph=True)
 
     def moved(self) -> list[int]:
-        """Bytes of memory traffic of the two passes, as [forward, backward], counted without
-        values.
-        """
+        """Bytes of memory traffic, counted without values, as [forward pass, backward pass]."""
         self.ready()
         counters = [OperationCounter(OPERATOR_BYTES) for _ in range(2)]
         for counter, one_pass in zip(counters, (self.forward, self.backward), strict=True):

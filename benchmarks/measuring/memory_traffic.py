@@ -106,8 +106,7 @@ class PackShape:
 
     @property
     def padded(self) -> PackShape:
-        """A shape with one row and one column of patches less, so that every sample needs
-        padding."""
+        """A shape with a row and a column of patches less, so that every sample needs padding."""
         frames, rows, columns = self.grid
         return replace(self, grid=(frames, rows - 1, columns - 1))
 

@@ -56,8 +56,7 @@ class Example:
 
 
 def examples(config: RunConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
-    """Yields each sample of the pack `batch`, with its network input and its target from
-    `problem`."""
+    """Yields each sample of the pack `batch`, with its input and target from `problem`."""
     layout = PatchLayout.of(config)
     patch = (layout.patch_temporal, layout.patch_spatial)
     starts = {name: list(pairwise(offsets)) for name, offsets in batch.text_offsets.items()}

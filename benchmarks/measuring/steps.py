@@ -122,8 +122,7 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
 def call_seconds(
     calls: Sequence[Callable[[], object]], device: torch.device, *, least: float = 0.05
 ) -> float:
-    """Mean seconds of one call, from rounds of all `calls` that together take at least `least`
-    seconds.
+    """Mean seconds of one call, from rounds of all `calls` that take at least `least` seconds.
 
     The device's own clock measures them, so that the start of a call is hidden behind the call
     before, as in a step. A first round, which may compile them, is not counted.

@@ -53,9 +53,6 @@ def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) ->
     `args` that are None, such as `size_multiple` and `missing_caption`, are set to their defaults
     in place.
 
-    If `sound` is given, the source also reads the sound of its videos for that codec. Sets
-    `args.size_multiple` if it is None.
-
     Raises:
         PrepError: options contradict each other, or a file that they name cannot be used.
     """
@@ -336,8 +333,7 @@ def unused_options(
 
 
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
-    """Yields (names of options, reason) for frames, sizes and sound that other options switch
-    off."""
+    """Yields (names of options, reason) for frames, sizes and sound that other options disable."""
     counts = {"target_frames", "drop_short"}
     if args.audio_processor is None:
         yield _SOUND, "there is no --audio_processor, and shards hold no sound"

@@ -63,9 +63,7 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSample:
-    """Moments (counts and sums) of a sample's latents, from which the dataset's whitening is
-    measured.
-    """
+    """Moments (counts and sums) of a sample's latents, to measure the dataset's whitening."""
 
     video: Moments | None
     sound: Moments | None
@@ -214,12 +212,9 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """Encodes the rest of a sample (references, caption, sound) and serialises it for its
-        shard.
+        """Encodes the references, caption and sound of a sample, and serialises all for its shard.
 
         `tensors` are what the codec made of the clip, with `latent` [C, F, H, W].
-
-        `tensors` are what the codec encoded of the clip, with `latent` [C, F, H, W].
 
         Raises:
             RefusedError: a tensor is not finite, or the text encoder cannot read the sample's

@@ -241,8 +241,9 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """How a refusal names a sample: folder and name of its file, or else its place in index file
-    `name`.
+    """How a refusal names a sample: the last two parts of its file's path, such as `WxH/hash.meta`.
+
+    If the index has no path, it is the sample's `number` in the index file `name`.
     """
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"

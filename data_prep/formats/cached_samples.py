@@ -50,8 +50,7 @@ class RefusedRecord:
 
 
 def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
-    """Calls `read` and returns its sample, or a refusal named `source` if the sample is
-    unusable."""
+    """Calls `read` and returns its sample, or a refusal named `source` if that is unusable."""
     try:
         return replace(read(), file=source)
     except RefusedError as refused:
@@ -67,9 +66,7 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
 
 
 def tars_below(folder: Path) -> list[Path]:
-    """Paths of all tars in `folder` and its subfolders, except subfolders that data_prep has
-    packed.
-    """
+    """Paths of all tars below `folder`, except those in subfolders that data_prep has packed."""
     ours = [p.parent for name in (META, LEDGER) for p in folder.rglob(name) if p.parent != folder]
     tars = sorted(folder.rglob("*.tar"))
     return [path for path in tars if not any(path.is_relative_to(one) for one in ours)]

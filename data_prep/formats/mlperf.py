@@ -47,7 +47,7 @@ from dit.system_errors import reason
 
 
 def holds_mlperf(folder: Path) -> bool:
-    """Whether the tars below `folder` are shards of MLPerf's FLUX.1."""
+    """Whether the tars below `folder` are of MLPerf's FLUX.1, judged by their first sample."""
     return tars_of_mlperf(tars_below(folder))
 
 
@@ -160,8 +160,7 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
 
 
 def _level_of(key: str, content: bytes) -> list[int]:
-    """The k of the fixed noise level k / 8 in a sample's `.json`, in a list of one; [] if it has
-    none.
+    """The k of the fixed noise level k / 8 in a sample's `.json`, as [k]; [] if it has none.
 
     Raises:
         UnusableError: `content` is no JSON, or its level is not valid.

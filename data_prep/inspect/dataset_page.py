@@ -106,9 +106,7 @@ def _rows(
     codecs: ShownCodecs,
     track: Track,
 ) -> tuple[list[Row], str]:
-    """Returns (rows, note): a row of the page for each sample, and a sentence on how many have
-    pictures.
-    """
+    """Returns (rows, note): a row for each sample, and a sentence on how many have pictures."""
     rows, room = list[Row](), PageRoom()
     samples, end = sum(len(report.seen) for report in reports), time.monotonic() + _DECODING_S
     with track("decoding pictures", samples, 0) as advance:
@@ -158,8 +156,7 @@ def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]
 
 
 def _refused(folder: Path) -> Iterator[Row]:
-    """Yields rows of the page for the refused samples, from the dataset's `refused.jsonl`, if
-    any."""
+    """Yields a row of the page for each line of the dataset's `refused.jsonl`, if it exists."""
     path = folder / REFUSED_NAME
     for line in path.read_bytes().splitlines() if path.exists() else ():
         about: Any = parse_json(line)

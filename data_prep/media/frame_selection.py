@@ -115,8 +115,6 @@ class FrameRule:
         For each frame of the new rate it is the frame of the video that is visible then. If the
         video has a lower rate, its frames are repeated, so that its speed is unchanged.
 
-        A clip with a lower rate repeats frames, so that its speed is unchanged.
-
         Raises:
             RefusedError: the clip would have too many frames.
         """

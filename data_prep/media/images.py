@@ -186,8 +186,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
-    """Wraps `convert`, a function of `dit.codecs.rgb`, so that its ValueError becomes a
-    RefusedError.
+    """Wraps `convert`, a function of `dit.codecs.rgb`: its ValueError becomes a RefusedError.
 
     The reason of the refusal is that the range or mode of the pixels is unknown.
     """

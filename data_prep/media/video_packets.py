@@ -132,8 +132,6 @@ def scan(
     `is_whole` says that the file is known to be complete. Each packet of `video` is also passed to
     `see`.
 
-    `is_whole` says that the file is known to be complete.
-
     Raises:
         RefusedError: a packet of the video is truncated, or there is none.
     """

@@ -218,7 +218,7 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """The earlier of two changes of shape, with the index of its frame as `at`; None if there is
+    """The earlier of two changes of shape, with the index of a frame as `at`; None if there is
     none.
 
     `decoded` was found in decoded frames; `of_keys` was found in key frames, and has a time as
@@ -233,8 +233,7 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """A function that decodes from the last key frame that is shown `earlier` seconds before
-    `wanted`.
+    """A function that decodes from the last key frame `earlier` seconds or more before `wanted`.
 
     `wanted` is a time in ticks. The function yields nothing if its first frame is not a key frame,
     although its packet says so.

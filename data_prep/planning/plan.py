@@ -118,8 +118,6 @@ def _checked(
     `lines` is the unsorted file, whose line i begins at `offsets[i]`. Equal keys have equal
     `positions`, so only samples at one position are compared.
 
-    Equal keys have equal `positions`, so only samples at one position are compared.
-
     Raises:
         PrepError: two files have the same key.
     """

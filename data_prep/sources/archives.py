@@ -28,9 +28,7 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """A string for the place of a member: archive, first byte, size. No file can have it as its
-    path.
-    """
+    """A string for a member's archive, first byte and size, which no file can have as its path."""
     return f"{archive}\n{start}+{size}"
 
 

@@ -164,14 +164,10 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """Presentation times of those frames of the video `own` that go with the frames `kept` of
-        `clip`.
+        """Times of the frames of the video `own` that go with the frames `kept` of `clip`.
 
         If both files have equally many frames, they are the frames with the same indices; else the
         frames that are shown at the same time.
-
-        They have the same indices as in `clip` if both files have equally many frames; else they
-        are shown at the same time.
 
         Raises:
             RefusedError: this video ends before the clip does, or its target is a picture.
@@ -208,7 +204,7 @@ class FoundPartner:
     ) -> Self:
         """Opens the rejected sample `picture` of a medium and checks it.
 
-        The medium has the `size` (width, height), and a `line` if it is a video.
+        `size` is the medium's (width, height), and `line` its timeline if it is a video.
 
         Raises:
             RefusedError: the rejected sample is missing, cannot be read, or has another size or
@@ -259,8 +255,6 @@ def find_reference(
 
     `folder` is the number of the folder of controls that it is in. `open_file` opens
     `picture.where`.
-
-    `folder` is the number of its control folder.
 
     Raises:
         RefusedError: the file does not exist, or is neither a picture nor a video.

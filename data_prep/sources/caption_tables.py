@@ -133,8 +133,7 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """Number of media with a name, by (folder with a table, name); media in subfolders count
-        too.
+        """Number of media with a name, by (folder with a table, name), subfolders included.
 
         The name is that of the file; in some kinds of tables its short form counts as well.
         """
@@ -149,9 +148,7 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """Spellings of the media's names that are not ASCII, by (folder, composed form of the
-        name).
-        """
+        """Spellings of media names that are not ASCII, by (folder, composed form of the name)."""
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -271,14 +268,10 @@ class CaptionTables:
 
 
 def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
-    """The paths in the fields of `row` whose names match `wanted`, ordered by the number in the
-    name.
+    """The paths in the fields of `row` that match `wanted`, ordered by the number in their name.
 
     `path` is the path of the table. A field holds a path relative to the table's folder, or a list
     of such paths; an empty field holds none. The result is relative to the input folder.
-
-    A field holds a path relative to the table at `path`, or a list of paths; an empty field holds
-    none.
 
     Raises:
         RefusedError: a field holds something else and `quiet` is not set.
@@ -301,9 +294,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """The name by which the table at `path` may shorten `source`; empty if such tables shorten
-    none.
-    """
+    """The short name for `source` that the table at `path` may use; empty if it can use none."""
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem

@@ -124,7 +124,10 @@ class MediaSource:
         ignored.close()
 
     def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """`entries`, the samples of a medium; counts media that a setting leaves out as ignored."""
+        """The samples `entries` of a medium, or [] if a setting leaves the medium out.
+
+        Such media are counted as ignored.
+        """
         if not entries:
             self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
@@ -230,7 +233,7 @@ class MediaSource:
 
     @property
     def on_background(self) -> str:
-        """The note on a sample with transparency."""
+        """The note that is counted for a sample with transparent pixels."""
         if self.keeps_alpha:
             return "transparent, and encoded so"
         return f"transparent, on {self.background} (--background)"
@@ -245,7 +248,7 @@ class MediaSource:
         return path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
-        """The decoded clip of a planned sample.
+        """Reads and decodes the clip of a planned sample, with its references, mask and sound.
 
         Raises:
             RefusedError: the file or its caption cannot be used.
@@ -285,9 +288,10 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """Reads the control or rejected sample `one`, from its folder or that of the media.
+        """Reads the control or rejected sample `one`.
 
-        `folders` has the possible folders by number.
+        `folders` are the folders of such samples, of which `one.folder` is an index; FOLDER instead
+        means the folder of the media.
         """
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
@@ -300,7 +304,9 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """The frames of a sample as a video, and its notes, including those that only pixels show.
+        """Decodes, scales and crops the frames of a sample.
+
+        Returns (video [C, F, H, W], notes); the notes include those that only pixels show.
 
         Raises:
             RefusedError: the file has changed since it was planned, or cannot be decoded.
@@ -340,9 +346,10 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """The rejected sample of `medium`: from its row in a table, or else from the folder of them.
+    """The rejected sample of `medium`, from the row of `caption` in a table or else from a folder.
 
-    None if neither names one. The medium has `size` (width, height), and a `line` if it is a video.
+    None if there is none. `size` is the medium's (width, height), and `line` its timeline if it is
+    a video.
 
     Raises:
         RefusedError: the rejected sample is the medium itself, or cannot be used.
@@ -382,9 +389,9 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`entry` with its number of copies, whose mean over samples is `repeats`.
+    """A copy of `entry` with a whole number of repeats, whose mean over all samples is `repeats`.
 
-    A hash of the entry's key decides whether a fractional part makes one copy more.
+    A hash of the entry's key decides whether a fractional part of `repeats` is rounded up.
     """
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32

@@ -1,6 +1,6 @@
 """Handwritten digits: the program of recipes/evaluate_digits.py, and studies of methods.
 
-accuracy          the part of generated digits that show what was asked for
+accuracy          the fraction of generated digits that show what was asked for
 kinds             kinds of digits: what is asked for, and what is demanded
 likeness          spread and distance of sets: what reading digits does not see
 judges            what they show: classifiers of real digits and clips, nearest digits, counts

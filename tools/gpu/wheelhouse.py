@@ -123,7 +123,9 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 
 class StandIn:
-    """An environment whose metadata claim the packages `present`, so that pip resolves for them.
+    """An environment whose metadata claim that the packages `present` are installed.
+
+    pip, run in it, resolves requirements as it would on that machine.
 
     Raises:
         ValueError: pip fails; every method raises it, with pip's output.
@@ -155,7 +157,7 @@ class StandIn:
         return {_normalised(one["name"]): one["version"] for one in found}
 
     def fetch(self, versions: dict[str, str]) -> list[Path]:
-        """Fetches or builds wheels of the packages `versions`; returns their files.
+        """Fetches or builds wheels of `versions` (name -> version); returns their files.
 
         Raises:
             ValueError: a wheel was compiled, and may need a newer C library than the machine has.

@@ -76,7 +76,10 @@ class Worker:
         self.begun = row
 
     def outcome(self, row: Row, seconds: float) -> Outcome:
-        """Results of the row and how it ended; after `seconds` seconds the process is killed."""
+        """Waits for the end of `row` and returns its results; starts it first if it was not begun.
+
+        The process is killed after `seconds` seconds.
+        """
         if self.begun != row:
             self.begin(row)
         assert self.process is not None and self.process.stdout is not None
@@ -129,10 +132,7 @@ def main() -> int:
 
 
 def _end(row: Row, **settings: Any) -> Outcome:
-    """Runs a row, and returns how it ended.
-
-    The row's function returns the text of an error, or an empty one.
-    """
+    """Runs a row, and returns its outcome without results, which the row reports itself."""
     try:
         why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result
@@ -142,7 +142,7 @@ def _end(row: Row, **settings: Any) -> Outcome:
 
 
 def _frees_device() -> bool:
-    """Frees the device memory of a row; False after an unrecoverable error."""
+    """Frees the device memory of a row; returns whether the process can still use the device."""
     gc.collect()
     try:
         import torch
