@@ -1,8 +1,11 @@
 """Compares real tokens a second of a packed step and of Diffusers' model in a plain loop.
 
-1. samples   random samples of a mixture, packed; plain loops get the same samples, noise and levels
-2. start     equal weights; where nothing is padded, the losses of the first step must agree
-3. steps     in turn, so that other load on the machine affects all alike; medians
+1. samples   draws random samples of a mixture and packs them; plain loops get the same samples,
+             noise and levels
+2. start     gives both networks equal weights; where nothing is padded, the losses of the first
+             step must agree
+3. steps     runs the methods in turn, so that other load on the machine affects all alike, and
+             prints medians
 
     python benchmarks/compare_padded.py --steps 7 --family flux
 

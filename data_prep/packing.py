@@ -76,12 +76,11 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """The whitening to use instead of measuring it, for codecs whose whitening each dataset
-    measures."""
+    """Whitening to use; None: it is measured on the data, if the codec needs that."""
     sound: SoundCodec | None = None
     """Codec for the sound of videos; None: videos are packed without sound."""
     sound_scale: float | None = None
-    """Scale of sound latents to use instead of measuring it on the data."""
+    """Scale of sound latents to use; None: it is measured on the data, if the codec needs that."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
@@ -274,8 +273,7 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """Measures whitening and sound scale on all readable clips; returns them as a dict for
-        JSON.
+        """Measures whitening and sound scale on all readable clips; returns a dict for JSON.
 
         The result is the same for any number of workers.
 

@@ -283,7 +283,10 @@ def local_names(function: Function) -> int:
 
 
 def names_of_families(sources: list[Source]) -> dict[str, int]:
-    """Number of names that each family's files import from modules outside its folder."""
+    """Number of names that each family's files import from other modules of dit, by family.
+
+    Only its family.py, model.py and diffusers.py count.
+    """
     found = {family: set[tuple[str, str]]() for family in families(sources)}
     for source in sources:
         family, _, page = source.path.rpartition("/")

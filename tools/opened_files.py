@@ -62,7 +62,7 @@ _FLUX = {
 
 
 def opened_by_runs(tree: Path) -> dict[str, dict[str, Any]]:
-    """The files that each of three runs imports, and which of them are idle, by name of the run.
+    """The files that each of three runs opens, as `summary` describes them, by name of the run.
 
     The runs are a mock run, a LoRA run from its checkpoint, and an import of a tiny FLUX.
 

@@ -154,9 +154,10 @@ def results(folder: Path, run: str) -> dict[str, Values]:
 
 
 def pack_data(tree: Path, folder: Path) -> Values:
-    """Packs both datasets by the tree's own command; returns hashes of the files that runs read.
+    """Packs both datasets by the tree's own command.
 
-    After hashing, it damages some samples of the media, which training must skip.
+    Returns the exit codes of the commands, and hashes of the files that runs read. After hashing,
+    it damages some samples of the media, which training must skip.
     """
     from tools.parity_results import sha
 

@@ -144,7 +144,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The part that one rank has of a network on a layout, and a pack."""
+    """One rank's part of a network on a layout, and a pack to run it on."""
 
     layout: NamedLayout
     config: RunConfig

@@ -50,9 +50,10 @@ class Mixture:
 
 
 def _frames(rng: np.random.Generator, sides: Sequence[int], number: int) -> np.ndarray:
-    """Tokens of `number` frames, each with the area of a square of a random one of `sides`.
+    """Tokens of `number` random frames; integers [number].
 
-    The aspect ratio is random, too; sides are in pixels.
+    Each frame has the area of a square whose side, in pixels, is one of `sides`, and a random
+    aspect ratio.
     """
     side, aspect = rng.choice(sides, number), rng.choice(_ASPECTS, number)
     rows, columns = side / np.sqrt(aspect) / 16, side * np.sqrt(aspect) / 16
@@ -126,7 +127,10 @@ def padded(length: int) -> int:
 
 
 def stream_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -> Fill:
-    """Fill of the packs of `samples` samples, after a warm-up of one buffer."""
+    """Packs at least `samples` samples of a stream, and measures the packs.
+
+    As many samples as the buffer holds are packed before that and do not count.
+    """
     stream = packs(mixture, buffer=buffer, seed=seed)
     gone = 0
     while gone < buffer:
@@ -165,10 +169,10 @@ def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 
 
 
 def straggler_ratios(costs: np.ndarray, *, ranks: Sequence[int]) -> list[float]:
-    """Cost of the slowest rank over the mean cost, averaged over steps; `costs` are [rank, step].
+    """Cost of the slowest rank over the mean cost, averaged over steps, for each number in `ranks`.
 
-    A step waits for its slowest rank, so it takes longer by this factor. There is a result for each
-    number of `ranks`.
+    `costs` are [rank, step]; for a number n only the first n ranks count. A step waits for its
+    slowest rank, so it takes longer by this factor.
     """
     return [float((costs[:n].max(0) / costs[:n].mean(0)).mean()) for n in ranks]
 
@@ -204,7 +208,10 @@ def simulated_steps(
     balance: Balance,
     balance_packs: int,
 ) -> Steps:
-    """Simulates the packs of all ranks in each step, after the steps that fill the buffers."""
+    """Simulates `steps` training steps on `ranks` ranks, after the steps that fill the buffers.
+
+    `balance` decides the order of a rank's packs, of which `balance_packs` wait to be chosen.
+    """
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []
     for rank in range(ranks):

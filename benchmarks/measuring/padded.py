@@ -49,7 +49,7 @@ class Example:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that all samples of a bucket share."""
+        """What all samples of a bucket share: (frames, height, width, text lengths ..., fps)."""
         lengths = [len(rows) for rows in self.texts.values()]
         # The rate as text: NaN, for no rate, equals nothing.
         return (*self.input_CFHW.shape[1:], *lengths, str(self.fps))
@@ -138,7 +138,7 @@ class PlainLoop:
     """A training step in plain PyTorch, without this project's modules.
 
     Raises:
-        ValueError: the family of the network is not compared.
+        ValueError: the family of the network cannot be compared in this way.
     """
 
     def __init__(self, network: nn.Module, config: RunConfig):

@@ -93,7 +93,10 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Prints one row for each shard of `reports`; ranges go from the least to the largest value."""
+    """Prints a row for each shard of `reports`, then totals.
+
+    A range in a row goes from the least to the largest value in the shard.
+    """
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):

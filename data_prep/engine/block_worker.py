@@ -112,11 +112,13 @@ class BlockWorker:
         return replace(self, codec=self.codec.on(device), text=self.text.on(device), sound=sound)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """Yields a list of results for each of `blocks`: one result for each line of the block.
+        """Yields a list of results for each of `blocks`, one result for each line of the block.
 
-        A result is a `RefusedResult`, or by `task` an `EncodedSample`, a `MeasuredSample`, or a
-        `DecodedSample`. If threads decode ahead, the next block is requested before the current one
-        is finished; None instead of a block finishes all that have begun.
+        A result is a `RefusedResult` or, depending on `task`, an `EncodedSample`, a
+        `MeasuredSample` or a `DecodedSample`.
+
+        If threads decode ahead, the next block is requested before the current one is finished.
+        None in place of a block finishes all blocks that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()

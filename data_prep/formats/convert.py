@@ -245,9 +245,11 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """`encoder` with `padding` KEEP if all texts of the cache have its full length, else TRIM.
+    """Sets the `padding` of `encoder` to KEEP if every text has the encoder's full length, else
+    TRIM.
 
-    `rows` is the set of the texts' lengths. Encoders without such a setting are returned unchanged.
+    Returns a copy. `rows` is the set of the lengths of the cache's texts. Encoders without such a
+    setting are returned unchanged.
     """
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder

@@ -61,7 +61,7 @@ HELD = {
 }
 """Names of the tensors of a sample that DFM's files can hold, by network."""
 _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
-"""Rows that a text has in DFM's files, where zeros pad it, by network."""
+"""Number of rows to which zeros pad a text in DFM's files, by network."""
 _RAW_CODECS = ("cosmos",)
 
 

@@ -91,9 +91,10 @@ def _counted(
     held: Container[str] | Callable[[CachedSample], Container[str]],
     left_out: Counter[str],
 ) -> Iterator[CachedSample]:
-    """Yields `records` unchanged, and counts in `left_out` the tensors that the format cannot hold.
+    """Yields `records` unchanged, and counts in `left_out` what the format cannot hold.
 
-    `held` are the names that it can hold, or a function from a record to these.
+    `held` are the names of tensors and values that it can hold, or a function from a record to
+    these.
 
     Raises:
         PrepError: a text cannot be used without a tensor that would be left out.

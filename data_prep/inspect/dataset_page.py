@@ -181,9 +181,10 @@ def _pictures(
     side: int,
     until: float | None,
 ) -> Iterator[tuple[str, Thumbnail]]:
-    """Yields (key, thumbnail) of the samples of a shard, while the page has room.
+    """Decodes samples of a shard and yields (key, thumbnail) of each, while the page has room.
 
-    Decoding stops at the time `until` of the monotonic clock; None: it does not stop.
+    It yields nothing for a damaged shard. It stops after the time `until` of the monotonic clock,
+    if that is not None.
     """
     if report.problems:
         return

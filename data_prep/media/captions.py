@@ -21,7 +21,7 @@ _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 _TWICE = "caption file with a field twice: the last counts"
 NULL_REMEDY = ", or give --missing_caption empty"
-"""Last sentence of refusals of null captions."""
+"""End of the message of a refusal because of a null caption."""
 
 SIDECAR_ENDINGS = (".json", ".txt")
 

@@ -93,7 +93,9 @@ class SoundRule:
     def read(
         self, file: Path | BinaryIO, planned: PlannedSound
     ) -> tuple[Tensor | None, tuple[str, ...]]:
-        """The waveform [C, S] of the span `planned`, and notes; None if the sample gets no sound.
+        """Returns (waveform [C, S] of the span `planned`, notes); the waveform may be None.
+
+        It is None if the sample is to be packed without sound.
 
         Raises:
             RefusedError: the sound cannot be used, and `missing` refuses such videos.

@@ -164,8 +164,8 @@ class KeyFrames:
     def see(self, packet: Any) -> None:
         """Inspects `packet`, the next packet of the video, if it holds a key frame.
 
-        Sets `change` if its frame has another shape than the frames before. Packets must come in
-        file order.
+        Sets `change` if its frame has another shape than the first one, or no longer states its
+        colours. Packets must come in file order.
         """
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:

@@ -218,8 +218,7 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """The earlier of two changes of shape, with the index of a frame as `at`; None if there is
-    none.
+    """The earlier of two changes of shape, or None; its `at` is the index of a frame.
 
     `decoded` was found in decoded frames; `of_keys` was found in key frames, and has a time as
     `at`. `shown` are the times of all frames.

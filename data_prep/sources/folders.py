@@ -177,10 +177,11 @@ class FolderCollection:
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
-        """A copy of this folder that takes account of the input `other`, whose folder may overlap.
+        """A copy of this folder that takes account of another input, `other`, if the two overlap.
 
-        Media that `other` packs are not counted as ignored; ignored files are counted by only one
-        of the two inputs. `is_later` says that `other` precedes this folder.
+        Media that `other` packs are then not counted as ignored, and only one of the two counts the
+        ignored files of both. `is_later` says that `other` precedes this folder. Without an overlap
+        this folder itself is returned.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)

@@ -138,7 +138,8 @@ class MediaSource:
     def plan(self, number: int, medium: Medium) -> list[Entry]:
         """The planned samples of a medium, or one entry that says why it is refused.
 
-        `number` is the index of the medium's input.
+        The list is empty if `repeats` of its input leaves the medium out. `number` is the index of
+        that input.
         """
         given = self.inputs[number]
         source = f"{given.prefix}{medium.source}"

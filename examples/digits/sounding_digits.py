@@ -283,7 +283,10 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Packs clips, or evaluates a run; returns exit code 0, or 1 if a fraction is not in BARS."""
+    """Packs clips, or evaluates a run; returns the exit code.
+
+    It is 1 if a fraction is outside BARS and --no_bars is not given, else 0.
+    """
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     parser.first = ("per_prompt", "given", "num_steps", "guidance", "sampler", "output_dir")
     add = parser.add_argument

@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_python(*words: object) -> None:
-    """Runs a program of this checkout with `words`, and waits for its end.
+    """Runs a program of this checkout with the arguments `words`, and waits for its end.
 
     Raises:
-        ValueError: it ended with an error, which stands above.
+        ValueError: the program, which has printed its error, ended with an exit code other than 0.
     """
     program = os.environ.get("PYTHON_EXEC", sys.executable)  # as torch's launcher chooses it
     done = subprocess.run([program, *map(str, words)], cwd=ROOT)

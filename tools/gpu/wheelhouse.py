@@ -21,10 +21,11 @@ from tools.gpu.plan import ROOT
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Optional dependencies that tests/gpu and compare_padded.py import."""
 ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
-"""Packages that are fetched without the 92 MB that they declare; cuDNN's library is torch's."""
+"""Packages that are fetched without their declared dependencies of 92 MB; cuDNN's library is
+torch's."""
 UNUSED = {"s3fs": "9999"}
 """Packages that are not fetched, with a version that satisfies Megatron-Energon, which declares
-them; no run imports them, and S3 is read by others."""
+them. No run imports them: S3 is read by other packages."""
 MINE = ".".join(map(str, sys.version_info[:2]))
 GLIBC = (2, 28)
 """Newest version of the C library (glibc) that a wheel may need."""

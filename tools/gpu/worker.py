@@ -1,10 +1,11 @@
 """Runs rows one after the other in one process, so that torch and the device start once.
 
 A line on the standard input of the process is the name of a row. Lines of JSON on its standard
-output are what the row finds, bit by bit; the last one, with a `state`, is how it ended, and
-whether the process can be used `again`. What the row prints goes to the standard error. A row that
-ends the process, or leaves the device unusable, loses only its own later results: the next row gets
-a new process. So does the row after tests, because their modules and settings would stay.
+output are the results of the row as it finds them; the last line says how the row ended (`state`),
+and whether the process can be used for another row (`again`). What the row prints goes to the
+standard error. A row that ends the process, or leaves the device unusable, loses only its own later
+results: the next row gets a new process. So does the row after tests, because their modules and
+settings would stay.
 """
 
 from __future__ import annotations
