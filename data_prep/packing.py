@@ -76,7 +76,7 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """Whitening to use; None: it is measured on the data, if the codec needs that."""
+    """The whitening to use; None: it is measured on the data, if the codec needs that."""
     sound: SoundCodec | None = None
     """Codec for the sound of videos; None: videos are packed without sound."""
     sound_scale: float | None = None

@@ -245,8 +245,7 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """Sets the `padding` of `encoder` to KEEP if every text has the encoder's full length, else
-    TRIM.
+    """Sets `padding` of `encoder`: KEEP if all texts have the encoder's full length, else TRIM.
 
     Returns a copy. `rows` is the set of the lengths of the cache's texts. Encoders without such a
     setting are returned unchanged.
