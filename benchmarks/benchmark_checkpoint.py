@@ -100,9 +100,9 @@ def _parse(argv: Sequence[str] | None) -> tuple[Namespace, RunConfig]:
 
 
 def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: int) -> RankShare:
-    """Saves and loads a checkpoint in `folder`, and counts bytes; all ranks must call it.
+    """Saves and loads a checkpoint in `folder`, and counts the bytes of this rank.
 
-    `bucket` is the most bytes of one exchange between ranks.
+    All ranks must call it. `bucket` is the largest number of bytes in one exchange between ranks.
     """
     import torch.distributed as dist
     from measuring.rank_bytes import counted_bytes

@@ -193,7 +193,10 @@ def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> 
 
 
 def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
-    """Yields (`module:name`, file, syntax) of every function outside other functions."""
+    """Yields (`module:name`, file, syntax node) of every function and method of dit/.
+
+    Functions inside other functions are left out.
+    """
     for file in sorted(root.rglob("dit/**/*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.parse(file.read_bytes()).body:

@@ -185,7 +185,8 @@ def pack_data(tree: Path, folder: Path) -> Values:
 def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
     """Prints for each run and kind whether all values are equal.
 
-    Returns 1 if a value differs, else 0.
+    Returns 1 if a value differs, if a run is not recorded in both folders, or if nothing was
+    compared; else 0.
     """
     recorded = sorted({f.stem for d in (old, new) for f in (d / "results").glob("*.json")})
     counts = {"equal": 0, "different": 0, "values": 0}

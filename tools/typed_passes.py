@@ -204,7 +204,10 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
 
 
 def weight_traits(given: Trial) -> dict[str, Traits]:
-    """The traits of each trained weight, by name; all but the type are measured."""
+    """The traits of each weight of the network, by name; all but the type are measured.
+
+    The gradients are overwritten.
+    """
     shapes: dict[int, tuple[int, ...]] = {
         id(shard.data): shard.global_shape[shard.prepend_axis_num :]
         for shard in weight_shards(given.network)
@@ -335,7 +338,7 @@ def _typed(given: Trial) -> Iterator[None]:
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:
-        """`text_row`, typed as varying, because each context rank has another number of rows."""
+        """Calls `text_row`, and types its result as varying: each context rank has its own rows."""
         with spmd.no_typecheck():  # numbers of this process have no type before
             made = text_row(*arguments, **options)
         for tensor in (made.source_L, made.sample_L):
@@ -343,7 +346,7 @@ def _typed(given: Trial) -> Iterator[None]:
         return made
 
     def parts_of_sums(*arguments: Any) -> Tensor:
-        """`sample_sums` of a context rank's tokens, typed as parts of a sum."""
+        """Calls `sample_sums` on a context rank's tokens; types the result as parts of a sum."""
         kinds = _axes(given, tensor=I, context=P)
         return spmd.no_typecheck(out_types=kinds)(sample_sums)(*arguments)
 

@@ -87,7 +87,7 @@ def _product(rows: int, inputs: int, outputs: int) -> Call:
 
 
 def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
-    """Bounds of attention, forward and backward.
+    """Yields the bounds of attention kernels by head width and sample length, forward and backward.
 
     FLOPs are counted as for MFU: backward has twice those of forward.
     """

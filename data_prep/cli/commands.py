@@ -389,7 +389,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def run_relocate(args: argparse.Namespace) -> int:
-    """Runs the command `relocate`, which corrects the index of a moved AutoModel cache."""
+    """Runs the command `relocate`: corrects the index of a moved AutoModel cache; returns 0."""
     count = relocate(args.folder)
     Console().print(f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0

@@ -247,7 +247,8 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
     """Other rules for the size of samples that may crop less than the given options.
 
     The keys are the options to change, as a user would type them, such as `--max_pixels 131072`. If
-    `codec` and `text` are those of a published network, its patch size is kept.
+    `codec` and `text` are those of a published network, its patch size is kept. With
+    --dataset_config, which has sizes of its own, there are none.
     """
     if args.dataset_config:  # which has sizes of its own
         return {}
@@ -276,7 +277,7 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
     `stride` is the number of frames per latent frame, the codec's temporal stride.
 
     Raises:
-        PrepError: the codec cannot encode that number of frames.
+        PrepError: options contradict each other, or the codec cannot encode that number of frames.
     """
     stills = args.num_frames or 10 if args.mode == "frames" else 0
     count = args.target_frames

@@ -1,4 +1,4 @@
-"""Prints summaries and tables about a packing, a plan or a dataset for the user."""
+"""Prints summaries and tables about packed samples, a plan or a dataset for the user."""
 
 from __future__ import annotations
 

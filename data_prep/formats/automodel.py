@@ -61,10 +61,12 @@ def write_automodel(
 ) -> int:
     """Writes samples as a cache of AutoModel into `folder`, and returns their number.
 
-    `ending` is meta or pt; `model` has the entries of the index that name the model, and an index
-    file lists `shard_size` samples. Paths in the index are absolute, because AutoModel's reader
-    expects that; `relocate` corrects them after the folder was moved. Texts are padded with zeros
-    to `text_length`, so that AutoModel's loader can stack them.
+    `ending` is meta or pt. `model` has the entries of the index that name the model. Each index
+    file lists `shard_size` samples, the last one maybe fewer. Texts are padded with zeros to
+    `text_length` rows, so that AutoModel's loader can stack them.
+
+    Paths in the index are absolute, because AutoModel's reader expects that; `relocate` corrects
+    them after the folder was moved.
     """
     shards, rows, buckets = list[str](), list[dict[str, Any]](), dict[str, int]()
     folder, total = folder.resolve(), 0

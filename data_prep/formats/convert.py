@@ -49,7 +49,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Yields the samples of the cache in `folder`, whose format is recognised by its files.
+    """Yields the samples of the cache in `folder`, or their refusals; its files show its format.
 
     Raises:
         PrepError: the folder holds no known cache.
@@ -197,7 +197,8 @@ def _linked(
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
     """Links MLPerf's tar files into the dataset; reads only the first sample, as a check.
 
-    Returns the number of samples of each shard, by split, and no refusals.
+    Returns the number of samples of each shard, by split, and no refusals. Counts the samples of
+    each fixed noise level in `checked.levels`.
 
     Raises:
         PrepError: the first sample cannot be used, or a tar cannot be read.

@@ -108,6 +108,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of rows whose first frames, and whose last frames, differ in at most NEAR bits.
 
     Only rows are compared that agree in one of four parts, 16 bits each, of the first frame's hash.
+    If thousands agree, only rows with near hashes are compared.
     """
     found = list[tuple[int, int]]()
     for band in range(_BANDS):

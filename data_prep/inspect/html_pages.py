@@ -151,7 +151,8 @@ def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.nda
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
     """Thumbnail of uint8 frames: the first as a picture, and all as a clip of `seconds` seconds.
 
-    Each is scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
+    The clip is shorter if its frames would be shown for more than `_LONGEST` ms each. Frames are
+    scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
     """
     frames, height, width, _ = frames_FHW3.shape
     small = max(height, width) <= side and height * width <= _LOSSLESS

@@ -149,6 +149,9 @@ class Captions:
     def all_of(self, source: str) -> list[Caption]:
         """The captions of the medium at the relative path `source`, at least one.
 
+        They are looked for in a `.json` file beside the medium, in a `.txt` file, and in tables. If
+        there is none, `missing` decides.
+
         Raises:
             RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
         """
@@ -201,7 +204,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
     """The caption of the medium `source` if none was found: its file name, or the empty caption.
 
     Raises:
-        RefusedError: `missing` is refuse.
+        RefusedError: `missing` is REFUSE.
     """
     if missing is MissingCaption.REFUSE:
         why = "neither .json nor .txt nor table, and --missing_caption refuse"
@@ -244,7 +247,7 @@ def texts_in(
 ) -> tuple[str, ...]:
     """The captions in `fields`, from the first of the fields `names` that has any.
 
-    A field that is null counts as the empty caption if `missing` is empty. `place` names the file
+    A field that is null counts as the empty caption if `missing` is EMPTY. `place` names the file
     or row in messages.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Rules that decide the encoded size of a picture from its own size, in integer arithmetic.
+"""Rules that decide the encoded size of a picture from its own size.
 
-A picture is scaled, both sides alike, then cropped around its centre. The scaled picture is never
-smaller than the crop.
+A picture is scaled, both sides alike, so that it covers the new size, then cropped around its
+centre. Without `center_crop`, `Buckets` stretch it instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ResizeMode(StrEnum):
 class Fit:
     """A rule that keeps the size of a picture, cropped to whole patches, within a pixel budget.
 
-    A larger picture is scaled to the size near the budget whose whole patches lose the least area.
+    A larger picture is scaled to a size near the budget whose whole patches lose little of its
+    area.
     """
 
     size_multiple: int

@@ -1,7 +1,7 @@
 """Plans the sound of each sample of a video, then decodes it to a waveform.
 
-A sample whose sound cannot be used is packed without sound, and a note on it is counted: in the
-plan, or on the decoded clip if only decoding shows the fault.
+A sample whose sound cannot be used is packed without sound, unless `MissingAudio` says otherwise. A
+note on it is counted: in the plan, or on the decoded clip if only decoding shows the fault.
 """
 
 # C channels of sound, S samples
@@ -46,7 +46,7 @@ class SilentAudio(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSound:
-    """The sound track that a file's header has (None: none), and notes to count."""
+    """Number of a file's sound track, None if none can be used, and notes for the summary."""
 
     track: int | None
     notes: tuple[str, ...]

@@ -74,7 +74,7 @@ class Timeline:
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether this video has as many frames as `other`, with or without its changed part.
+        """Whether this video has as many frames as `other`, up to its change of shape or in all.
 
         `other` is None for a picture, which has one frame.
         """
@@ -288,10 +288,10 @@ def _pictures(
 ) -> Iterator[Image.Image]:
     """Yields the frames `wanted` (times in ticks, or numbers) as stored, not yet turned upright.
 
-    Each is removed from that list when it is yielded.
+    Each is removed from the list `wanted` when it is yielded, so that another attempt can go on.
 
     Raises:
-        RefusedError: the shape of a frame differs from that of the `first`.
+        RefusedError: a frame is missing, or its shape differs from that of the `first`.
     """
     with open_video(file) as (container, video):
         for number, frame in enumerate(decode(container, video)):

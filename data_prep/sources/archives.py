@@ -52,7 +52,10 @@ class Contents:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Adds a member; it replaces an earlier one with its name, as when `tar` unpacks."""
+        """Adds the member to `places`, `refused` or `ignored`; folders are not added.
+
+        It replaces an earlier member with its name, as when `tar` unpacks.
+        """
         if member.isdir():
             return
         name = _normal(member.name)

@@ -248,7 +248,10 @@ class CaptionTables:
         return self._parsed[path]
 
     def _respell(self, rows: Rows) -> None:
-        """Renames rows to the spelling of the medium that they name, if only one is possible."""
+        """Renames rows to the spelling of the medium that they name, if only one is possible.
+
+        Names with several possible media are noted in `rows.unclear`.
+        """
         folder = str(PurePosixPath(rows.path).parent)
 
         def media(name: str) -> set[str]:

@@ -50,7 +50,7 @@ _NOT_READ = {
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
-    """Whether the dataset file at `path` is diffusion-pipe's, whose defaults then apply."""
+    """Whether the dataset file at `path` is diffusion-pipe's (.toml), whose defaults then apply."""
     return path.suffix.lower() == ".toml"
 
 

@@ -186,7 +186,7 @@ def _content(address: str) -> bytes:
     """Downloads the content of a URL; tries again after errors of the network or server.
 
     Raises:
-        RefusedError: the last try failed, too.
+        RefusedError: the last try failed, too, or the server refuses the address.
     """
     wait, problem = _FIRST_WAIT, ""
     for read_or_refuse in range(1, _TRIES + 1):

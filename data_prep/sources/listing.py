@@ -142,7 +142,7 @@ def list_media(
     messages.
 
     Raises:
-        PrepError: `root` is no folder, or holds no media.
+        PrepError: `root` is no folder, holds neither media nor archives, or cannot be read.
     """
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder; correct the path")

@@ -112,7 +112,10 @@ class MediaSource:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """Yields the samples of all media in the order of the listing; threads probe the files."""
+        """Yields the samples of all media in the order of the listing; threads probe the files.
+
+        Files that become no sample are counted in `ignored`, which is cleared at the start.
+        """
         self.ignored.clear()
         ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:

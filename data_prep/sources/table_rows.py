@@ -180,9 +180,10 @@ def _add_csv(rows: Rows, text: str) -> None:
 
 
 def _separator(path: str, lines: Iterable[str]) -> str:
-    """The field separator: the one that a first line `sep=` states, or that makes known columns.
+    """The field separator of a CSV file: stated by a first line `sep=`, or found by its columns.
 
-    Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
+    It is the first separator that makes a known column, or else the usual one. Spreadsheets write
+    semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
     first = next(filter(None, (line.rstrip("\r\n") for line in lines)), "")
     if said := _SAID.fullmatch(first):

@@ -219,7 +219,7 @@ def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -
 
 
 def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields the new digits: training digits in dark ink on white, with their captions."""
+    """Yields (grey picture [H, W], caption) of the new digits: training digits, dark on white."""
     from dit.codecs.pretrained import ModelLocation
     from dit.codecs.vae import codec_of_card
     from examples.digits.judges import decoded
@@ -231,7 +231,10 @@ def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def own_samples(distilled: Path, each: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields samples of the distilled network at guidance scale 1, `each` for every old prompt."""
+    """Yields (grey picture [H, W], caption) that the distilled network makes at guidance scale 1.
+
+    There are `each` samples for every old prompt.
+    """
     from dit.sampling.open_checkpoint import open_checkpoint
 
     captions = [caption for caption in CAPTIONS for _ in range(each)]
@@ -342,7 +345,7 @@ def fitted(f_TC: Sequence[Tensor], v_TC: Sequence[Tensor], u_TC: Sequence[Tensor
 
 
 def _predictions(opened: Any, folder: Path, data: str, *, captions: bool) -> list[Tensor]:
-    """Predictions [T, C] for a pack of held-out digits at each of `QUANTILES`.
+    """Predictions [T, C] of `opened` for each pack of held-out digits and each of `QUANTILES`.
 
     The noise is always the same. If `captions` is False, the samples have the null text.
     """

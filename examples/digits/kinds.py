@@ -86,7 +86,7 @@ class Kind(ABC):
         return {}
 
     def teacher_prompts(self, each: int | None) -> list[Prompt]:
-        """The prompts for a teacher, each of them `each` times.
+        """The prompts for a teacher, each of them `each` times; None: a number usual for this kind.
 
         Raises:
             ValueError: this kind is not compared with a teacher.

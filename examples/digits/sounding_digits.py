@@ -255,7 +255,10 @@ def given_prompts(clips: Sequence[SoundingClip], folder: Path) -> tuple[list[Pro
 
 
 def shown_and_heard(pictures: Sequence[Picture]) -> dict[str, list[np.ndarray]]:
-    """The frames and the waveforms of generated clips."""
+    """Splits generated clips into {"clips": frames [F, H, W, 3], "waves": waveforms [S]}.
+
+    A clip without sound has no waveform.
+    """
     waves = [one.sound.samples_CS[0] for one in pictures if one.sound is not None]
     return {"clips": [one.frames_FHW3 for one in pictures], "waves": waves}
 

@@ -207,7 +207,10 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
 
 
 def install(wheelhouse: Path, site: Path) -> int:
-    """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
+    """Unpacks the wheels in `wheelhouse` into `site`, and returns their number.
+
+    `site` is emptied before, unless it was unpacked from exactly these wheels; then nothing is
+    done.
 
     Raises:
         ValueError: there are no wheels, pip fails, or a wheel would replace the machine's torch.

@@ -33,7 +33,7 @@ _HEADING = "--- {}\n"
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """Environment variables for a row: its path has the checkout first, then the wheels in `site`.
+    """Environment variables for a row: PYTHONPATH has the checkout first, then the wheels `site`.
 
     They also set the allocator, because CUDA reads that once, at the start of a process.
     """
