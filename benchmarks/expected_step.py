@@ -130,12 +130,10 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
 
 
 def whole_samples_per_s(shape: str, flops: float) -> float | None:
-    """Samples a second of the whole network of which `shape` has a few layers.
+    """Samples a second of the whole network, for a `shape` that has a few of its layers.
 
-    It assumes that the whole network reaches `flops` FLOP/s, too.
-
-    Packs are counted as full of samples without padding. None if `shape` does not stand for a
-    larger network.
+    It assumes that the whole network reaches `flops` FLOP/s, too. Packs are counted as full of
+    samples without padding. None if `shape` does not stand for a larger network.
     """
     if shape not in WHOLE:
         return None

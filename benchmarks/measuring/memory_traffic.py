@@ -172,8 +172,8 @@ def layer_traffic(
 ) -> tuple[LayerTraffic, LayerTraffic]:
     """Memory traffic of one layer on one device, as (forward pass, backward pass).
 
-    It is the difference between two networks, the second of which has one layer more; `counts` are
-    the keys of `model` to replace in each.
+    It is the difference between two networks. `counts` are the keys of `model` to replace in each;
+    the second network must have one layer more.
 
     `fused` selects the kernels of `dit/models/kernels` instead of torch's operations. If `lora` has
     a rank, adapters are attached and the layer's own weights are frozen.

@@ -210,7 +210,8 @@ def simulated_steps(
 ) -> Steps:
     """Simulates `steps` training steps on `ranks` ranks, after the steps that fill the buffers.
 
-    `balance` decides the order of a rank's packs, of which `balance_packs` wait to be chosen.
+    `balance` and `balance_packs` decide the order of a rank's packs, as dataset.balance and
+    dataset.balance_packs do.
     """
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []

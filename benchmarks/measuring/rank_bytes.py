@@ -117,8 +117,8 @@ class _Counter(TorchDispatchMode):
 def _sent(name: str, args: tuple[Any, ...]) -> int:
     """Bytes that this rank sends in the collective `name`, called with `args`.
 
-    A broadcast, an all-gather and an all-to-all count a copy for each receiver; an all-reduce, a
-    gather and a scatter count one copy.
+    A broadcast and an all-gather count a copy for each receiver, an all-to-all the parts of other
+    ranks. An all-reduce, a gather and a scatter count their tensors once.
 
     Raises:
         NotImplementedError: the collective is unknown.

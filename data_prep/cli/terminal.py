@@ -25,7 +25,11 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Prints how many samples of each split were packed and how many were refused, with reasons."""
+    """Prints how many samples were packed and refused, with reasons, and other facts.
+
+    These are the size of the shards, notes on samples, ignored files, the loss by cropping, and the
+    PSNR of verified samples.
+    """
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))

@@ -93,9 +93,9 @@ class SoundRule:
     def read(
         self, file: Path | BinaryIO, planned: PlannedSound
     ) -> tuple[Tensor | None, tuple[str, ...]]:
-        """Returns (waveform [C, S] of the span `planned`, notes); the waveform may be None.
+        """Returns (waveform [C, S] of the span `planned`, notes).
 
-        It is None if the sample is to be packed without sound.
+        The waveform is None if the sample is to be packed without sound.
 
         Raises:
             RefusedError: the sound cannot be used, and `missing` refuses such videos.

@@ -294,8 +294,7 @@ class MediaSource:
     ) -> ReadReference:
         """Reads the control or rejected sample `one`.
 
-        `folders` are the folders of such samples, of which `one.folder` is an index; FOLDER instead
-        means the folder of the media.
+        It lies in `folders[one.folder]`, or in the folder of the media if `one.folder` is FOLDER.
         """
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where

@@ -159,7 +159,7 @@ class LossByTime(NamedTuple):
     def of(cls, one: Training, of: Sequence[Training], levels: Iterable[int]) -> LossByTime:
         """The mean loss over `levels` of the training `one`.
 
-        `of` are all trainings of its variant, the fastest of which gives the time of a step.
+        `of` are all trainings of its variant; the fastest one gives the time of a step.
         """
         losses, step_s = one["losses"], min(each["step_s"] for each in of)
         seconds = [step_s * _EVERY * number for number in range(1, len(losses) + 1)]

@@ -47,10 +47,7 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 class Worker:
-    """A process that runs rows with `settings`, as the main process controls it.
-
-    `log` gets its output.
-    """
+    """Starts and controls a process that runs rows with `settings`; `log` gets its output."""
 
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
