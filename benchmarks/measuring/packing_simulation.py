@@ -247,8 +247,8 @@ def _measured(
 def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
     """Yields the packs of `stream`, the packs of one rank, in the order in which it trains on them.
 
-    `balance` decides the order, and `packs` is the number of packs to choose from. The last value
-    of each pack is replaced by the number of the newest sample read by then.
+    `balance` decides the order, and `packs` is the largest number of packs to choose from. The last
+    value of each pack is replaced by the number of the newest sample read by then.
     """
     waiting: list[_Pack] = []
     recent: list[float] = []
