@@ -109,9 +109,10 @@ def measure(
     steps: int,
     around: AbstractContextManager[Any],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures of `steps` steps after `warm_up` others, and the values of each step.
+    """Runs `warm_up` steps and then `steps` measured steps; all ranks must call it.
 
-    The measured steps run in the context `around`. All ranks must call it.
+    Returns (summary, values): the summary is that of `step_summary`, and values has one dict for
+    each measured step, as in metrics.jsonl. The measured steps run in the context `around`.
     """
     from measuring.steps import fill_on_device, step_summary, watched_processes
 

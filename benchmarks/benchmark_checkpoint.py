@@ -1,9 +1,10 @@
 r"""Counts bytes that each rank writes, reads, sends and holds to save and load a checkpoint.
 
-1. model     of the given configuration and layout, with its optimizer and average
-2. save      written: this rank's files; sent: to other ranks; held: copies beyond training
-3. load      read: of the files; sent and held: as above. Checksums read every byte once more, over
-             all ranks together, and are not counted
+1. model     builds the network of the given configuration and layout, its optimizer and average
+2. save      counts the bytes of this rank's files (written), those sent to other ranks (sent), and
+             the most memory at a time beyond that of training (held)
+3. load      counts the bytes read from the files (read), and those sent and held. The checksums,
+             for which all ranks together read every byte once more, do not count
 
     for n in 1 2 4 8; do python -m torch.distributed.run --standalone --nproc-per-node $n \
         benchmarks/benchmark_checkpoint.py --config-file conf/dit_debug.yaml --mock; done
@@ -99,9 +100,9 @@ def _parse(argv: Sequence[str] | None) -> tuple[Namespace, RunConfig]:
 
 
 def measure(model: ModelAndOptimizer, config: RunConfig, folder: Path, bucket: int) -> RankShare:
-    """Saves and loads a checkpoint in `folder`, and counts bytes; all ranks must call it.
+    """Saves and loads a checkpoint in `folder`, and counts the bytes of this rank.
 
-    `bucket` is the most bytes of one exchange between ranks.
+    All ranks must call it. `bucket` is the largest number of bytes in one exchange between ranks.
     """
     import torch.distributed as dist
     from measuring.rank_bytes import counted_bytes

@@ -2,12 +2,15 @@
 
     python benchmarks/benchmark_loader.py --samples 20000 1000 --memory 4096
 
-1. shards    samples of about 4 kB (small pictures), then of 400 kB (video)
-2. rates     medians of alternating passes: tarfile with the decoding and checks of the loader, one
-             sample after the other; the same, packed in the order of the shards; and our loader.
-             In CPU seconds with the loader in this process; in seconds of the clock with worker
-             processes, as in a run, which needs an idle machine
+1. shards    writes samples of about 4 kB (small pictures), then of 400 kB (video)
+2. rates     takes turns between three ways to read them, and prints the median of each:
+             - tarfile, with the decoding and checks of the loader, one sample after the other
+             - the same, and packs them in the order of the shards
+             - our loader
 3. memory    of a process that has filled a packing buffer, over one with a buffer of 32 samples
+
+With the loader in this process, rates are per CPU second. With worker processes, as in a run, they
+are per second of the clock, which needs an idle machine.
 """
 
 from __future__ import annotations

@@ -56,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Losses of the first step, and real tokens a second, by method.
+    """Compares the methods as the options in `argv` say, and prints a table.
+
+    Returns {"losses": loss of the first step by method, "tokens_per_s": median rate by method}.
+    With --json the same dict is written to a file.
 
     Raises:
         ValueError: the losses contradict `check_losses`.
@@ -130,7 +133,11 @@ def _base(options: argparse.Namespace) -> RunConfig:
 
 
 def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """A function for each method that runs a step and returns its loss; the tokens of a step."""
+    """The training steps to compare, and the number of tokens in a step.
+
+    Returns (steps, tokens): steps maps the name of each method to a function that runs one training
+    step and returns its loss.
+    """
     import torch
     from measuring.padded import diffusers_network, diffusers_weights, examples
 
@@ -180,7 +187,10 @@ def _ways(config: RunConfig, batches: int) -> tuple[dict[str, Callable[[], float
 
 
 def _item(config: RunConfig, number: int) -> Any:
-    """A pack of four random samples with its problem, on the device; `number` seeds them."""
+    """A random pack for one micro-batch, as (packed batch, training problem) on the device.
+
+    The pack has one sample for each caption length in LENGTHS; `number` seeds the samples.
+    """
     import torch
 
     from dit.batch import LatentSample
@@ -210,7 +220,7 @@ def _item(config: RunConfig, number: int) -> Any:
 
 
 def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
-    """Errors of the predicted velocity for each sample of `batch`, each by a call of its own."""
+    """Error (prediction minus target) of the velocity of each sample, by one call each."""
     from dit.batch import TEXT, LatentSample
     from dit.models.registry import diffusers_form
 
@@ -225,7 +235,11 @@ def _alone(config: RunConfig, network: Any, batch: list[Any]) -> list[Any]:
 
 
 def _padded(network: Any, batch: list[Any]) -> list[Any]:
-    """Errors [n, C] of one call for samples of one size, whose captions are padded."""
+    """Error (prediction minus target) of the velocity of each sample, from one call of `network`.
+
+    Captions are padded to the longest one; all samples must have the same size. Each error is [n,
+    C], for n latent cells.
+    """
     import torch
     from torch.nn.functional import pad
 

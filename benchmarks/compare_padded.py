@@ -1,8 +1,11 @@
 """Compares real tokens a second of a packed step and of Diffusers' model in a plain loop.
 
-1. samples   random samples of a mixture, packed; plain loops get the same samples, noise and levels
-2. start     equal weights; where nothing is padded, the losses of the first step must agree
-3. steps     in turn, so that other load on the machine affects all alike; medians
+1. samples   draws random samples of a mixture and packs them; plain loops get the same samples,
+             noise and levels
+2. start     gives both networks equal weights; where nothing is padded, the losses of the first
+             step must agree
+3. steps     runs the methods in turn, so that other load on the machine affects all alike, and
+             prints medians
 
     python benchmarks/compare_padded.py --steps 7 --family flux
 
@@ -58,7 +61,8 @@ _MIXTURES = {
         MockGeometry(height=16, width=24, text_length=16, weight=3),
     ),
 }
-"""Samples of one size; and a mixture whose longest video has five times the mean tokens."""
+"""Mixtures of samples by name: samples of one size, and one whose longest video has five times the
+mean number of tokens."""
 _LARGE = {
     "large": (
         MockGeometry(frames=4, height=128, width=128, text_length=256, fps=24, weight=1),
@@ -67,8 +71,8 @@ _LARGE = {
         MockGeometry(height=64, width=64, text_length=128, weight=9),
     ),
 }
-"""A video of 16,384 tokens and pictures of 1,024 to 4,096, in four packs. With the small mixtures a
-GPU computes a pack faster than the host can start it."""
+"""Mixture for --large: a video of 16,384 tokens and pictures of 1,024 to 4,096 tokens, in four
+packs. With the small mixtures a GPU computes a pack faster than the host can start it."""
 
 # In bfloat16 Diffusers rounds noise levels, modulation and predictions, which are float32 in ours.
 _TOLERANCE = {Precision.FP32: 1e-3, Precision.BF16: 3e-2}
@@ -80,7 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Runs the comparison that `argv` asks for; returns the printed lines of each mixture."""
+    """Runs the comparison with the options in `argv`, and prints a table.
+
+    Returns one dict of figures for each mixture, with its name under `samples`. With --json the
+    same list is written to a file.
+    """
     options, overrides = _parser().parse_known_args(argv)
     small = load_config(_base(large=options.large), overrides=SMALL[options.family])
     base = load_config(small, config_file=options.config_file, overrides=overrides)
@@ -152,9 +160,10 @@ def _compare(config: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], float]], int]:
-    """A function for each method that runs a step and returns its loss; and the tokens of a step.
+    """The training steps to compare, and the number of real tokens in a step.
 
-    `batch` is the number of samples of a padded batch.
+    Returns (steps, tokens): steps maps the name of each method to a function that runs one training
+    step and returns its loss. `batch` is the number of samples of a padded batch.
     """
     from measuring.padded import (
         Batching,
@@ -208,7 +217,10 @@ def _contenders(config: RunConfig, batch: int) -> tuple[dict[str, Callable[[], f
 
 
 def _items(config: RunConfig) -> list[Any]:
-    """The samples of the mixture as packs with their problems, on the device."""
+    """The micro-batches of a step, as (packed batch, training problem) on the device.
+
+    The packs hold the random samples of the mixture `dataset.mock_samples`.
+    """
     from dit.bin_packing import best_fit_decreasing
     from dit.data import null_inputs
     from dit.data.pack import SampleSize, pack_samples
@@ -233,9 +245,10 @@ def _items(config: RunConfig) -> list[Any]:
 
 
 def _samples(config: RunConfig) -> Iterator[Any]:
-    """Yields twice as many samples of each kind as its weight, in random order.
+    """Yields random samples of every kind in `dataset.mock_samples`, in random order.
 
-    The keys are positions in that order.
+    Each kind has twice as many samples as its rounded weight. A sample's key is its position in the
+    order.
     """
     import torch
 

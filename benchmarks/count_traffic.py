@@ -81,8 +81,9 @@ LAYERS: Mapping[str, tuple[str, Mapping[str, int], Mapping[str, int]]] = {
         {"num_layers": 1, "num_single_layers": 2},
     ),
 }
-"""Rows of the planner's table (`dit.planner.layer_traffic.row_of`): a named size with such a layer,
-and the numbers of layers of two networks, the second of which has one such layer more."""
+"""The layers of the planner's table by name of the row (`dit.planner.layer_traffic.row_of`). A
+value is (named model size, keys of a first network, keys of a second network); the second network
+has one layer of this kind more than the first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -152,13 +153,14 @@ def write_table(file: Path, groups: ProcessGroupCollection) -> None:
 def layer_columns(
     name: str, kernels: str, groups: ProcessGroupCollection
 ) -> dict[str, dict[str, float]]:
-    """Traffic units of a layer of `LAYERS`, for each pass, by the quantity to which they belong.
+    """Memory traffic of one layer of `LAYERS`, as {"forward" or "backward": {quantity: units}}.
 
-    `kernels` is eager or fused. The quantities are:
+    A unit is 2 bytes times the width of the network. `kernels` is eager or fused. The quantities
+    are:
 
-    latents  for each latent token, in addition to the hidden units
-    text     for each text token, in addition to the hidden units
-    hidden   for each hidden unit of the feed-forward, over the width, of a token that it computes
+    latents  units for each latent token, besides those under hidden
+    text     units for each text token, besides those under hidden
+    hidden   units for each token in the feed-forward, to be multiplied by the MLP ratio
     """
     from measuring.memory_traffic import PackShape, layer_traffic
 

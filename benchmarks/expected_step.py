@@ -73,9 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(shape: str, overrides: Sequence[str], device: Device) -> Iterator[RunConfig]:
-    """Yields the configuration of a shape eager, fused, and fused with recomputation.
+    """Yields configurations of `shape`: eager kernels, fused kernels, and with recomputation.
 
-    The last one is left out if the memory of `device` needs no recomputation.
+    The one with recomputation is left out if the memory of `device` suffices without it.
     """
     for fused in ("false", "true"):
         keys = [*shape_keys(shape), f"model.fused_kernels={fused}", *overrides]
@@ -110,9 +110,10 @@ def expected_step(config: RunConfig, device: Device, efficiency: Efficiency) -> 
 
 
 def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
-    """The planner's estimate for the device called `name`, as a dict; None if it is unknown.
+    """The planner's estimate for the device named `name`, as a dict; None if the device is unknown.
 
-    `model.attention_backend` must be the kernel that the step ran.
+    Keys are step_s, by_kind_s (seconds), mfu, memory_gb and assumed (the efficiencies).
+    `model.attention_backend` must be the kernel that the measured step ran.
     """
     device = device_named(name)
     if device is None:
@@ -129,10 +130,10 @@ def expected_here(config: RunConfig, name: str) -> dict[str, Any] | None:
 
 
 def whole_samples_per_s(shape: str, flops: float) -> float | None:
-    """Samples a second of the whole network, for a `shape` that has few of its layers.
+    """Samples a second of the whole network, for a `shape` that has a few of its layers.
 
-    It assumes that the whole network reaches `flops` FLOP/s, too; a pack is full of samples,
-    without padding. None if the shape stands for no network.
+    It assumes that the whole network reaches `flops` FLOP/s, too. Packs are counted as full of
+    samples without padding. None if `shape` does not stand for a larger network.
     """
     if shape not in WHOLE:
         return None

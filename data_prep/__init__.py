@@ -3,7 +3,7 @@
 `python -m data_prep` lists the commands. In the order in which a sample passes through them:
 
 cli/       the command line
-packing    one packing from start to end: plan, measure, encode, publish
+packing    a whole run from start to end: plan, measure, encode, publish
 sources/   folders, archives and datasets -> media with their captions
 media/     files of pictures and videos -> sizes, frames and pixels
 planning/  one line for each sample: its size, frames and split, or why it is refused

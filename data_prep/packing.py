@@ -5,9 +5,9 @@
 3. encode    sample by sample, in the order of the plan, into the shards of its split
 4. publish   only if enough was packed
 
-The same command continues a packing that ended early, for whatever reason. The folder then holds
-what a single run would have written: where files have changed in the meantime, the samples of
-unchanged files are copied.
+The same command continues a run that ended early, for whatever reason. The folder then holds what a
+single run would have written: where files have changed in the meantime, the samples of unchanged
+files are copied.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MOST_NAMED = 4  # changed options in a message
 
 @dataclass(kw_only=True)
 class Packing:
-    """The packing of a source into a folder; each launched process has one."""
+    """A run that packs the clips of a source into a dataset folder; each process has one."""
 
     source: Source
     folder: Path
@@ -76,26 +76,26 @@ class Packing:
     options: PackOptions
     settings: Mapping[str, Any]
     whitening: Whitening | None = None
-    """The whitening to use instead of measuring it, for codecs whose whitening each dataset
-    measures."""
+    """The whitening to use; None: it is measured on the data, if the codec needs that."""
     sound: SoundCodec | None = None
-    """Codec for the sound of videos; None: no sound is packed."""
+    """Codec for the sound of videos; None: videos are packed without sound."""
     sound_scale: float | None = None
-    """Scale of sound latents to use instead of measuring it on the data."""
+    """Scale of sound latents to use; None: it is measured on the data, if the codec needs that."""
     engine: Engine = field(default_factory=InProcess)
     ranks: Ranks = ALONE
     track: Track = no_progress
     command: str = ""
     """The shell command that made the dataset, for its README.md."""
     gentler: Mapping[str, Sizing] = field(default_factory=dict)
-    """Other rules for sizes that may crop less, by the option that selects them."""
+    """Other rules for sizes that may crop less, by the option that selects them; see
+    `gentler_sizings`."""
     notify: Callable[[str], None] = lambda _: None
     """Shows a sentence to the user; called before the encoding begins."""
     decoded: list[DecodedSample | None] = field(default_factory=list)
     """Hashes and thumbnails that `decode_all` finds, in the order of the plan; None for refused
     samples."""
     cropped: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about cropping, set by `review`."""
+    """Summary of the area lost to cropping, for the dataset card; set by `review`."""
 
     def run(self) -> Summary:
         """Runs all steps that an earlier run has not finished, and returns what was packed.
@@ -133,7 +133,10 @@ class Packing:
             return write_plan(entries, path, given)
 
     def decode_all(self, plan: PackingPlan) -> PackingPlan:
-        """Decodes every file without encoding it; returns a plan that refuses those that fail."""
+        """Decodes every file without encoding it, and fills `decoded`.
+
+        Rewrites the file of `plan` so that files that fail are refused, and returns the new plan.
+        """
         return refuse(plan, self._decode(plan))
 
     def _decode(self, plan: PackingPlan) -> Iterator[tuple[str, str] | None]:
@@ -193,9 +196,10 @@ class Packing:
         new.write(self.folder)
 
     def review(self, plan: PackingPlan) -> Refusals:
-        """The samples that the plan refuses; sets `cropped`, and rank 0 notifies the user.
+        """Collects the samples that the plan refuses, and the loss by cropping; returns the former.
 
-        If the default split would leave a split of a small dataset empty, all samples go to train.
+        Sets `cropped`. Changes `options.split` so that all samples go to train, if the default
+        split would leave a split empty. Rank 0 notifies the user of both.
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)
@@ -224,7 +228,7 @@ class Packing:
         refusals.check(total=plan.total, max_fraction=self.options.max_bad_fraction)
 
     def work(self, task: Task) -> BlockWorker:
-        """The worker that does `task` for the samples of this packing."""
+        """A worker that does `task` with the source, codecs and options of this run."""
         return BlockWorker(
             source=self.source,
             codec=self.codec,
@@ -237,9 +241,9 @@ class Packing:
         )
 
     def _measure(self, plan: PackingPlan) -> None:
-        """Sets the whitening and the sound scale of the codecs that measure them on the dataset.
+        """Sets the whitening of `codec`, and the scale of `sound`, if they depend on the dataset.
 
-        Rank 0 writes them to a file, measured or as given; all ranks read it.
+        Rank 0 measures them, unless they are given, and writes them to a file that all ranks read.
         """
         whitens, scales = self.codec.whitens_by_dataset, self._scales_sound
         if not (whitens or scales):
@@ -269,7 +273,7 @@ class Packing:
         return self.sound is not None and self.sound.scales_by_dataset
 
     def _fitted(self, plan: PackingPlan) -> dict[str, Any]:
-        """The whitening and the sound scale over all readable clips, as values for JSON.
+        """Measures whitening and sound scale on all readable clips; returns a dict for JSON.
 
         The result is the same for any number of workers.
 
@@ -301,7 +305,7 @@ class Packing:
         return content
 
     def _encode(self, plan: PackingPlan) -> None:
-        """Encodes those samples of this rank that its ledger does not list yet."""
+        """Encodes and writes the samples of this rank's share that its ledger does not list yet."""
         share = RankBlocks(plan=plan, size=self.options.block_size, ranks=self.ranks)
         writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
         progress = writer.progress(share)
@@ -342,7 +346,7 @@ class Packing:
         return summary
 
     def _pictures(self, plan: PackingPlan, summary: Summary) -> tuple[tuple[str, bytes], ...]:
-        """Captions and PNG files of the first samples, for the dataset's README.md."""
+        """(caption, PNG file) of the first packed samples, for the dataset's README.md."""
         found = list[tuple[str, bytes]]()
         for entry in self._packed(plan, summary):
             if len(found) == PICTURES:

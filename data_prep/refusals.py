@@ -95,7 +95,10 @@ class Refusals:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each reason: the number of samples, and the names of all or of one."""
+        """A line for each reason, with the number of samples.
+
+        It names each of them if few samples are refused in all, else one of them.
+        """
         lines = list[str]()
         for reason, count in self.counts.items():
             shown = sorted(self._found[reason])[: _FEW if len(self) <= _FEW else 1]
@@ -115,7 +118,7 @@ class Refusals:
         write_atomically(path, "".join(lines).encode())
 
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
-        """Checks that enough samples were accepted, of `total`.
+        """Checks that not too many of `total` samples were refused.
 
         `kept` says in the message that the samples packed so far are kept for the next run.
 

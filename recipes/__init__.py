@@ -4,7 +4,7 @@ runs                the runs to start from, one function each; `--recipe NAME` c
 pretrain_dit        trains
 generate_dit        prompts -> pictures and videos, from a checkpoint
 decode_latents      latents that were saved -> pictures and videos
-evaluate_digits     the part of handwritten digits that a classifier recognises; only in a checkout
+evaluate_digits     the fraction of digits that a classifier recognises; only in a checkout
 evaluate_pictures   how close generated pictures are to those of their captions, and how clean
 compare_trainings   variants of a configuration trained with several seeds, and judged
 fit_run             writes train.yaml next to shards, for a given time and this machine

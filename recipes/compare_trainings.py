@@ -85,9 +85,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _figures(
     folder: Path, seed: int, keys: Sequence[str], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Figures of the run in `folder` by name; the run is trained and judged if it does not exist.
+    """Figures of the run in `folder`, by name: CPU seconds, losses, and those of the judge.
 
-    `keys` are overrides of the variant.
+    The run is trained and judged if that was not done. `keys` are the overrides of its variant.
 
     Raises:
         ValueError: a training failed, or was interrupted before.
@@ -112,7 +112,7 @@ def _figures(
 
 
 def _run(words: Sequence[str | Path], *, check: bool = True) -> float:
-    """Runs the Python script `words[0]` with its arguments; returns its CPU seconds.
+    """Runs the Python script `words[0]` with its arguments; returns its user CPU seconds.
 
     Raises:
         ValueError: its exit code is not 0, and `check` is set.

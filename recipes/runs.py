@@ -95,9 +95,10 @@ def dit_debug() -> RunConfig:
 
 
 def for_weights(recipe: RunConfig, given: Callable[..., Any]) -> ForWeights | None:
-    """The settings of network and objective that `checkpoint.load_hf` implies for `recipe`.
+    """The settings of network and objective that the weights in `checkpoint.load_hf` need.
 
-    None if that key is not given. `given` returns the given value of a key.
+    None if that key is not given. `recipe` is the run that is adapted; `given` returns the value
+    that the user gave to a key, or None.
     """
     if given("checkpoint.load_hf") is None:
         return None

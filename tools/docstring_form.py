@@ -44,7 +44,10 @@ class Fault:
 
 
 def docstring_faults(sources: Iterable[Source]) -> dict[str, list[Fault]]:
-    """Faults of docstrings and of texts below fields, by file; only files with faults."""
+    """Finds faults of docstrings and of texts below fields; returns them by path of the file.
+
+    Files without faults are left out.
+    """
     found = {source.path: sorted(_faults(source), key=lambda one: one.line) for source in sources}
     return {path: faults for path, faults in found.items() if faults}
 

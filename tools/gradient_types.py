@@ -38,7 +38,8 @@ LAYOUTS = ("tp2", "tp2+sp", "cp2", "cp2+ag", "tp2+cp2", "tp2+sp+cp2", "tp2+sp+cp
 def main(argv: Sequence[str] | None = None) -> int:
     """Checks the types of the networks and layouts that `argv` names.
 
-    Returns exit code 0 if all types are right, else 1.
+    Layouts that do not divide a network are skipped. Returns exit code 0 if all others have the
+    right types, else 1.
     """
     parser = argparse.ArgumentParser(
         prog="python -m tools.gradient_types",

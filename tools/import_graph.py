@@ -22,7 +22,7 @@ ORDER = "tests/unit/test_import_directions.py"
 
 
 def circles(sources: list[Source]) -> list[list[str]]:
-    """The modules of each import cycle, in which each module imports each other, if indirectly."""
+    """The import cycles: each is a list of modules that import each other, directly or not."""
     modules = {module_of(source): source for source in sources}
     graph = networkx.DiGraph(
         (module, target)
@@ -49,9 +49,9 @@ def _targets(node: ast.Import | ast.ImportFrom, modules: dict[str, Source]) -> I
 
 
 def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
-    """The module that defines `name` in `module`, perhaps through others that re-export it.
+    """The module that defines `name`, which is imported from `module`; None if outside the tree.
 
-    None if no module of the tree does.
+    Re-exports are followed to their origin.
     """
     if f"{module}.{name}" in modules or module not in modules:
         return f"{module}.{name}" if f"{module}.{name}" in modules else None
@@ -64,9 +64,10 @@ def _defining(module: str, name: str, modules: dict[str, Source]) -> str | None:
 
 
 def arrows(tree: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """Imports against the order of folders, by "folder -> folder".
+    """Imports against the order of folders; returns (arrows, exceptions).
 
-    The second list has the entries of SPLIT that allow one of them.
+    `arrows` has sentences "MODULE imports NAME" by "folder -> folder". `exceptions` are the entries
+    of SPLIT that allow any of these imports.
     """
     test = runpy.run_path(str(tree / ORDER))
     allowed, split = test["ALLOWED"], test["SPLIT"]

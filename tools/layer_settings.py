@@ -17,7 +17,7 @@ from dit.models.registry import families, family_places
 
 
 def layer_settings() -> dict[str, list[str]]:
-    """The families that set each setting, by "Type.field"."""
+    """Names of the families that set each setting of layers, by "Type.field"."""
     folders = {place.rpartition(".")[0] for place in family_places().values()}
     found: dict[str, set[str]] = defaultdict(set)
     for family in families():
@@ -37,7 +37,7 @@ def layer_settings() -> dict[str, list[str]]:
 
 
 def _nested(value: Any) -> Iterator[tuple[Any, Field[Any]]]:
-    """Yields (dataclass, field) of each dataclass in `value`, nested ones included."""
+    """Yields (instance, field) for each field of each dataclass in `value`, nested ones too."""
     if isinstance(value, tuple):
         for one in value:
             yield from _nested(one)

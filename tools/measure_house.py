@@ -200,9 +200,9 @@ def figures(sources: list[Source]) -> dict[str, Any]:
 
 
 def pack_fields(sources: list[Source]) -> dict[str, int]:
-    """The number of modules that give a field of a pack a value, by "Type.field".
+    """Number of modules that give a value to a pack's field, by "Type.field".
 
-    It has the fields with a default. The types of a pack are the classes of dit/batch, except
+    Only fields with a default are listed. The types of a pack are the classes of dit/batch, except
     those of a sample and of a problem.
     """
     kinds = [
@@ -224,7 +224,7 @@ def pack_fields(sources: list[Source]) -> dict[str, int]:
 
 
 def fields_given(source: Source, kinds: set[str]) -> set[str]:
-    """Names of the fields that a module sets by keyword when it makes or changes one of `kinds`.
+    """Names of the fields that a module sets by keyword when it makes or replaces one of `kinds`.
 
     Keys of dictionaries count, too: tensors of a pack may be given by name.
     """
@@ -239,7 +239,10 @@ def fields_given(source: Source, kinds: set[str]) -> set[str]:
 
 
 def layer_settings(tree: Path) -> dict[str, list[str]]:
-    """The families that set each setting of layers; empty if the tree has other specifications."""
+    """The families that set each setting of layers, in the checkout `tree`, by "Type.field".
+
+    Empty if that checkout cannot be asked, because it specifies layers in another way.
+    """
     # Not an import: the functions of that tree are asked.
     script, path = Path(__file__).with_name("layer_settings.py"), {"PYTHONPATH": str(tree)}
     asked = "json.dumps(runpy.run_path(sys.argv[1])['layer_settings']())"
@@ -273,14 +276,17 @@ def takes_run_config(function: Function) -> bool:
 
 
 def local_names(function: Function) -> int:
-    """Number of names bound in a function, with arguments but without inner functions' names."""
+    """Number of names bound in `function`, with arguments, without those of inner functions."""
     table = symtable.symtable(ast.unparse(function), function.name, "exec").get_children()
     # Before a generic function its type parameters have a table of their own.
     return len(next(one for one in table if isinstance(one, symtable.Function)).get_locals())
 
 
 def names_of_families(sources: list[Source]) -> dict[str, int]:
-    """Number of names that each family's files import from modules outside its folder."""
+    """Number of names that each family's files import from other modules of dit, by family.
+
+    Only its family.py, model.py and diffusers.py count.
+    """
     found = {family: set[tuple[str, str]]() for family in families(sources)}
     for source in sources:
         family, _, page = source.path.rpartition("/")

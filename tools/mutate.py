@@ -152,9 +152,9 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def passes(checkout: Path, tests: list[str], marks: str) -> bool:
-    """Whether `tests` pass in a checkout, with the marker expression `marks`.
+    """Whether the tests pass in `checkout`; `marks` is a marker expression of pytest.
 
-    Tests that hang fail.
+    A test that hangs fails. If `marks` selects no test, the result is True.
     """
     options = ["-x", "-q", "--timeout=300", "-p", "no:cacheprovider", "-m", marks]
     child = os.fork()  # with what takes long to import, and nothing of ours
@@ -171,10 +171,10 @@ def passes(checkout: Path, tests: list[str], marks: str) -> bool:
 
 
 def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> str:
-    """A text that says which tests saw the change, or SURVIVES if none did.
+    """Tries a change: makes it in `checkout`, runs tests, and undoes it.
 
-    `narrow` runs only the tests that mirror the changed file; `marks` is a marker expression of
-    pytest.
+    Returns which tests saw the change, or SURVIVES if none did. `narrow` leaves out the wider
+    tests; `marks` is a marker expression of pytest.
     """
     file = checkout / mutation.file
     source = file.read_bytes()
@@ -193,7 +193,10 @@ def verdict(mutation: Mutation, checkout: Path, *, narrow: bool, marks: str) -> 
 
 
 def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
-    """Yields (`module:name`, file, syntax) of every function outside other functions."""
+    """Yields (`module:name`, file, syntax node) of every function and method of dit/.
+
+    Functions inside other functions are left out.
+    """
     for file in sorted(root.rglob("dit/**/*.py")):
         module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.parse(file.read_bytes()).body:
@@ -205,9 +208,9 @@ def functions(root: Path) -> Iterator[tuple[str, Path, ast.AST]]:
 
 
 def fixed(root: Path, count: int | None) -> Iterator[Mutation | str]:
-    """Yields a change of each function of the fixed list, or the reason why there is none.
+    """Yields one change of each function of the fixed list, or a string why there is none.
 
-    `count` takes only the first functions of the list; None takes all.
+    Only the first `count` functions of the list are taken; None takes all.
     """
     found = {name: (file, node) for name, file, node in functions(root)}
     for line in FIXED.read_text().splitlines()[:count]:
@@ -238,7 +241,10 @@ def draw(root: Path, seed: int) -> list[str]:
 
 
 def copy_of(root: Path, checkout: Path) -> Path:
-    """Copies the tracked files of `root` to `checkout`, so that changes do not touch `root`."""
+    """Copies the tracked files of `root` to `checkout`, and returns `checkout`.
+
+    Changes are made there, so that they do not touch `root`.
+    """
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True)
     for name in filter(None, listing.stdout.decode().split("\0")):
         target = checkout / name

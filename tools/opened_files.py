@@ -62,7 +62,9 @@ _FLUX = {
 
 
 def opened_by_runs(tree: Path) -> dict[str, dict[str, Any]]:
-    """The files that three runs open: a mock run, a LoRA run from it, an import of a tiny FLUX.
+    """The files that each of three runs opens, as `summary` describes them, by name of the run.
+
+    The runs are a mock run, a LoRA run from its checkpoint, and an import of a tiny FLUX.
 
     Raises:
         SystemExit: a command failed; with its output.
@@ -104,7 +106,7 @@ def _opened(tree: Path, folder: Path, module: str, words: list[str]) -> dict[str
 
 
 def summary(tree: Path, opened: list[Path], idle: list[Path]) -> dict[str, Any]:
-    """Numbers of opened files and their lines, in all and for each folder, and the idle files."""
+    """Numbers of files and lines of `opened`, in all and by folder, and of `idle`."""
     lines = {file: len((tree / file).read_text().splitlines()) for file in opened}
     folders: dict[str, list[int]] = defaultdict(list)
     for file, count in lines.items():

@@ -55,7 +55,10 @@ class Run:
 
 
 def start(modules: Sequence[str], layouts: Sequence[RankLayout]) -> int:
-    """Checks modules on layouts, in new processes; prints the results and returns the exit code."""
+    """Checks `modules` on `layouts` in new processes, and prints the results.
+
+    Returns the exit code: 0 equal, 1 not equal, 2 not checked.
+    """
     processes, verdict = max(one.dp * one.cp for one in layouts), get_context("fork").SimpleQueue()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +166,9 @@ def _wrapped(module: nn.Module, layout: RankLayout, *, unused: bool) -> nn.Modul
 
 
 def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
-    """The samples of `batch` that belong to this rank of `mesh`, along the first axis.
+    """This rank's samples of `batch`: each tensor's part along the first axis.
+
+    Tensors without axes are kept whole. `step` is used only in the error's text.
 
     Raises:
         RefusedModuleError: the samples cannot be divided evenly.
@@ -177,10 +182,10 @@ def _share(batch: Any, step: int, mesh: DeviceMesh) -> Any:
 
 
 def _backward(found: Any) -> float:
-    """Runs the backward pass of the mean loss over all ranks, and returns the mean.
+    """Runs the backward pass of the mean loss over all ranks, and returns that mean.
 
-    `found` is what `forward_loss` returned, (sum, count). The loss is scaled by the number of
-    ranks, because DDP and FSDP2 average gradients.
+    `found` is the pair (sum, count) that `forward_loss` returned. The loss is scaled by the number
+    of ranks, because DDP and FSDP2 average gradients.
 
     Raises:
         RefusedModuleError: `found` is no sum and count, or the counts add up to 0.
@@ -226,7 +231,10 @@ def _allow(run: Run, module: nn.Module, optimizer: torch.optim.Adam, step: int) 
 
 
 def differences(run: Run, one: Run) -> str:
-    """Compares a layout with one process: a line of figures, then a line for each fault."""
+    """Compares the results `run` of a layout with the results `one` of one process.
+
+    Returns a line of figures, then a line for each fault.
+    """
     rounding = _rounding(one.gradients)
     losses = [abs(a / b - 1) for a, b in zip(run.losses, one.losses, strict=True)]
     away = {k: _rms(run.gradients[k] - g) / rounding[k] for k, g in one.gradients.items()}

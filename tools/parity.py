@@ -45,9 +45,9 @@ MAY_GAIN = {"configuration": r" model\.family$", "loader states": r"\.identity\.
 
 
 def record(tree: Path, folder: Path, names: Sequence[str], *, jobs: int) -> None:
-    """Records `tree` in `folder`: data, runs, and the results of each run as results/NAME.json.
+    """Records `tree` in `folder`: data, the runs `names`, and the results of each run.
 
-    `jobs` runs are recorded at a time.
+    The results are results/NAME.json. `jobs` runs are recorded at a time.
     """
     tree, folder = tree.resolve(), folder.resolve()
     (folder / "results").mkdir(parents=True)
@@ -99,7 +99,7 @@ def convert(tree: Path, folder: Path, name: str, *words: str) -> int:
 
 
 def add_packs(tree: Path, folder: Path, names: Sequence[str]) -> None:
-    """Adds hashes of the first packs that the training loader gives each data-parallel rank."""
+    """Adds hashes of the first packs that each data-parallel rank reads to the runs' results."""
     from tools.parity_results import text_of
 
     script = str(Path(__file__).resolve().with_name("parity_packs.py"))
@@ -112,9 +112,10 @@ def add_packs(tree: Path, folder: Path, names: Sequence[str]) -> None:
 
 
 def call(tree: Path, folder: Path, log: str, *words: str) -> int:
-    """Runs Python with the arguments `words` in the recording's folder, and returns its exit code.
+    """Runs Python with the arguments `words` in the folder of the recording; returns its exit code.
 
-    So no stored text contains the folder's path. The output goes to `log`.log.
+    Paths can then be relative, so that no stored text contains that folder. The output is appended
+    to `log`.log.
     """
     with (folder / f"{log}.log").open("a") as stream:
         print("$ python", *words, file=stream, flush=True)
@@ -153,7 +154,11 @@ def results(folder: Path, run: str) -> dict[str, Values]:
 
 
 def pack_data(tree: Path, folder: Path) -> Values:
-    """Packs both datasets by the tree's own command; returns a hash of each file that runs read."""
+    """Packs both datasets by the tree's own command.
+
+    Returns the exit codes of the commands, and hashes of the files that runs read. After hashing,
+    it damages some samples of the media, which training must skip.
+    """
     from tools.parity_results import sha
 
     draw_media(folder / "drawn")
@@ -180,7 +185,8 @@ def pack_data(tree: Path, folder: Path) -> Values:
 def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
     """Prints for each run and kind whether all values are equal.
 
-    Returns 1 if a value differs, else 0.
+    Returns 1 if a value differs, if a run is not recorded in both folders, or if nothing was
+    compared; else 0.
     """
     recorded = sorted({f.stem for d in (old, new) for f in (d / "results").glob("*.json")})
     counts = {"equal": 0, "different": 0, "values": 0}
@@ -202,7 +208,11 @@ def compare(old: Path, new: Path, names: Sequence[str] | None) -> int:
 
 
 def difference(kind: str, before: Values, after: Values) -> str:
-    """The first value of a kind that differs, and how many do; an empty text if all are equal."""
+    """A text about the values of a kind that differ, were lost or gained; empty if all are equal.
+
+    It names the first of each and their number. Commands that failed are named even if they failed
+    in both trees.
+    """
     gained = [name for name in after if name not in before]
     gained = [n for n in gained if not re.search(MAY_GAIN.get(kind, "$^"), n)]
     lost = [name for name in before if name not in after]

@@ -33,7 +33,7 @@ def draw_media(folder: Path) -> None:
 
 
 def damage(shard: Path) -> None:
-    """Flips bits in the payload of every ninth sample, so that its checksum is wrong."""
+    """Damages a shard in place: flips bits of every ninth sample, so that its checksum is wrong."""
     with tarfile.open(shard) as tar:
         payloads = [member for member in tar if member.name.endswith(".safetensors")]
     with shard.open("r+b") as file:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 Values = dict[str, Any]
-"""Numbers and hashes by name."""
+"""Numbers and hashes of a run, by name."""
 TIMED = {
     *("step_time_s", "tokens_per_s", "samples_per_s", "model_tflops", "peak_memory_gb"),
     *("data_s", "forward_s", "backward_s", "communication_s", "optimizer_s"),
@@ -31,7 +31,7 @@ TIMED = {
 
 
 def read_run(place: Path) -> dict[str, Values]:
-    """The numbers and hashes in a run folder by name, for each kind of them."""
+    """The numbers and hashes in the run folder `place`, as {kind: {name: value}}."""
     lines = [json.loads(line) for line in text_of(place / "metrics.jsonl").splitlines()]
     kinds: dict[str, Values] = {kind: {} for kind in ("steps", "validation", "other metrics")}
     for at, line in enumerate(lines):
@@ -89,7 +89,10 @@ def common_of(checkpoint: Path) -> Values:
 
 
 def loaders_of(checkpoint: Path) -> Values:
-    """Positions of the loaders in the data by path, without names of classes, which may change."""
+    """Positions of the loaders in their data, by path in the saved state.
+
+    Names of classes are left out, because they may change.
+    """
     found: Values = {}
     for file in sorted(checkpoint.glob("loader_*.pt")):
         state = torch.load(file, weights_only=True)
@@ -161,7 +164,7 @@ def fingerprint(value: Any) -> Any:
 
 
 def bits(value: Any) -> Any:
-    """A float as its hexadecimal digits; anything else as text, and a long text as its hash."""
+    """A float as its hexadecimal digits; anything else as its `repr`, or the hash of a long one."""
     if isinstance(value, float):
         return value.hex()
     said = repr(value)

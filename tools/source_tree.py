@@ -110,7 +110,7 @@ def unlisted(sources: list[Source]) -> dict[str, list[str]]:
 
 
 def twice(names: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names that occur at two places or more, with these places; `names` are (name, place)."""
+    """Names that occur at several places, with these places; `names` are pairs (name, place)."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, place in names:
         places[name].append(place)
@@ -144,9 +144,10 @@ def _defined(source: Source) -> Iterator[str]:
 
 
 def _used(source: Source, ours: set[str]) -> set[str]:
-    """Private names that a file looks up, imports, overrides, or uses as keys of saved states.
+    """Private names of others that a file uses.
 
-    `ours` are the names that the tree itself defines.
+    It may look them up, import or override them, or use them as keys of saved states. `ours` are
+    the names that the tree itself defines.
     """
     looked_up = {node.attr for node in source.nodes(ast.Attribute)}
     foreign = [
@@ -182,7 +183,11 @@ def family_leaks(sources: list[Source]) -> list[str]:
 
 
 def _leaks_of(folder: str, outside: list[Source], within: list[Source]) -> list[str]:
-    """Imports of a family's folder, except one by the registry, and uses of its classes."""
+    """Sentences about uses of the family in `folder` by the files `outside` of it.
+
+    They are imports, except one by the registry, and names of the classes that the files `within`
+    define.
+    """
     module = folder.replace("/", ".")
     own = [s for s in outside if Path(folder).name in s.text]
     imports = [(s.folder == MODELS, f"{s.path}:{n}") for s in own for n in _imports(s, module)]

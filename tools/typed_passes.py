@@ -73,7 +73,10 @@ def _column_linear(
     sequence_parallel: bool,
     tp_group: Any,
 ) -> Any:
-    """Types of Megatron-Core's product of a linear with split outputs, which gathers its input."""
+    """The rule for Megatron-Core's linear with split outputs: returns its output with its type.
+
+    With `sequence_parallel` the input's rows are gathered first.
+    """
     if sequence_parallel:
         input = rules.all_gather(input, tp_group, src=S(0), dst=R)
     elif allreduce_dgrad:
@@ -85,7 +88,10 @@ def _column_linear(
 def _frozen_column_linear(
     *, input: Any, weight: Any, bias: Any, allreduce_dgrad: bool, tp_group: Any
 ) -> Any:
-    """Types of Megatron-Core's product with a frozen weight; its caller has gathered the input."""
+    """The rule for Megatron-Core's linear with a frozen weight: returns its output with its type.
+
+    The caller has gathered the input.
+    """
     none = {"sequence_parallel": False, "allreduce_dgrad": allreduce_dgrad, "tp_group": tp_group}
     return _column_linear(input=input, weight=weight, bias=bias, **none)
 
@@ -128,7 +134,7 @@ def declare_rules() -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """How the tensor ranks treat a weight and its gradient."""
+    """How the tensor-parallel ranks treat a weight and its gradient."""
 
     type: Any  # I, R or V, from the marks and sums that follow
     split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
@@ -138,7 +144,7 @@ class Traits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """The part that one rank has of a network on a layout, and a pack."""
+    """One rank's part of a network on a layout, and a pack to run it on."""
 
     layout: NamedLayout
     config: RunConfig
@@ -156,7 +162,11 @@ class Trial:
 
 
 def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
-    """Builds the tiny network of the size `size` on the layout `name`, with random weights.
+    """Builds one rank of the tiny network `size` on the layout `name`, and a pack for it.
+
+    The weights are random.
+
+    It starts a process group with torch's `fake` back end; an earlier one is destroyed.
 
     Raises:
         Problems: the layout does not divide the network.
@@ -194,7 +204,10 @@ def trial(size: str, name: str, overrides: Sequence[str] = ()) -> Trial:
 
 
 def weight_traits(given: Trial) -> dict[str, Traits]:
-    """The traits of each trained weight, by name; all but the type are measured."""
+    """The traits of each weight of the network, by name; all but the type are measured.
+
+    The gradients are overwritten.
+    """
     shapes: dict[int, tuple[int, ...]] = {
         id(shard.data): shard.global_shape[shard.prepend_axis_num :]
         for shard in weight_shards(given.network)
@@ -210,11 +223,12 @@ def weight_traits(given: Trial) -> dict[str, Traits]:
 
 
 def _summed(given: Trial) -> set[str]:
-    """Names of weights whose gradients Megatron-Core sums over tensor ranks.
+    """Names of the weights whose gradients are summed over tensor ranks after the backward pass.
 
-    It does so after the backward pass.
+    Megatron-Core does that.
 
-    To find out, each gradient is set to 1, and a sum over tensor ranks doubles it.
+    To find out, it sets each gradient to 1 and runs that step with a sum that doubles. The
+    gradients are overwritten.
     """
     weights = {n: w for n, w in given.network.named_parameters() if w.requires_grad}
     for weight in weights.values():
@@ -232,7 +246,7 @@ def _summed(given: Trial) -> set[str]:
 def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
     """Contradictions about a weight between its shard, the sum of its gradient and the norm.
 
-    There is one line for each.
+    Returns one line for each. Without tensor parallelism there are none.
     """
     if not given.tensor:
         return []
@@ -251,7 +265,7 @@ def disagreements(given: Trial, traits: Mapping[str, Traits]) -> list[str]:
 
 
 def check(given: Trial, traits: Mapping[str, Traits]) -> str | None:
-    """Types the forward pass, the loss and its divisor; returns an error's text, or None."""
+    """Checks the types of the forward pass, the loss and its divisor; returns an error or None."""
     batch, problem = given.item
     options, context = given.config.objective, given.groups.cp
     try:
@@ -276,7 +290,7 @@ def _place(error: BaseException) -> str:
 
 
 def _axes(given: Trial, *, tensor: Any, context: Any) -> dict[str, Any]:
-    """The types `tensor` and `context` by name of the mesh axis, if the axis has several ranks."""
+    """The type `tensor` for the mesh axis `tp`, `context` for `cp`; without axes of one rank."""
     both = {"tp": tensor, "cp": context}
     return {axis: one for axis, one in both.items() if getattr(given.groups, axis).size() > 1}
 
@@ -300,7 +314,7 @@ def _declare(given: Trial, traits: Mapping[str, Traits]) -> None:
 
 
 def _check_divisor(given: Trial, count: Tensor) -> None:
-    """Types the number by which Megatron-Core divides gradients: the tokens of all ranks."""
+    """Checks the type of the divisor of gradients in Megatron-Core: the tokens of all ranks."""
     divided: list[Tensor] = []
     chunk = SimpleNamespace(
         config=given.network.config,
@@ -320,11 +334,11 @@ def _check_divisor(given: Trial, count: Tensor) -> None:
 
 @contextmanager
 def _typed(given: Trial) -> Iterator[None]:
-    """While the context is open, spmd_types follows each operation."""
+    """Context in which spmd_types follows each operation and checks its types."""
     axes = {axis: spmd.MeshAxis.of(getattr(given.groups, axis)) for axis in ("tp", "cp")}
 
     def own_rows(*arguments: Any, **options: Any) -> Any:
-        """`text_row`, typed as varying, because each context rank has another number of rows."""
+        """Calls `text_row`, and types its result as varying: each context rank has its own rows."""
         with spmd.no_typecheck():  # numbers of this process have no type before
             made = text_row(*arguments, **options)
         for tensor in (made.source_L, made.sample_L):
@@ -332,7 +346,7 @@ def _typed(given: Trial) -> Iterator[None]:
         return made
 
     def parts_of_sums(*arguments: Any) -> Tensor:
-        """`sample_sums` of a context rank's tokens, typed as parts of a sum."""
+        """Calls `sample_sums` on a context rank's tokens; types the result as parts of a sum."""
         kinds = _axes(given, tensor=I, context=P)
         return spmd.no_typecheck(out_types=kinds)(sample_sums)(*arguments)
 
@@ -352,7 +366,7 @@ def _typed(given: Trial) -> Iterator[None]:
 
 
 def table(traits: Mapping[str, Traits]) -> str:
-    """A table as text, with a line for each way in which weights are treated."""
+    """A table as a string: each combination of traits, and how many weights have it."""
     rows = ["type  split  summed  counted  weights"]
     for of in dict.fromkeys(traits.values()):
         names = [name for name, other in traits.items() if other == of]

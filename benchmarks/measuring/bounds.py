@@ -42,17 +42,17 @@ _SIZES: dict[str, dict[str, Any]] = {
 _HEAD_WIDTHS = (72, 128)  # of DiT-XL, and of most others
 Call = Callable[[], object]
 Bound = tuple[str, str, float, Callable[[], Call]]
-"""(name, unit, work of a call, function that makes a call on new operands). The work over the
-seconds of a call is a rate in that unit."""
+"""(name, unit, work of a call, function that prepares a call on new operands). The rate in `unit`
+is the work over the seconds of a call."""
 
 
 def bounds(
     table: str, *, size: str, report: Callable[[dict[str, float | str]], None]
 ) -> dict[str, float | str]:
-    """The measured rate of each bound in `table`, one of TABLES, by name and unit.
+    """Measures each bound in `table`, a key of TABLES; returns rates by "name, unit".
 
-    A bound that cannot be measured has an error's text instead. `report` gets each line as soon as
-    it is measured.
+    If a bound cannot be measured, its value is the text of the error. `size` is a key of `_SIZES`.
+    `report` is called with a dict of one such line as soon as it is measured.
     """
     found: dict[str, float | str] = {}
     for name, unit, work, make in TABLES[table](**_SIZES[size]):
@@ -87,7 +87,7 @@ def _product(rows: int, inputs: int, outputs: int) -> Call:
 
 
 def _attention(*, tokens: int, heads: int, lengths: Sequence[int], **_: Any) -> Iterator[Bound]:
-    """Bounds of attention, forward and backward.
+    """Yields the bounds of attention kernels by head width and sample length, forward and backward.
 
     FLOPs are counted as for MFU: backward has twice those of forward.
     """
@@ -132,7 +132,10 @@ def _dropout(tokens: int, width: int, where: torch.device | None = None) -> part
 
 
 def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Passes:
-    """Residual, gate, norm, scale and shift between two branches of a layer: [T, D] and [N, D]."""
+    """The fused residual, gate, norm, scale and shift between two branches of a layer.
+
+    Its inputs are two tensors [T, D] and three tensors [N, D], for T tokens and N noise levels.
+    """
     level_row_T = torch.arange(_LEVELS, device=where).repeat_interleave(tokens // _LEVELS)
     chunks = RowChunks.of(level_row_T, rows=_LEVELS)
 
@@ -145,9 +148,10 @@ def _gated_norm(tokens: int, width: int, _head: int, where: torch.device) -> _Pa
 
 
 def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -> _Passes:
-    """Normalisation and rotation of queries and keys in x [T, H, 3 * K], with gradient.
+    """Normalisation and rotation of the queries and keys in a tensor [T, H, 3 * K].
 
-    `kind` makes the function that computes them.
+    `kind` (`_rotated` or `_across`) returns the function that computes them and the size of its
+    weight.
     """
     angles = _random(tokens, head, where=where), _random(tokens, head, where=where)
     function, weight = kind(width, head, angles)
@@ -156,14 +160,20 @@ def _heads(kind: Any, tokens: int, width: int, head: int, where: torch.device) -
 
 
 def _rotated(_width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """A function that normalises each head and rotates, and the size K of its weight."""
+    """Returns (function, K): it normalises each head of K numbers by itself and rotates it.
+
+    K is also the size of the function's weight.
+    """
     return lambda x, *weights: rotated_heads.queries_and_keys(
         x, weights, angles, eps=1e-6, others=(head,)
     ), head
 
 
 def _across(width: int, head: int, angles: Any) -> tuple[Any, int]:
-    """A function that normalises all heads together and rotates, and the size D of its weight."""
+    """Returns (function, D): it normalises all heads of a token together and rotates them.
+
+    D is the width of the network, and the size of the function's weight.
+    """
     how = across_heads.Across(eps=1e-6, numbers=width, summed=lambda sums: sums)
 
     def function(x: Tensor, *weights: Tensor) -> Any:
@@ -191,7 +201,7 @@ class _Passes:
         torch.autograd.grad(self.outputs, self.leaves, self.gradients, retain_graph=True)
 
     def moved(self) -> list[int]:
-        """Bytes of memory traffic of the forward and the backward pass, counted without values."""
+        """Bytes of memory traffic, counted without values, as [forward pass, backward pass]."""
         self.ready()
         counters = [OperationCounter(OPERATOR_BYTES) for _ in range(2)]
         for counter, one_pass in zip(counters, (self.forward, self.backward), strict=True):

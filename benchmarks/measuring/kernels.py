@@ -25,7 +25,10 @@ OTHER = "everything else"
 
 
 def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
-    """(seconds, calls) of all kernels of a GPU by name; without a GPU, of the CPU's operations."""
+    """Total time of the kernels in `trace`, as {kernel name: (seconds, calls)}.
+
+    Without a GPU the entries are the CPU's operations.
+    """
     on_gpu, times = torch.cuda.is_available(), dict[str, tuple[float, int]]()
     wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
     for event in trace.key_averages():
@@ -39,10 +42,13 @@ def kernels_of(trace: torch.profiler.profile) -> dict[str, tuple[float, int]]:
 def kernel_times(
     times: dict[str, tuple[float, int]], *, steps: int, step_s: float
 ) -> dict[str, Any]:
-    """The longest kernels and the time by kind for one step.
+    """Summary of kernel times for one step, as a dict for the JSON report.
 
-    `times` has the (seconds, calls) of kernels in `steps` steps; `step_s` are the seconds of a
-    step.
+    `by_kind_s` has seconds by kind of kernel, `kernels_s` their sum, `longest` the longest kernels,
+    and `of_no_kind` the longest ones that no pattern matches.
+
+    `times` has (seconds, calls) by kernel, for `steps` steps together. `step_s` is the duration of
+    a step, copied into the result.
     """
     by_kind: dict[str, float] = defaultdict(float)
     for name, (seconds, _) in times.items():

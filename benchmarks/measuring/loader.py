@@ -97,12 +97,15 @@ def rates(
 
 
 def read_plainly(folder: Path, expected: Expected) -> int:
-    """Reads every sample in order, with tarfile and the loader's decoding; returns their number."""
+    """Reads samples in shard order with tarfile and the loader's decoding; returns their number."""
     return sum(1 for _ in _decoded(folder, expected))
 
 
 def read_in_order(folder: Path, expected: Expected) -> int:
-    """Reads samples with tarfile and packs them in shard order; returns their number."""
+    """Reads samples with tarfile and packs them in shard order; returns the number packed.
+
+    The samples left in an unfinished pack at the end are not counted.
+    """
     count, waiting, tokens = 0, list[LatentSample](), 0
     for sample in _decoded(folder, expected):
         length = expected.layout.padded_tokens(sample.latent_CFHW)

@@ -106,7 +106,7 @@ class PackShape:
 
     @property
     def padded(self) -> PackShape:
-        """The shape with one row and one column of patches less, so that samples have padding."""
+        """A shape with a row and a column of patches less, so that every sample needs padding."""
         frames, rows, columns = self.grid
         return replace(self, grid=(frames, rows - 1, columns - 1))
 
@@ -144,9 +144,10 @@ class LayerTraffic:
 
     @classmethod
     def between(cls, less: OperationCounter, more: OperationCounter, *, unit: int) -> LayerTraffic:
-        """The traffic of a layer, as `more` and `less` counted it of two networks.
+        """The traffic of one layer: the counts of `more` minus those of `less`.
 
-        The network of `more` has one layer more than that of `less`; `unit` is in bytes.
+        The network that `more` counted has one layer more than the network of `less`. `unit` is the
+        number of bytes in a unit of traffic.
         """
         names = more.count.keys()
         return cls(
@@ -169,11 +170,13 @@ def layer_traffic(
     lora: LoraConfig | None = None,
     counts: Sequence[Mapping[str, int]] = ({"num_layers": 1}, {"num_layers": 2}),
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """Traffic of the forward and the backward pass of one layer on one device.
+    """Memory traffic of one layer on one device, as (forward pass, backward pass).
 
-    It has the model's precision. `fused` uses the kernels of `dit/models/kernels`, else torch's
-    operations. `lora` with a rank adds adapters, whose layer is frozen. `counts` are keys of the
-    model for two networks, the second of which has one layer more.
+    It is the difference between two networks. `counts` are the keys of `model` to replace in each;
+    the second network must have one layer more.
+
+    `fused` selects the kernels of `dit/models/kernels` instead of torch's operations. If `lora` has
+    a rank, adapters are attached and the layer's own weights are frozen.
     """
     model = replace(model, name="custom", fused_kernels=fused)
     network = family_of(model).network()
@@ -190,7 +193,10 @@ def layer_traffic(
 def added_traffic(
     less: nn.Module, more: nn.Module, batch: PackedBatch, *, width: int
 ) -> tuple[LayerTraffic, LayerTraffic]:
-    """The traffic that `more` has in each pass beyond that of `less`, for a pack on `meta`."""
+    """Memory traffic of network `more` minus that of `less`, as (forward pass, backward pass).
+
+    `batch` is a pack on the device `meta`, and `width` the width of both networks.
+    """
     passes = [_pass_traffic(network, batch) for network in (less, more)]
     unit = 2 * len(batch.segment_T) * width
     forward, backward = (

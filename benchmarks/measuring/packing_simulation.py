@@ -50,9 +50,10 @@ class Mixture:
 
 
 def _frames(rng: np.random.Generator, sides: Sequence[int], number: int) -> np.ndarray:
-    """Tokens of `number` frames, each with the area of a square of a random one of `sides`.
+    """Tokens of `number` random frames; integers [number].
 
-    The aspect ratio is random, too; sides are in pixels.
+    Each frame has the area of a square whose side, in pixels, is one of `sides`, and a random
+    aspect ratio.
     """
     side, aspect = rng.choice(sides, number), rng.choice(_ASPECTS, number)
     rows, columns = side / np.sqrt(aspect) / 16, side * np.sqrt(aspect) / 16
@@ -107,10 +108,10 @@ class Fill:
 def packs(
     mixture: Mixture, *, buffer: int, seed: int, cost: Callable[[int], float] | None = None
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yields the (number, length) of the samples of each pack, endlessly.
+    """Yields the samples of each pack as a list of (number in the stream, length), endlessly.
 
-    If `cost` is given, packs get nearly equal costs. `buffer` is the number of samples to choose
-    from.
+    `buffer` is the number of samples to choose from. If `cost` (length -> cost) is given, packs get
+    nearly equal costs.
     """
     return full_packs(
         enumerate(mixture.lengths(seed=seed)),
@@ -126,7 +127,10 @@ def padded(length: int) -> int:
 
 
 def stream_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 0) -> Fill:
-    """Fill of the packs of `samples` samples, after a warm-up of one buffer."""
+    """Packs at least `samples` samples of a stream, and measures the packs.
+
+    As many samples as the buffer holds are packed before that and do not count.
+    """
     stream = packs(mixture, buffer=buffer, seed=seed)
     gone = 0
     while gone < buffer:
@@ -165,10 +169,10 @@ def decreasing_fill(mixture: Mixture, *, buffer: int, samples: int, seed: int = 
 
 
 def straggler_ratios(costs: np.ndarray, *, ranks: Sequence[int]) -> list[float]:
-    """Cost of the slowest rank over the mean cost, averaged over steps; `costs` are [rank, step].
+    """Cost of the slowest rank over the mean cost, averaged over steps, for each number in `ranks`.
 
-    A step waits for its slowest rank, so it takes longer by this factor. There is a result for each
-    number of `ranks`.
+    `costs` are [rank, step]; for a number n only the first n ranks count. A step waits for its
+    slowest rank, so it takes longer by this factor.
     """
     return [float((costs[:n].max(0) / costs[:n].mean(0)).mean()) for n in ranks]
 
@@ -183,7 +187,7 @@ def alike(values: np.ndarray) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """Figures of the packs of each rank in each step, as arrays [rank, step]."""
+    """Figures of simulated steps, over all ranks."""
 
     costs: np.ndarray
     """FLOPs of a forward pass of each pack, [rank, step]."""
@@ -204,7 +208,11 @@ def simulated_steps(
     balance: Balance,
     balance_packs: int,
 ) -> Steps:
-    """Simulates the packs of all ranks in each step, after the steps that fill the buffers."""
+    """Simulates `steps` training steps on `ranks` ranks, after the steps that fill the buffers.
+
+    `balance` and `balance_packs` decide the order of a rank's packs, as dataset.balance and
+    dataset.balance_packs do.
+    """
     first = 32 if balance is Balance.NONE else 2 * balance_packs
     rows = []
     for rank in range(ranks):
@@ -221,7 +229,8 @@ def simulated_steps(
 
 
 _Pack = tuple[float, ...]
-"""(cost, tokens, samples, number of the oldest sample, number of the newest that was read)."""
+"""A pack: (cost, tokens, samples, number of its oldest sample, number of the newest sample read so
+far)."""
 
 
 def _measured(
@@ -236,10 +245,10 @@ def _measured(
 
 
 def in_order(stream: Iterator[_Pack], balance: Balance, *, packs: int) -> Iterator[_Pack]:
-    """Yields the packs of a rank in its order of training.
+    """Yields the packs of `stream`, the packs of one rank, in the order in which it trains on them.
 
-    The last value of each is the number of the newest sample that has been read by then. `packs` is
-    the number of packs that wait to be chosen.
+    `balance` decides the order, and `packs` is the largest number of packs to choose from. The last
+    value of each pack is replaced by the number of the newest sample read by then.
     """
     waiting: list[_Pack] = []
     recent: list[float] = []

@@ -49,14 +49,14 @@ class Example:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The properties that all samples of a bucket share."""
+        """What all samples of a bucket share: (frames, height, width, text lengths ..., fps)."""
         lengths = [len(rows) for rows in self.texts.values()]
         # The rate as text: NaN, for no rate, equals nothing.
         return (*self.input_CFHW.shape[1:], *lengths, str(self.fps))
 
 
 def examples(config: RunConfig, batch: PackedBatch, problem: Problem) -> Iterator[Example]:
-    """Yields the samples of a pack one by one."""
+    """Yields each sample of the pack `batch`, with its input and target from `problem`."""
     layout = PatchLayout.of(config)
     patch = (layout.patch_temporal, layout.patch_spatial)
     starts = {name: list(pairwise(offsets)) for name, offsets in batch.text_offsets.items()}
@@ -117,7 +117,11 @@ def _stacked(parts: Sequence[Tensor]) -> Tensor:
 def rectangles(
     found: Sequence[Example], batching: Batching, *, batch: int, capacity: int, dtype: torch.dtype
 ) -> list[PaddedBatch]:
-    """Batches of `batch` padded samples, or of as many samples of a bucket as a pack can hold."""
+    """Splits the examples `found` into batches of padded samples.
+
+    With `Batching.PADDED` a batch has `batch` samples of any size. With `Batching.BUCKETS` it has
+    samples of one size, as many as fit into `capacity` tokens, and at least one.
+    """
     groups: dict[Any, list[Example]] = defaultdict(list)
     for one in found:
         groups[one.kind if batching is Batching.BUCKETS else None].append(one)
@@ -134,7 +138,7 @@ class PlainLoop:
     """A training step in plain PyTorch, without this project's modules.
 
     Raises:
-        ValueError: the family of the network is not compared.
+        ValueError: the family of the network cannot be compared in this way.
     """
 
     def __init__(self, network: nn.Module, config: RunConfig):
@@ -151,9 +155,10 @@ class PlainLoop:
         )
 
     def step(self, batches: Sequence[PaddedBatch], *, numbers: int) -> float:
-        """Runs a training step; returns the loss, the weighted squared error over `numbers`.
+        """Runs one training step on `batches` and returns the loss.
 
-        `numbers` is the count of all latent numbers that are no padding.
+        The loss is the weighted sum of squared errors over `numbers`, the count of all latent
+        numbers that are not padding.
         """
         total = 0.0
         for batch in batches:

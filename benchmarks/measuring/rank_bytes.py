@@ -45,7 +45,7 @@ class RankBytes:
 
 @contextmanager
 def counted_bytes() -> Iterator[RankBytes]:
-    """Counts the bytes of the operations inside the context; its value holds the counts."""
+    """Context that counts the bytes of the operations inside it; yields the counts, which grow."""
     counter = _Counter()
     with ExitStack() as stack:
         for name in _OBJECTS:
@@ -101,7 +101,10 @@ class _Counter(TorchDispatchMode):
             self.found.sent += sent
 
     def _track(self, tensor: Tensor, *, before: bool = False) -> None:
-        """Counts the memory of a tensor from its first use on; as 0 if it existed `before`."""
+        """Counts the memory of `tensor` from this use until it is freed.
+
+        Memory that was allocated `before` the context counts as 0.
+        """
         storage = tensor.untyped_storage()
         # The id may be another storage's as soon as this one is gone: it is forgotten with it.
         key = id(storage)
@@ -112,7 +115,10 @@ class _Counter(TorchDispatchMode):
 
 
 def _sent(name: str, args: tuple[Any, ...]) -> int:
-    """Bytes that this rank sends in the collective `name`, one copy for each receiver.
+    """Bytes that this rank sends in the collective `name`, called with `args`.
+
+    A broadcast and an all-gather count a copy for each receiver, an all-to-all the parts of other
+    ranks. An all-reduce, a gather and a scatter count their tensors once.
 
     Raises:
         NotImplementedError: the collective is unknown.

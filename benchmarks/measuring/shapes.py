@@ -43,7 +43,8 @@ SHAPES: Mapping[str, tuple[tuple[str, str], tuple[tuple[int, ...], tuple[int, ..
     ),
     "xl-padded": (_XL, ((1, 62, 66, 128), (1, 14, 18, 8))),  # one token fewer
 }
-"""Keys of the network, and (frames, height, width, text length) of a sample, by shape and size."""
+"""(overrides of the network, samples) by name of the shape. Both have an entry for each of SIZES; a
+sample is (frames, height, width, text length), in latent cells and tokens."""
 WHOLE = {"flux-512": "flux-512-whole"}
 """The shape of the whole network, for a shape with few of its layers. A whole network is too large
 to train on one device: its rates are computed."""

@@ -30,9 +30,9 @@ _SPREAD = ("tokens_per_s", "samples_per_s", "pack_fill", "model_tflops")
 
 @contextmanager
 def watched_processes(config: RunConfig) -> Iterator[None]:
-    """Starts the processes and groups of a layout, with the watchdog, for the context.
+    """Context that initializes the process groups of a run's layout and runs its watchdog.
 
-    All ranks must enter it.
+    All ranks must enter it. The process groups remain when it ends.
     """
     limit_s = 60 * config.dist.distributed_timeout_minutes
     set_cuda_environment(config)
@@ -47,10 +47,10 @@ def watched_processes(config: RunConfig) -> Iterator[None]:
 
 
 def fill_on_device(model: torch.nn.Module, seed: int) -> None:
-    """Fills the weights of `model`, on their device, with random numbers of moderate size.
+    """Fills the weights of `model` in place: matrices with small random numbers, vectors with ones.
 
-    Zeros could make a step faster. Matrices repeat one tile of numbers, because to draw those of
-    12B parameters on a host takes minutes.
+    Zeros could make a step faster. Matrices repeat one tile of numbers, because drawing 12B numbers
+    on a host takes minutes.
     """
     place = next(model.parameters()).device
     generator = torch.Generator(place).manual_seed(seed)
@@ -66,10 +66,11 @@ def fill_on_device(model: torch.nn.Module, seed: int) -> None:
 
 
 def step_summary(model: ModelConfig, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians, 5th and 95th percentiles of metrics, by their names in metrics.jsonl.
+    """Summary of measured steps, as a dict; all ranks must call it.
 
-    `shares` are parts of the sum of all steps, because shares of medians do not add up to 1. All
-    ranks must call it.
+    Metrics have their names of metrics.jsonl, with the median and the 5th and 95th percentile of
+    each. `shares` are parts of the mean step time, because shares of medians do not add up to 1.
+    Further keys are peak_tflops, mfu, peak_memory_gb, device and processes.
     """
     parts = [f"{part}_s" for part in TIMED_PARTS]
     other = [step["step_time_s"] - sum(step[part] for part in parts) for step in steps]
@@ -121,10 +122,10 @@ def measured_flops(device: torch.device, dtype: torch.dtype) -> float:
 def call_seconds(
     calls: Sequence[Callable[[], object]], device: torch.device, *, least: float = 0.05
 ) -> float:
-    """Seconds of one call, from calls one after the other that take at least `least` seconds.
+    """Mean seconds of one call, from rounds of all `calls` that take at least `least` seconds.
 
-    The device's own clock measures them, so that the start of a call is hidden behind the one
-    before, as in a step. The first call of each, which may compile it, is not counted.
+    The device's own clock measures them, so that the start of a call is hidden behind the call
+    before, as in a step. A first round, which may compile them, is not counted.
     """
     for call in calls:
         call()

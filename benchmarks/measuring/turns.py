@@ -34,9 +34,9 @@ Figures = dict[str, float]
 def take_turns(
     runs: Mapping[str, RunConfig], *, rounds: int, **measured: Any
 ) -> dict[str, list[Figures]]:
-    """Figures of a step in each turn, by name of the run; all ranks must call it.
+    """Runs each of `runs` once in every round; returns the figures of its turns by its name.
 
-    `measured` are arguments of `measure_steps`.
+    `measured` are further arguments of `measure_steps`. All ranks must call it.
     """
     turns: dict[str, list[Figures]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -46,9 +46,10 @@ def take_turns(
 
 
 def _turn(config: RunConfig, **measured: Any) -> Figures:
-    """Figures of a run: medians of its steps, CPU seconds of all processes, and memory.
+    """Builds and measures a run; returns medians of its steps, CPU seconds a step, and peak memory.
 
-    The memory is that of the fullest GPU, or 0 without GPUs.
+    CPU seconds are those of all processes. The memory, in GB, is that of the fullest GPU, or 0
+    without GPUs.
     """
     on_gpu, user_s = torch.cuda.is_available(), []
     with watched_processes(config):

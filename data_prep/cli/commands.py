@@ -110,8 +110,8 @@ def _notify(text: str) -> None:
 def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
     """The whitening that the dataset in `--whitening_from` uses.
 
-    None if the option is not given (the packing then measures the whitening if `codec` needs that)
-    or if `codec` has fixed constants.
+    None if the option is not given (the whitening is then measured on the data if `codec` needs
+    that) or if `codec` has fixed constants.
 
     Raises:
         PrepError: that dataset's latents have another form than those of `codec`.
@@ -273,10 +273,10 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """Prints the result of a packing and the next command, and runs the follow-up options.
+    """Prints a summary of the packed dataset and the next command; returns the exit code.
 
-    These are the export to another format and the verification, if `args` asks for them. Returns
-    the exit code.
+    Then it exports the dataset to another format and verifies it, if `args` asks for these. It may
+    also fit a training configuration to the dataset (see `fit_run`).
     """
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
@@ -389,7 +389,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def run_relocate(args: argparse.Namespace) -> int:
-    """Runs the command `relocate`, which corrects the index of a moved AutoModel cache."""
+    """Runs the command `relocate`: corrects the index of a moved AutoModel cache; returns 0."""
     count = relocate(args.folder)
     Console().print(f"{args.folder / INDEX}: {counted(count, 'sample')} in this folder now")
     return 0

@@ -49,8 +49,9 @@ def sound_codec_of(args: Namespace) -> SoundCodec | None:
 def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) -> MediaSource:
     """The source of media that `args` describes, with sizes and frames that `codec` accepts.
 
-    If `sound` is given, the source also reads the sound of its videos for that codec. Sets
-    `args.size_multiple` if it is None.
+    If `sound` is given, the source also reads the sound of its videos for that codec. Options in
+    `args` that are None, such as `size_multiple` and `missing_caption`, are set to their defaults
+    in place.
 
     Raises:
         PrepError: options contradict each other, or a file that they name cannot be used.
@@ -129,6 +130,8 @@ def reference_rule_of(args: Namespace, codec: Codec) -> ReferenceRule:
 def video_decoder_of(args: Namespace) -> VideoDecoder:
     """The library that decodes videos, as `args.video_loader_type` names it.
 
+    `torchvision` is replaced by `pyav` in `args`, because its current releases decode no videos.
+
     Raises:
         PrepError: the library is not installed.
     """
@@ -185,7 +188,10 @@ def _collections(args: Namespace) -> list[Collection]:
 
 
 def _overlapping(inputs: list[Input]) -> list[Input]:
-    """Copies of `inputs` in which no file that two overlapping folders list is packed twice."""
+    """Changes `inputs` in place so that no file below two overlapping folders is packed twice.
+
+    Returns the same list.
+    """
     folders = {
         number: given.collection
         for number, given in enumerate(inputs)
@@ -200,7 +206,7 @@ def _overlapping(inputs: list[Input]) -> list[Input]:
 
 
 def _prefixed(inputs: list[Input]) -> Iterator[Input]:
-    """Copies of `inputs`, each with its own prefix for source paths if there are several."""
+    """Yields `inputs`; if there are several, each gets a prefix for its source paths of its own."""
     seen = Counter[str]()
     for given in inputs:
         name = given.collection.name
@@ -241,7 +247,8 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
     """Other rules for the size of samples that may crop less than the given options.
 
     The keys are the options to change, as a user would type them, such as `--max_pixels 131072`. If
-    `codec` and `text` are those of a published network, its patch size is kept.
+    `codec` and `text` are those of a published network, its patch size is kept. With
+    --dataset_config, which has sizes of its own, there are none.
     """
     if args.dataset_config:  # which has sizes of its own
         return {}
@@ -270,7 +277,7 @@ def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
     `stride` is the number of frames per latent frame, the codec's temporal stride.
 
     Raises:
-        PrepError: the codec cannot encode that number of frames.
+        PrepError: options contradict each other, or the codec cannot encode that number of frames.
     """
     stills = args.num_frames or 10 if args.mode == "frames" else 0
     count = args.target_frames
@@ -327,7 +334,7 @@ def unused_options(
 
 
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
-    """Options for frames, sizes and sound that other options switch off, with the reason."""
+    """Yields (names of options, reason) for frames, sizes and sound that other options disable."""
     counts = {"target_frames", "drop_short"}
     if args.audio_processor is None:
         yield _SOUND, "there is no --audio_processor, and shards hold no sound"

@@ -92,7 +92,10 @@ def keys_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def edit_keys(codec: Codec, references: int) -> dict[str, str]:
-    """Overrides (key -> value) to tune a network for edits with `references` reference pictures."""
+    """Overrides (key -> value) to fine-tune the published network of `codec` as an editing network.
+
+    `references` is the number of reference pictures of each sample.
+    """
     keys = keys_of(codec.tuning_of_edits)
     if most := keys.get("model.reference_latents"):
         keys["model.reference_latents"] = str(max(int(most), references))

@@ -34,7 +34,8 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""Last sentence of errors of commands that publish a dataset; other commands change no files."""
+"""By command, the last sentence of an error message: what to do with a half-written dataset.
+Commands that change no files have none."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +85,7 @@ def _leave(message: str) -> None:
 
 
 def _remedy(error: OSError, args: argparse.Namespace) -> str:
-    """How to avoid `error` if it concerns a file in `args.output_dir`; else an empty text."""
+    """How to avoid `error` if it concerns a file inside `args.output_dir`; else an empty string."""
     folder = getattr(args, "output_dir", None)
     if folder is None:
         return ""

@@ -1,4 +1,4 @@
-"""Prints summaries and tables about a packing, a plan or a dataset for the user."""
+"""Prints summaries and tables about packed samples, a plan or a dataset for the user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Prints how many samples of each split were packed and how many were refused, with reasons."""
+    """Prints how many samples were packed and refused, with reasons, and other facts.
+
+    These are the size of the shards, notes on samples, ignored files, the loss by cropping, and the
+    PSNR of verified samples.
+    """
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():
         table.add_row(split, str(sum(counts.values())), str(len(counts)))
@@ -93,7 +97,10 @@ def show_codecs(console: Console) -> None:
 
 
 def show_inspection(console: Console, folder: Path, reports: Sequence[ShardReport]) -> None:
-    """Prints one row for each shard of `reports`; ranges go from the least to the largest value."""
+    """Prints a row for each shard of `reports`, then totals.
+
+    A range in a row goes from the least to the largest value in the shard.
+    """
     table = Table(box=None)
     table.add_column("shard", no_wrap=True)
     for column in ("samples", "bytes", "latent C,F,H,W", "text L", "mean", "std", "check"):

@@ -63,7 +63,7 @@ class RefusedResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSample:
-    """Sums over the latents of a sample, for codecs whose whitening is measured on the dataset."""
+    """Moments (counts and sums) of a sample's latents, to measure the dataset's whitening."""
 
     video: Moments | None
     sound: Moments | None
@@ -71,7 +71,7 @@ class MeasuredSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedSample:
-    """Perceptual hashes and thumbnail of a decoded sample, and the texts to count about it."""
+    """Perceptual hashes and thumbnail of a decoded sample, and notes that the plan counts."""
 
     looks: Looks | None  # None of one without structure
     thumbnail: Thumbnail | None  # None where the page has no room for more
@@ -79,7 +79,7 @@ class DecodedSample:
 
 
 class Task(StrEnum):
-    """What a worker does with a block of samples; the value is shown beside the progress."""
+    """What a worker does with a block of samples; its value is shown beside the progress bar."""
 
     DECODE = "decoding"
     MEASURE = "reading"
@@ -112,11 +112,13 @@ class BlockWorker:
         return replace(self, codec=self.codec.on(device), text=self.text.on(device), sound=sound)
 
     def run(self, blocks: Iterable[Block]) -> Iterator[list[Any]]:
-        """Yields a list of results for each of `blocks`: one result for each line of the block.
+        """Yields a list of results for each of `blocks`, one result for each line of the block.
 
-        A result is a `RefusedResult`, or by `task` an `EncodedSample`, a `MeasuredSample`, or a
-        `DecodedSample`. If threads decode ahead, the next block is requested before the current one
-        is finished; None instead of a block finishes all that have begun.
+        A result is a `RefusedResult` or, depending on `task`, an `EncodedSample`, a
+        `MeasuredSample` or a `DecodedSample`.
+
+        If threads decode ahead, the next block is requested before the current one is finished.
+        None in place of a block finishes all blocks that have begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -197,9 +199,10 @@ class BlockWorker:
     def _encode(
         self, started: list[Any], clips: dict[int, Clip], batch: list[int], results: list[Any]
     ) -> None:
-        """Encodes the samples with the indices `batch` into `results`, and frees their clips.
+        """Encodes a batch of samples into `results` in place, and drops their clips from `clips`.
 
-        `started`, `clips` and `results` have one entry for each sample of the block.
+        `batch` are the samples' indices in the block. `started` and `results` have an entry for
+        each sample of the block, `clips` one for each that is decoded.
         """
         videos = [clips[index].video_CFHW for index in batch]
         tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
@@ -211,9 +214,9 @@ class BlockWorker:
                 results[index] = RefusedResult(reason=str(refused.reason), detail=refused.detail)
 
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
-        """The files of a sample for its shard, and what the ledger records about it.
+        """Encodes the references, caption and sound of a sample, and serialises all for its shard.
 
-        `tensors` are what the codec encoded of the clip, with `latent` [C, F, H, W].
+        `tensors` are what the codec made of the clip, with `latent` [C, F, H, W].
 
         Raises:
             RefusedError: a tensor is not finite, or the text encoder cannot read the sample's

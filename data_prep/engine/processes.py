@@ -167,7 +167,9 @@ def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
 
 
 def _take_back(worker: _Worker) -> list[_Job]:
-    """The unfinished jobs of a dead worker, each with the sample that killed it if that is known.
+    """Collects the unfinished jobs of a worker that has died, so that another worker can take them.
+
+    The death is counted on each job. The sample that was being processed is noted as its killer.
 
     Raises:
         PrepError: a job has killed too many workers before they began its first sample.
@@ -230,7 +232,10 @@ class RayWorkers:
     """Engine that runs blocks in actors of the Ray cluster at RAY_ADDRESS, or of a local one."""
 
     def __init__(self, *, workers: int | None):
-        """Starts `workers` workers, or one for each GPU of the cluster, or each core without GPUs.
+        """Connects to the Ray cluster and decides the number of workers, which `run` starts.
+
+        If `workers` is None, it is one for each GPU of the cluster, or one for each core if there
+        are no GPUs.
 
         Raises:
             PrepError: Ray is not installed.

@@ -61,10 +61,12 @@ def write_automodel(
 ) -> int:
     """Writes samples as a cache of AutoModel into `folder`, and returns their number.
 
-    `ending` is meta or pt; `model` has the entries of the index that name the model, and an index
-    file lists `shard_size` samples. Paths in the index are absolute, because AutoModel's reader
-    expects that; `relocate` corrects them after the folder was moved. Texts are padded with zeros
-    to `text_length`, so that AutoModel's loader can stack them.
+    `ending` is meta or pt. `model` has the entries of the index that name the model. Each index
+    file lists `shard_size` samples, the last one maybe fewer. Texts are padded with zeros to
+    `text_length` rows, so that AutoModel's loader can stack them.
+
+    Paths in the index are absolute, because AutoModel's reader expects that; `relocate` corrects
+    them after the folder was moved.
     """
     shards, rows, buckets = list[str](), list[dict[str, Any]](), dict[str, int]()
     folder, total = folder.resolve(), 0
@@ -241,7 +243,10 @@ def _read(folder: Path, names: list[str]) -> Iterator[CachedSample | RefusedReco
 
 
 def _source(name: str, number: int, row: Any) -> str:
-    """Name of a sample in a refusal: the end of its file's path, or else its place in the index."""
+    """How a refusal names a sample: the last two parts of its file's path, such as `WxH/hash.meta`.
+
+    If the index has no path, it is the sample's `number` in the index file `name`.
+    """
     file = row.get("cache_file") if isinstance(row, dict) else None
     return "/".join(Path(file).parts[-2:]) if isinstance(file, str) else f"{name}, item {number}"
 
@@ -292,7 +297,9 @@ def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _text(value: Any, content: dict[str, Any]) -> Tensor:
-    """The text [L, E] in `value` without what `text_mask` excludes, or without zeros at its end.
+    """The text embeddings [L, E] in `value`, without padding rows.
+
+    Padding is what `text_mask` in `content` excludes; without a mask, rows of zeros at the end.
 
     Raises:
         RefusedError: no row is left.

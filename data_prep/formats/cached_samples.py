@@ -50,7 +50,7 @@ class RefusedRecord:
 
 
 def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
-    """The sample that `read` returns; if it raises an error, the refusal of the sample `source`."""
+    """Calls `read` and returns its sample, or a refusal named `source` if that is unusable."""
     try:
         return replace(read(), file=source)
     except RefusedError as refused:
@@ -66,7 +66,7 @@ def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSampl
 
 
 def tars_below(folder: Path) -> list[Path]:
-    """All tars below `folder`, except those in subfolders that data_prep has packed."""
+    """Paths of all tars below `folder`, except those in subfolders that data_prep has packed."""
     ours = [p.parent for name in (META, LEDGER) for p in folder.rglob(name) if p.parent != folder]
     tars = sorted(folder.rglob("*.tar"))
     return [path for path in tars if not any(path.is_relative_to(one) for one in ours)]
@@ -116,7 +116,7 @@ def read_shards(folder: Path) -> Iterator[CachedSample]:
 
 
 def load_untrusted(content: Path | bytes) -> Any:
-    """The object in a file, or in bytes, that `torch.save` or pickle wrote; no code in it is run.
+    """Unpickles what `torch.save` or pickle wrote, from a file or from bytes, without running code.
 
     Raises:
         OSError: `content` is no regular file, or cannot be read.

@@ -49,7 +49,7 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Yields the samples of the cache in `folder`, whose format is recognised by its files.
+    """Yields the samples of the cache in `folder`, or their refusals; its files show its format.
 
     Raises:
         PrepError: the folder holds no known cache.
@@ -170,7 +170,9 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
 
 
 def _begun(args: Namespace) -> Path:
-    """Empties the output folder, creates the file that marks it as unfinished, and returns it.
+    """Prepares the output folder for a conversion: empties it and creates an "unfinished" marker.
+
+    Returns the path of the marker, a file in the ledger's folder.
 
     Raises:
         PrepError: the folder holds something other than a conversion.
@@ -195,7 +197,8 @@ def _linked(
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
     """Links MLPerf's tar files into the dataset; reads only the first sample, as a check.
 
-    Returns the number of samples of each shard, by split, and no refusals.
+    Returns the number of samples of each shard, by split, and no refusals. Counts the samples of
+    each fixed noise level in `checked.levels`.
 
     Raises:
         PrepError: the first sample cannot be used, or a tar cannot be read.
@@ -243,9 +246,10 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """`encoder` set to keep padding if every text of the cache has full length, else to trim it.
+    """Sets `padding` of `encoder`: KEEP if all texts have the encoder's full length, else TRIM.
 
-    `rows` are the numbers of rows that the cache's texts have.
+    Returns a copy. `rows` is the set of the lengths of the cache's texts. Encoders without such a
+    setting are returned unchanged.
     """
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
@@ -305,16 +309,19 @@ class _CheckedRows:
 
     @property
     def null_text(self) -> dict[str, torch.Tensor]:
-        """The null text if no text encoder is known: one row of zeros, and an empty second text."""
+        """Null inputs by name, for a dataset whose text encoder is unknown.
+
+        `text` is one row of zeros, `text_2` has no rows, and `pooled_text` is a vector of zeros.
+        """
         sizes: dict[str, tuple[int, ...]] = {"text": (1, self.widths["text"])}
         for name, width in self._widths_of_null.items():
             sizes[name] = (0, width) if name == "text_2" else (width,)
         return {n: torch.zeros(size, dtype=torch.bfloat16) for n, size in sizes.items()}
 
     def _unique(self, key: str) -> str:
-        """`key`, or with a number appended if an earlier sample has it.
+        """`key` if no earlier sample has it; else `key` with a number appended, such as `0-2`.
 
-        Ranks of other tools may each count their keys from 0.
+        It is needed because ranks of other tools may each count their keys from 0.
         """
         unique = key
         while unique in self._keys:

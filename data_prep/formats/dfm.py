@@ -61,14 +61,15 @@ HELD = {
 }
 """Names of the tensors of a sample that DFM's files can hold, by network."""
 _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
-"""Rows that a text has in DFM's files, where zeros pad it, by network."""
+"""Number of rows to which zeros pad a text in DFM's files, by network."""
 _RAW_CODECS = ("cosmos",)
 
 
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
-    """The network of DFM whose format fits samples of `codec` that have the tensors `names`.
+    """The network of DFM whose file format fits samples of `codec` with the tensors `names`.
 
-    If DFM does not have the codec's own network, it is one that reads the same tensors.
+    Most codecs have no network of their own in DFM; for these it is one that reads the same
+    tensors.
     """
     if codec.name == "wan":
         return Form.WAN
@@ -77,7 +78,10 @@ def form_of(codec: type[Codec], names: Container[str]) -> Form:
 
 
 def holds_raw_latents(folder: Path, codec: Codec | type[Codec] | None) -> bool:
-    """Whether the latents in the DFM shards below `folder` lack the normalisation of `codec`."""
+    """Whether the latents in the DFM shards below `folder` lack the normalisation of `codec`.
+
+    The first readable sample decides which of DFM's networks the shards are for.
+    """
     first = next((one for one in read_dfm(folder) if isinstance(one, CachedSample)), None)
     is_flux = first is not None and "pooled_text" in first.tensors
     return is_raw(Form.FLUX if is_flux else Form.DIT, codec)
@@ -98,7 +102,8 @@ def write_dfm(
 ) -> int:
     """Writes samples as DFM's `rank0-000000.tar`, ... below `folder`; returns their number.
 
-    A tar has at most `shard_size` samples. If `whitening` is given, it is undone on each latent.
+    A tar has at most `shard_size` samples. If `whitening` is given, the latents are written without
+    this normalisation.
     """
     # DFM decodes by webdataset: `.pth` by torch.load, `.pickle` by pickle.loads, which cannot read
     # what torch.save writes.
@@ -124,7 +129,7 @@ def _as_theirs(
 ) -> tuple[Tensor, Any]:
     """Latent and text of a sample with the axes and dtypes that DFM's network `form` reads.
 
-    If `whitening` is given, it is undone on the latent.
+    If `whitening` is given, the latent is returned without this normalisation.
     """
     latent = tensors["latent"] if whitening is None else whitening.undo(tensors["latent"])
     # In float32, as DFM's writers make it on a CPU: bfloat16 does not fit into float16.

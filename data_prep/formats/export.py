@@ -91,7 +91,10 @@ def _counted(
     held: Container[str] | Callable[[CachedSample], Container[str]],
     left_out: Counter[str],
 ) -> Iterator[CachedSample]:
-    """Yields `records` unchanged, and counts in `left_out` the tensors that are not in `held`.
+    """Yields `records` unchanged, and counts in `left_out` what the format cannot hold.
+
+    `held` are the names of tensors and values that it can hold, or a function from a record to
+    these.
 
     Raises:
         PrepError: a text cannot be used without a tensor that would be left out.

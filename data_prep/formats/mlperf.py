@@ -47,7 +47,7 @@ from dit.system_errors import reason
 
 
 def holds_mlperf(folder: Path) -> bool:
-    """Whether the tars below `folder` are shards of MLPerf's FLUX.1."""
+    """Whether the tars below `folder` are of MLPerf's FLUX.1, judged by their first sample."""
     return tars_of_mlperf(tars_below(folder))
 
 
@@ -124,17 +124,18 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
 
 
 def _lacking(parts: Iterable[str]) -> str | None:
-    """A message about the first missing file of a sample; None if `parts` has them all."""
+    """A message that names a missing file of a sample; None if `parts` has them all."""
     missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
     found = ", ".join(f".{part}" for part in parts) or "nothing"
     return f"no .{min(missing)}, found {found}" if missing else None
 
 
 def _outline(path: Path) -> tuple[list[int], list[int]]:
-    """Where the samples of a tar begin, and their fixed noise levels.
+    """Scans a tar, and returns (offsets, levels).
 
-    The first list has the offset of each sample in bytes, and at last the end of the last one; the
-    second list has a k for each level k / 8, and is empty for training samples.
+    `offsets` has the first byte of each sample, and at the end the first byte after the last
+    sample. `levels` has the k of each sample's fixed noise level k / 8; for training samples it is
+    empty.
 
     Raises:
         UnusableError: a sample lacks a part, or only some of the samples have a level.
@@ -159,7 +160,7 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
 
 
 def _level_of(key: str, content: bytes) -> list[int]:
-    """The k of the fixed noise level k / 8 in a sample's `.json`, as a list; empty without one.
+    """The k of the fixed noise level k / 8 in a sample's `.json`, as [k]; [] if it has none.
 
     Raises:
         UnusableError: `content` is no JSON, or its level is not valid.

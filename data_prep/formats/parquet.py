@@ -70,7 +70,8 @@ def write_parquet(
 ) -> int:
     """Writes samples as `data_chunk_0.parquet`, ... below `folder`; returns their number.
 
-    A file has `rows_in_file` samples. If `whitening` is given, it is undone on each latent.
+    Each file has `rows_in_file` samples, the last one maybe fewer. If `whitening` is given, the
+    latents are written without this normalisation.
     """
     arrow, rows, total = _arrow(), iter(records), 0
     target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
@@ -154,10 +155,10 @@ def _record(row: dict[str, Any]) -> CachedSample:
 
 
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
-    """The tensors of our shards in a row's `first_frame_latent`, which is `value` [C, F, H, W].
+    """The tensors of our shards that a row's `first_frame_latent`, here `value`, holds.
 
-    Its first frame is `first_frame_latent`. If it has as many frames as the sample's latent
-    (`frames`), it is also the `condition_latent`.
+    `first_frame_latent` is its first frame. If `value` has as many frames as the sample's latent
+    (`frames`), then it is also the `condition_latent`.
     """
     latent = numbers(value, "CFHW", what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}

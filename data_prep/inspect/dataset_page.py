@@ -53,7 +53,10 @@ class ShownCodecs(NamedTuple):
 
 
 def duplicates_in(reports: Sequence[ShardReport], by: ComparedBy) -> Duplicates:
-    """Samples that occur more than once in the shards of `reports`, compared as `by` says."""
+    """Finds near duplicates and repeated captions among all samples in the shards of `reports`.
+
+    `by` says whether the hashes in `reports` are of pixels or of latents.
+    """
     found = Duplicates(by=by)
     for report in reports:
         for one in report.seen:
@@ -103,7 +106,7 @@ def _rows(
     codecs: ShownCodecs,
     track: Track,
 ) -> tuple[list[Row], str]:
-    """A row of the page for each sample, and a sentence about samples without a picture."""
+    """Returns (rows, note): a row for each sample, and a sentence on how many have pictures."""
     rows, room = list[Row](), PageRoom()
     samples, end = sum(len(report.seen) for report in reports), time.monotonic() + _DECODING_S
     with track("decoding pictures", samples, 0) as advance:
@@ -153,7 +156,7 @@ def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]
 
 
 def _refused(folder: Path) -> Iterator[Row]:
-    """Rows of the page for samples that packing refused, from the list in `folder`, if any."""
+    """Yields a row of the page for each line of the dataset's `refused.jsonl`, if it exists."""
     path = folder / REFUSED_NAME
     for line in path.read_bytes().splitlines() if path.exists() else ():
         about: Any = parse_json(line)
@@ -166,7 +169,7 @@ def _refused(folder: Path) -> Iterator[Row]:
 
 
 def reference_names(tensors: Iterable[str]) -> list[str]:
-    """Names of the latents of control pictures and videos, in their order."""
+    """The names in `tensors` that are latents of control pictures or videos, sorted."""
     return sorted(name for name in tensors if name.startswith("reference_latent_"))
 
 
@@ -178,9 +181,10 @@ def _pictures(
     side: int,
     until: float | None,
 ) -> Iterator[tuple[str, Thumbnail]]:
-    """Yields (key, thumbnail) of the samples of a shard, while the page has room.
+    """Decodes samples of a shard and yields (key, thumbnail) of each, while the page has room.
 
-    Decoding stops at the time `until` of the monotonic clock; None: it does not stop.
+    It yields nothing for a damaged shard. It stops after the time `until` of the monotonic clock,
+    if that is not None.
     """
     if report.problems:
         return

@@ -108,6 +108,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of rows whose first frames, and whose last frames, differ in at most NEAR bits.
 
     Only rows are compared that agree in one of four parts, 16 bits each, of the first frame's hash.
+    If thousands agree, only rows with near hashes are compared.
     """
     found = list[tuple[int, int]]()
     for band in range(_BANDS):
@@ -150,7 +151,11 @@ class Duplicates:
         self.looks.append(looks)
 
     def finish(self) -> None:
-        """Sets `groups` and `group_of` from the hashes of all samples that were added."""
+        """Sets `groups` and `group_of` from the hashes of all samples that were added.
+
+        Groups are sorted by size, largest first. A group whose samples all come from one file is
+        left out.
+        """
         found = near_groups(self.looks)
         several = [group for group in found if len({self.names[one] for one in group}) > 1]
         self.groups = sorted(several, key=len, reverse=True)

@@ -113,9 +113,9 @@ class Thumbnail:
 
 
 def side_for(samples: int) -> int:
-    """The longest side, in pixels, of thumbnails on a page of `samples` samples.
+    """The longest side, in pixels, of the thumbnails on a page of `samples` samples.
 
-    It is the largest for which the page has room.
+    It is the largest in `_SIDES` for which the page has room, or the smallest if none fits.
     """
     samples = min(samples, MOST_ROWS)
     return next((s for s, size in _SIDES.items() if samples * size <= PAGE_BYTES), min(_SIDES))
@@ -151,7 +151,8 @@ def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.nda
 def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnail:
     """Thumbnail of uint8 frames: the first as a picture, and all as a clip of `seconds` seconds.
 
-    Each is scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
+    The clip is shorter if its frames would be shown for more than `_LONGEST` ms each. Frames are
+    scaled down to at most `side` pixels a side; a small picture keeps every pixel value.
     """
     frames, height, width, _ = frames_FHW3.shape
     small = max(height, width) <= side and height * width <= _LOSSLESS
@@ -184,7 +185,7 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """Bytes that are left on a page for pictures, clips and sounds."""
+    """The bytes that a page still has room for: pictures, clips and sounds."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
@@ -192,10 +193,10 @@ class PageRoom:
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """The thumbnail as far as it fits, with its bytes taken off the room that is left.
+        """Takes the bytes of a thumbnail off the room that is left, and returns the thumbnail.
 
-        A clip or a sound that does not fit is removed; the result is None if the picture does not
-        fit.
+        A clip or a sound that does not fit is removed from it. The result is None if the picture
+        does not fit, or if `one` is None.
         """
         if one is None or len(one.picture) > self.pictures:
             return None

@@ -68,7 +68,7 @@ class ShardReport:
 
 
 def shard_counts(folder: Path) -> dict[str, int]:
-    """Number of samples of each shard of the dataset in `folder`, by its path, from `.nv-meta`.
+    """Number of samples of each shard, by the shard's path below `folder`, as `.nv-meta` says.
 
     Raises:
         PrepError: there is no readable `.nv-meta`.
@@ -104,9 +104,10 @@ def _is_inside(name: str) -> bool:
 
 
 def check_encoders(folder: Path) -> list[str]:
-    """Problems that keep generation from building the dataset's codec or text encoder.
+    """Checks that the dataset's codecs and text encoder can be rebuilt for generation.
 
-    The stored null text is also compared with what the text encoder makes of the empty caption.
+    Returns a sentence for each problem; the list is empty if there is none. The stored null text is
+    also compared with what the text encoder makes of the empty caption.
     """
     path = folder / NULL_TEXT_NAME
     try:
@@ -180,7 +181,8 @@ def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
     """Yields (offset in bytes, key, files by part) of each sample of a tar.
 
     Raises:
-        tarfile.TarError: the archive is damaged; samples before the damage have been yielded.
+        tarfile.TarError: the archive is damaged. Samples before the damage have been yielded; the
+            last of them may lack files.
         OSError: the file cannot be read.
     """
     start, current, parts = 0, None, dict[str, bytes]()
@@ -293,7 +295,7 @@ def _wrong_sum(parts: dict[str, bytes], about: dict[str, Any], part: str) -> str
 def _add_sound(
     report: ShardReport, where: str, parts: dict[str, bytes], about: dict[str, Any]
 ) -> None:
-    """Adds the duration of a sample's sound to `report`, or a problem with it.
+    """Adds the duration of a sample's sound in seconds to `report`, and problems with the sound.
 
     `where` names the sample in messages.
     """
@@ -342,7 +344,10 @@ def _add_pair(report: ShardReport, where: str, latent: Tensor, rejected: Tensor)
 
 
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:
-    """Adds the sample to the statistics of `report`; returns False if it has a defect."""
+    """Adds the sample to the statistics of `report`, and returns True.
+
+    A sample with a defect is added to its problems instead, and the result is False.
+    """
     if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
         shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
         report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")

@@ -21,7 +21,7 @@ _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
 _TWICE = "caption file with a field twice: the last counts"
 NULL_REMEDY = ", or give --missing_caption empty"
-"""Last sentence of refusals of null captions."""
+"""End of the message of a refusal because of a null caption."""
 
 SIDECAR_ENDINGS = (".json", ".txt")
 
@@ -109,9 +109,9 @@ class TagShuffle:
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
-        """Copies of each of `captions`, `count` each, with their tags in other orders.
+        """Makes `count` captions of each of `captions`, with their tags in different orders.
 
-        `key` determines the orders, so that they do not change between runs.
+        `key` seeds the orders, so that they do not change between runs.
         """
         return [
             replace(caption, text=self._ordered(caption.text, f"{key} {number} {order}"))
@@ -148,6 +148,9 @@ class Captions:
 
     def all_of(self, source: str) -> list[Caption]:
         """The captions of the medium at the relative path `source`, at least one.
+
+        They are looked for in a `.json` file beside the medium, in a `.txt` file, and in tables. If
+        there is none, `missing` decides.
 
         Raises:
             RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
@@ -201,7 +204,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
     """The caption of the medium `source` if none was found: its file name, or the empty caption.
 
     Raises:
-        RefusedError: `missing` is refuse.
+        RefusedError: `missing` is REFUSE.
     """
     if missing is MissingCaption.REFUSE:
         why = "neither .json nor .txt nor table, and --missing_caption refuse"
@@ -244,7 +247,7 @@ def texts_in(
 ) -> tuple[str, ...]:
     """The captions in `fields`, from the first of the fields `names` that has any.
 
-    A field that is null counts as the empty caption if `missing` is empty. `place` names the file
+    A field that is null counts as the empty caption if `missing` is EMPTY. `place` names the file
     or row in messages.
 
     Raises:

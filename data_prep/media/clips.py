@@ -74,7 +74,8 @@ class PlannedSound:
 class Entry:
     """One planned sample, before decoding, or the reason why it is refused.
 
-    It is a line of `plan.jsonl`. A file with several windows, captions or resolutions has several.
+    It is a line of `plan.jsonl`. A file with several windows, captions or resolutions has several
+    lines.
     """
 
     key: str  # of the sample in the shards: unique, no dots
@@ -174,7 +175,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the source in the dataset's card."""
+        """Name of the source, for the dataset card."""
         ...
 
     @property
@@ -184,7 +185,7 @@ class Source(Protocol):
 
     @property
     def ignored(self) -> Mapping[str, int]:
-        """Number of files that are not media, by kind."""
+        """Number of files that were left out because they are not media, by kind of file."""
         ...
 
     def file_of(self, entry: Entry) -> Path | None:

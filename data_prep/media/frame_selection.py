@@ -76,7 +76,9 @@ class FrameRule:
             )
 
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
-        """The frames of each sample of the video `line`; `seed` decides a random window.
+        """Selects the frames of each sample that the video with the timeline `line` becomes.
+
+        `seed` decides the place of a random window.
 
         Raises:
             RefusedError: the clip has too few frames.
@@ -94,9 +96,10 @@ class FrameRule:
         ]
 
     def _window(self, line: Timeline, shown: tuple[int, ...], start: int, stop: int) -> KeptFrames:
-        """The frames `start` to `stop` - 1 of `shown` as a sample, with their mean frame rate.
+        """The sample of the frames `start` to `stop` - 1 of `shown`, with its frame rate.
 
-        `shown` are presentation times in units of `line.tick`.
+        `shown` are presentation times in units of `line.tick`. The frame rate is `fps` of this rule
+        if given, else that of the file (of these frames, if it varies).
         """
         kept, tick = shown[start:stop], float(line.tick)
         if self.fps is not None:
@@ -107,9 +110,10 @@ class FrameRule:
         return KeptFrames(kept, fps, begin=kept[0] * tick)
 
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
-        """Presentation times of the frames that are visible at each tick of a constant rate.
+        """Presentation times of the frames that a clip at the constant rate `fps` consists of.
 
-        A clip with a lower rate repeats frames, so that its speed is unchanged.
+        For each frame of the new rate it is the frame of the video that is visible then. If the
+        video has a lower rate, its frames are repeated, so that its speed is unchanged.
 
         Raises:
             RefusedError: the clip would have too many frames.

@@ -186,9 +186,9 @@ def _decode(stream: BinaryIO) -> Image.Image:
 
 
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
-    """`convert`, a function of `dit.codecs.rgb`, with its ValueError raised as RefusedError.
+    """Wraps `convert`, a function of `dit.codecs.rgb`: its ValueError becomes a RefusedError.
 
-    The error says that the range or mode of the pixels is unknown.
+    The reason of the refusal is that the range or mode of the pixels is unknown.
     """
 
     def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:
@@ -205,7 +205,10 @@ to_8_bits = _refusing(rgb.to_8_bits)
 
 
 def to_video(image: Image.Image, *, colours: int) -> Tensor:
-    """A grey, RGB or RGBA picture as a video [colours, 1, H, W], float32 in [-1, 1]."""
+    """Converts a picture to a video [colours, 1, H, W] of one frame, float32 in [-1, 1].
+
+    `colours` is 1 for grey, 3 for RGB or 4 for RGBA.
+    """
     mode = {1: "L", 3: "RGB", 4: "RGBA"}[colours]
     image = image if image.mode == mode else image.convert(mode)
     levels_HWC = np.array(image).reshape(image.height, image.width, colours)

@@ -1,7 +1,7 @@
-"""Rules that decide the encoded size of a picture from its own size, in integer arithmetic.
+"""Rules that decide the encoded size of a picture from its own size.
 
-A picture is scaled, both sides alike, then cropped around its centre. The scaled picture is never
-smaller than the crop.
+A picture is scaled, both sides alike, so that it covers the new size, then cropped around its
+centre. Without `center_crop`, `Buckets` stretch it instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ResizeMode(StrEnum):
 class Fit:
     """A rule that keeps the size of a picture, cropped to whole patches, within a pixel budget.
 
-    A larger picture is scaled to the size near the budget whose whole patches lose the least area.
+    A larger picture is scaled to a size near the budget whose whole patches lose little of its
+    area.
     """
 
     size_multiple: int
@@ -87,9 +88,10 @@ class Fit:
         return at_budget if size == (width, height) else self._better(width, height, at_budget)
 
     def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
-        """The placement of a scaled picture that loses little by its crop, near the pixel budget.
+        """The best placement, near the pixel budget, of a picture that has to be scaled down.
 
-        Of the sizes whose loss is within `_ALIKE` of the least, the one with the most pixels.
+        Among the sizes whose crop loses the least area, or at most `_ALIKE` more, it has the most
+        pixels.
         """
         places = [at_budget]
         for size in self._near(width, height, at_budget.size):
@@ -103,7 +105,11 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """Sizes of whole patches and nearly the same aspect, near the scaled size `below`."""
+        """Candidate sizes for `_better`, each a whole number of patches.
+
+        They are near the scaled size `below`, and have nearly the aspect ratio of `width` x
+        `height`.
+        """
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):
             other = side * height // width // step * step
@@ -165,7 +171,10 @@ def aspect_buckets(
 
 
 def _bucket(ratio: float, budget: int, multiple: int) -> tuple[int, int]:
-    """The size that is nearest to the aspect `ratio` and to `budget` pixels, in logarithms."""
+    """The bucket (width, height) within `budget` pixels that fits the aspect `ratio` best.
+
+    It minimises a sum of the logarithmic errors of the aspect and of the number of pixels.
+    """
 
     def loss(size: tuple[int, int]) -> float:
         wide, high = size

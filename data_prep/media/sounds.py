@@ -1,7 +1,7 @@
 """Plans the sound of each sample of a video, then decodes it to a waveform.
 
-A sample whose sound cannot be used is packed without sound, and a note on it is counted: in the
-plan, or on the decoded clip if only decoding shows the fault.
+A sample whose sound cannot be used is packed without sound, unless `MissingAudio` says otherwise. A
+note on it is counted: in the plan, or on the decoded clip if only decoding shows the fault.
 """
 
 # C channels of sound, S samples
@@ -46,7 +46,7 @@ class SilentAudio(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundSound:
-    """The sound track that a file's header has (None: none), and notes to count."""
+    """Number of a file's sound track, None if none can be used, and notes for the summary."""
 
     track: int | None
     notes: tuple[str, ...]
@@ -93,7 +93,9 @@ class SoundRule:
     def read(
         self, file: Path | BinaryIO, planned: PlannedSound
     ) -> tuple[Tensor | None, tuple[str, ...]]:
-        """The waveform [C, S] of the span `planned`, and notes; None if the sample gets no sound.
+        """Returns (waveform [C, S] of the span `planned`, notes).
+
+        The waveform is None if the sample is to be packed without sound.
 
         Raises:
             RefusedError: the sound cannot be used, and `missing` refuses such videos.
@@ -140,7 +142,7 @@ def is_about_sound(note: str) -> bool:
 
 
 def _notes_of(span: SoundSpan) -> Iterator[str]:
-    """Notes on the parts of a clip in which its sound has no data."""
+    """Yields notes on the parts of a clip for which its sound track has no data."""
     if span.late > _NOTICED:
         yield "sound that begins after the clip does: silent before"
     if span.short > _NOTICED:

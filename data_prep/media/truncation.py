@@ -16,9 +16,10 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """A lower bound of the bytes that a video file lacks at its end; None if its format is unknown.
+    """The number of bytes, at least, that a video file lacks at its end.
 
-    Some formats do not say how long the file is either. The stream is rewound.
+    None if its format is unknown, or if the file does not say how long it should be. The stream is
+    rewound.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
@@ -91,9 +92,9 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
-    """End in bytes of the last element of a segment of unknown size, as written to a pipe.
+    """The byte at which the last element of a Matroska segment of unknown size should end.
 
-    None if no element extends beyond the file.
+    Such segments are written to pipes. None if no element extends beyond the file.
     """
     end = stream.tell()
     while end < size:
@@ -110,7 +111,10 @@ def _elements_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _number(stream: BinaryIO) -> int | None:
-    """Reads an integer of variable length (RFC 8794, 4); None for the value "unknown"."""
+    """Reads an integer of variable length (RFC 8794, 4).
+
+    None for the value "unknown", and if there is no valid integer.
+    """
     first = stream.read(1)
     if not first or not first[0]:
         return None
@@ -142,9 +146,9 @@ def _ogg_end(stream: BinaryIO, size: int) -> int | None:
 
 
 def _flv_end(stream: BinaryIO, size: int) -> int | None:
-    """End in bytes of a Flash video by its tags; None if the last one is complete.
+    """The byte at which the last tag of a Flash video should end; None if that tag is complete.
 
-    Each tag stands between two copies of its size; their number is not stored.
+    Each tag stands between two copies of its size. The number of tags is not stored.
     """
     stream.seek(5)
     end = int.from_bytes(stream.read(4), "big") + 4
@@ -163,9 +167,10 @@ def _asf_end(stream: BinaryIO) -> int | None:
 
 
 def _transport_end(stream: BinaryIO, head: bytes, size: int) -> int | None:
-    """End in bytes of an MPEG transport stream whose last packet is cut; else None.
+    """The byte at which the last packet of an MPEG transport stream should end, if it is cut.
 
-    Packets have 188, 192 or 204 bytes; their number is not stored.
+    None if no packet is cut, or if the file is no transport stream. Packets have 188, 192 or 204
+    bytes; their number is not stored.
     """
     for length in (_TS, 192, 204):
         for start in range(length):

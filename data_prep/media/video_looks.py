@@ -83,7 +83,9 @@ class Decoded(NamedTuple):
 
 
 def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = None) -> Decoded:
-    """Decodes at most `most` frames (None: all) with `decode`, and inspects them.
+    """Decodes at most `most` frames of `file` (None: all) with the function `decode`.
+
+    Returns the properties of the first frame, the times of all, and the first change of shape.
 
     Raises:
         RefusedError: a frame cannot be decoded, or there is none.
@@ -160,7 +162,11 @@ class KeyFrames:
         self.change: Change | None = None
 
     def see(self, packet: Any) -> None:
-        """Inspects `packet`, the next one of the video, if it holds a key frame; sets `change`."""
+        """Inspects `packet`, the next packet of the video, if it holds a key frame.
+
+        Sets `change` if its frame has another shape than the first one, or no longer states its
+        colours. Packets must come in file order.
+        """
         is_new = packet.is_keyframe and self.change is None and not self._has_known_header(packet)
         if is_new and (look := self._decoded(packet)) is not None:
             look, told = look
@@ -177,7 +183,7 @@ class KeyFrames:
     def _has_known_header(self, packet: Any) -> bool:
         """Whether `packet` states the same size and pixel aspect as the last key frame.
 
-        Only for codecs whose frames are all key frames; False for others.
+        It is False for codecs whose frames are not all key frames.
         """
         if self._pattern is None:
             return False

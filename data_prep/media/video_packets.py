@@ -110,7 +110,9 @@ def _film_of(container: Any) -> Any:
 
 
 def check_whole(file: Path | BinaryIO) -> bool:
-    """Whether the container of `file` states its length, which the file then has; else False.
+    """Checks that `file` has all the bytes that its container says it should have.
+
+    Returns True then, and False if the container does not state its length.
 
     Raises:
         RefusedError: bytes are missing.
@@ -125,9 +127,10 @@ def check_whole(file: Path | BinaryIO) -> bool:
 def scan(
     container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
 ) -> PacketScan:
-    """Reads every packet of the container, and passes those of the stream `video` to `see`.
+    """Reads every packet of the container, and describes those of the stream `video`.
 
-    `is_whole` says that the file is known to be complete.
+    `is_whole` says that the file is known to be complete. Each packet of `video` is also passed to
+    `see`.
 
     Raises:
         RefusedError: a packet of the video is truncated, or there is none.
@@ -214,8 +217,8 @@ def from_start(container: Any, video: Any, *, drop_leading: bool) -> Iterator[An
 def near(container: Any, video: Any, wanted: int) -> Iterator[Any]:
     """Yields packets from the last key frame that is shown at the time `wanted` or before.
 
-    `wanted` is in units of the stream. Yields nothing if there is no such key frame, or if a packet
-    has no time.
+    `wanted` is in units of the stream. Yields nothing if there is no such key frame, and stops at a
+    packet that has no time.
     """
     if any(name in container.format.name for name in _INDEXED):
         _seek(container, video, wanted)

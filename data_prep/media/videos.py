@@ -74,7 +74,7 @@ class Timeline:
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether this video has as many frames as `other`, with or without its changed part.
+        """Whether this video has as many frames as `other`, up to its change of shape or in all.
 
         `other` is None for a picture, which has one frame.
         """
@@ -113,7 +113,9 @@ class Timeline:
 
 
 def timeline(file: Path | BinaryIO) -> Timeline:
-    """Size of the video `file` and times of its frames, from packets if these tell, or by decoding.
+    """Reads the size of the video `file` and the presentation times of all its frames.
+
+    They come from its packets if these are enough; else the file is decoded.
 
     Raises:
         RefusedError: the file is no video, holds no frame, or ends before it should.
@@ -216,10 +218,10 @@ def _shown(file: Path | BinaryIO, found: PacketScan) -> _Shown:
 
 
 def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -> Change | None:
-    """The earlier of two changes of shape, with the number of its frame.
+    """The earlier of two changes of shape, or None; its `at` is the index of a frame.
 
-    `decoded` was found in decoded frames, `of_keys` (by time) in key frames; None: no change.
-    `shown` are the times of all frames.
+    `decoded` was found in decoded frames; `of_keys` was found in key frames, and has a time as
+    `at`. `shown` are the times of all frames.
     """
     number = len(shown) if of_keys is None else bisect.bisect_left(shown, of_keys.at)
     if of_keys is None or not 0 < number < len(shown):
@@ -230,10 +232,10 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """A `Decode` function that starts at the last key frame `earlier` seconds before `wanted`.
+    """A function that decodes from the last key frame `earlier` seconds or more before `wanted`.
 
-    `wanted` is in ticks. The function yields nothing if its first frame is not a key frame,
-    although the packet says so.
+    `wanted` is a time in ticks. The function yields nothing if its first frame is not a key frame,
+    although its packet says so.
     """
 
     def decode(container: Any, video: Any) -> Iterator[Any]:
@@ -286,10 +288,10 @@ def _pictures(
 ) -> Iterator[Image.Image]:
     """Yields the frames `wanted` (times in ticks, or numbers) as stored, not yet turned upright.
 
-    Each is removed from that list when it is yielded.
+    Each is removed from the list `wanted` when it is yielded, so that another attempt can go on.
 
     Raises:
-        RefusedError: the shape of a frame differs from that of the `first`.
+        RefusedError: a frame is missing, or its shape differs from that of the `first`.
     """
     with open_video(file) as (container, video):
         for number, frame in enumerate(decode(container, video)):
@@ -335,7 +337,7 @@ class VideoDecoder(StrEnum):
                 ) from error
 
     def frames(self, file: Path | BinaryIO, entry: Entry) -> Iterator[Image.Image]:
-        """The frames that `entry` keeps, in its order, as upright pictures.
+        """Yields the frames that `entry` keeps, in presentation order, as upright pictures.
 
         They are RGB, or RGBA if they have transparency.
 

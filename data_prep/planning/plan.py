@@ -1,7 +1,7 @@
-"""Reads and writes `plan.jsonl`, which has one line for each sample, in packing order.
+"""Reads and writes `plan.jsonl`, which has one line for each sample, in the order of encoding.
 
-Samples are sorted by a hash of their file, so that each shard has samples from many folders; the
-sort keeps 16 bytes a sample in memory.
+This "packing order" is by a hash of the sample's file, so that each shard has samples from many
+folders. Sorting keeps 16 bytes a sample in memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def read_plan(path: Path) -> PackingPlan:
 
 
 def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> PackingPlan:
-    """Writes `entries` in packing order to `path`.
+    """Writes `entries`, sorted into packing order, as the plan at `path`.
+
+    If `split` is not None, each of its parts must get a sample.
 
     Raises:
         PrepError: two samples have the same key, or a part of the given `split` gets no sample.
@@ -111,9 +113,10 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
 def _checked(
     lines: mmap.mmap, offsets: array[int], order: np.ndarray, positions: np.ndarray
 ) -> Iterator[bytes]:
-    """Yields the lines in the given order, after a check that keys are unique.
+    """Yields `lines` in the order `order`, and checks that their keys are unique as it goes.
 
-    Equal keys have equal `positions`, so only samples at one position are compared.
+    `lines` is the unsorted file, whose line i begins at `offsets[i]`. Equal keys have equal
+    `positions`, so only samples at one position are compared.
 
     Raises:
         PrepError: two files have the same key.

@@ -97,9 +97,9 @@ def _rows(plan: PackingPlan, source: Source, folder: Path, duplicates: Duplicate
 def _thumbnails(
     plan: PackingPlan, work: BlockWorker, decoded: Sequence[DecodedSample | None] | None
 ) -> Iterator[tuple[int, Thumbnail]]:
-    """Yields (index in the plan, thumbnail) of samples.
+    """Yields (index in the plan, thumbnail) of the samples whose picture the page shows.
 
-    After a quick plan (`decoded` is None) the first frames of some samples are decoded for it.
+    After a quick plan, when `decoded` is None, the first frames of some samples are decoded here.
     """
     if decoded is not None:
         for number, one in enumerate(decoded):

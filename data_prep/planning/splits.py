@@ -92,7 +92,7 @@ class SplitFractions:
         return tuple(split for split in self.wanted if not found[split])
 
     def check_found(self, found: Counter[Split]) -> None:
-        """Checks that each split with a fraction above 0 has a sample, by the numbers `found`.
+        """Checks that each split with a fraction above 0 has a sample; `found` counts the samples.
 
         Raises:
             PrepError: a split has none.

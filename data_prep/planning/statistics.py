@@ -108,7 +108,7 @@ class PlanStatistics:
 
     @property
     def token(self) -> str:
-        """A text about the size of a token in pixels."""
+        """A phrase for the user: how many pixels a token covers."""
         side = self.patch * self.stride
         return f"each of {side} x {side} pixels (model.patch_spatial={self.patch})"
 
@@ -124,7 +124,7 @@ class PlanStatistics:
 
 @dataclass
 class CropStatistics:
-    """The area that cropping takes from samples and their control pictures."""
+    """Collects the area that cropping takes from samples and their control pictures."""
 
     others: Mapping[str, Sizing] = field(default_factory=dict)
     """Other rules for sizes that may crop less, by the option that selects them."""

@@ -28,12 +28,12 @@ _PLACE = re.compile(r"(.+)\n(\d+)\+(\d+)", re.DOTALL)
 
 
 def member_location(archive: str, start: int, size: int) -> str:
-    """A text with archive, first byte and size of a member; it cannot be the path of a file."""
+    """A string for a member's archive, first byte and size, which no file can have as its path."""
     return f"{archive}\n{start}+{size}"
 
 
 def parse_location(where: str) -> tuple[str, int, int] | None:
-    """Splits a text of `member_location` into (archive, first byte, size).
+    """Splits a string of `member_location` into (archive, first byte, size).
 
     None if `where` is the path of a plain file.
     """
@@ -52,7 +52,10 @@ class Contents:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, member: tarfile.TarInfo) -> None:
-        """Adds a member; it replaces an earlier one with its name, as when `tar` unpacks."""
+        """Adds the member to `places`, `refused` or `ignored`; folders are not added.
+
+        It replaces an earlier member with its name, as when `tar` unpacks.
+        """
         if member.isdir():
             return
         name = _normal(member.name)

@@ -73,7 +73,7 @@ class ReferenceRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlFolder:
-    """Folder of control pictures or videos, with the relative paths of their media.
+    """A folder of control pictures or videos, which have the same relative paths as their media.
 
     File endings may differ. The control of a picture is a picture; that of a video may be either.
     """
@@ -99,7 +99,7 @@ class ControlFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RejectedFolder(ControlFolder):
-    """Folder of rejected samples, with the relative paths of the preferred ones."""
+    """A folder of rejected samples, which have the same relative paths as the preferred ones."""
 
     option: str = "--rejected_dir"
     what: ClassVar[str] = "rejected picture or video"
@@ -122,7 +122,8 @@ class FoundReference:
     ) -> PlannedReference:
         """How the reference is encoded with a target of size `target` (width, height).
 
-        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
+        If the reference is a video, its frames that go with the frames `kept` of the target's
+        `clip` are used.
 
         Raises:
             RefusedError: it is smaller than a patch, or a video that does not fit the target.
@@ -135,7 +136,8 @@ class FoundReference:
     def placed(self, place: Placement, clip: Timeline | None, kept: KeptFrames) -> PlannedReference:
         """How the reference is encoded if it is scaled and cropped as `place` says.
 
-        Of a video those frames are used that go with the frames `kept` of the target's `clip`.
+        If the reference is a video, its frames that go with the frames `kept` of the target's
+        `clip` are used.
 
         Raises:
             RefusedError: the reference is a video that does not fit the clip.
@@ -162,10 +164,10 @@ class FoundReference:
     def _same_frames(
         self, own: Timeline, clip: Timeline | None, kept: KeptFrames
     ) -> tuple[int, ...]:
-        """Presentation times of the frames of this video `own` that go with the frames `kept`.
+        """Times of the frames of the video `own` that go with the frames `kept` of `clip`.
 
-        They have the same indices as in `clip` if both files have equally many frames; else they
-        are shown at the same time.
+        If both files have equally many frames, they are the frames with the same indices; else the
+        frames that are shown at the same time.
 
         Raises:
             RefusedError: this video ends before the clip does, or its target is a picture.
@@ -202,7 +204,7 @@ class FoundPartner:
     ) -> Self:
         """Opens the rejected sample `picture` of a medium and checks it.
 
-        The medium has the `size` (width, height), and a `line` if it is a video.
+        `size` is the medium's (width, height), and `line` its timeline if it is a video.
 
         Raises:
             RefusedError: the rejected sample is missing, cannot be read, or has another size or
@@ -251,7 +253,8 @@ def find_reference(
 ) -> FoundReference:
     """Opens `picture`, and reads its size; of a video also the times of its frames.
 
-    `folder` is the number of its control folder.
+    `folder` is the number of the folder of controls that it is in. `open_file` opens
+    `picture.where`.
 
     Raises:
         RefusedError: the file does not exist, or is neither a picture nor a video.

@@ -68,7 +68,8 @@ class CaptionTables:
     root: Path | None = None
     """Input folder, for rows with absolute paths; None: such rows match nothing."""
     control: Callable[[str], ControlPicture] | None = None
-    """Opens the control or rejected picture at a path; None: tables may name none."""
+    """Finds the control or rejected picture at a relative path, without opening it; None: tables
+    may name none."""
     _parsed: dict[str, Rows] = field(default_factory=dict)
 
     def of(self, source: str) -> list[Caption] | None:
@@ -132,9 +133,9 @@ class CaptionTables:
 
     @cached_property
     def _names(self) -> Counter[tuple[str, str]]:
-        """Number of media below a folder with a table that have a name, by (folder, name).
+        """Number of media with a name, by (folder with a table, name), subfolders included.
 
-        Names are those of files, and their short forms in some kinds of tables.
+        The name is that of the file; in some kinds of tables its short form counts as well.
         """
         counts = Counter[tuple[str, str]]()
         for source in self.media:
@@ -147,7 +148,7 @@ class CaptionTables:
 
     @cached_property
     def _forms(self) -> dict[tuple[str, str], set[str]]:
-        """The spellings of names beyond ASCII below a folder, by (folder, composed name)."""
+        """Spellings of media names that are not ASCII, by (folder, composed form of the name)."""
         forms: dict[tuple[str, str], set[str]] = {}
         for source in (source for source in self.media if not source.isascii()):
             for folder in PurePosixPath(source).parents:
@@ -247,7 +248,10 @@ class CaptionTables:
         return self._parsed[path]
 
     def _respell(self, rows: Rows) -> None:
-        """Renames rows to the spelling of the medium that they name, if only one is possible."""
+        """Renames rows to the spelling of the medium that they name, if only one is possible.
+
+        Names with several possible media are noted in `rows.unclear`.
+        """
         folder = str(PurePosixPath(rows.path).parent)
 
         def media(name: str) -> set[str]:
@@ -267,10 +271,10 @@ class CaptionTables:
 
 
 def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = False) -> list[str]:
-    """The paths in the fields `wanted` of a row, ordered by the number in the field's name.
+    """The paths in the fields of `row` that match `wanted`, ordered by the number in their name.
 
-    A field holds a path relative to the table at `path`, or a list of paths; an empty field holds
-    none.
+    `path` is the path of the table. A field holds a path relative to the table's folder, or a list
+    of such paths; an empty field holds none. The result is relative to the input folder.
 
     Raises:
         RefusedError: a field holds something else and `quiet` is not set.
@@ -293,7 +297,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
 
 
 def _short(path: str, source: str) -> str:
-    """The short name for `source` in the table at `path`; empty if such tables have none."""
+    """The short name for `source` that the table at `path` may use; empty if it can use none."""
     stem, table = PurePosixPath(source).stem, PurePosixPath(path).name.lower()
     if table.endswith(_LINES_SUFFIXES):
         return stem.rpartition("_sample")[0] or stem

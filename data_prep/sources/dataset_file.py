@@ -50,7 +50,7 @@ _NOT_READ = {
 
 
 def is_of_diffusion_pipe(path: Path) -> bool:
-    """Whether the dataset file at `path` is diffusion-pipe's, whose defaults then apply."""
+    """Whether the dataset file at `path` is diffusion-pipe's (.toml), whose defaults then apply."""
     return path.suffix.lower() == ".toml"
 
 
@@ -138,9 +138,9 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 
 
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
-    """How captions are found: by `args`, the file's `settings`, or the format's default.
+    """Options for finding captions in a folder, from `args`, its `settings`, and the file's format.
 
-    --missing_caption, if given, wins over the file.
+    --missing_caption, if given, wins over the file. Without both, the format has a default.
     """
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
@@ -155,9 +155,10 @@ def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
 def _size_rules(
     args: Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
-    """The rules for sizes in `settings`, and the numbers of frames that a clip may have.
+    """Returns (rules, frames): the size rules in `settings`, and the allowed numbers of frames.
 
-    Each rule makes a sample of each medium.
+    Each rule makes a sample of each medium. Frames is a tuple of the numbers of frames that a clip
+    may have.
     """
     multiple = args.size_multiple
     # Without 1, which allows pictures: a video must not become a single frame.

@@ -62,9 +62,9 @@ class Medium:
 
 
 class Collection(Protocol):
-    """A collection of media: one folder or one dataset.
+    """Interface of a collection of media: one folder or one dataset.
 
-    It is pickled for workers, which only call `open`.
+    It is pickled for worker processes, which only call `open`.
     """
 
     @property
@@ -77,7 +77,7 @@ class Collection(Protocol):
 
     @property
     def controls(self) -> tuple[ControlFolder, ...]:
-        """Folders of control pictures: the first one has the first control of each sample."""
+        """Folders of control pictures, in the order of a sample's controls."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Collection(Protocol):
         ...
 
     def media(self, ignored: Ignored) -> Iterator[Medium]:
-        """Yields all media in a fixed order, and adds the counts of other files to `ignored`."""
+        """Yields all media in a fixed order, and counts the other files in `ignored`."""
         ...
 
     def open(self, where: str) -> Path | BinaryIO:
@@ -119,9 +119,9 @@ class CaptionOptions:
 def _beside(
     folder: MaskFolder | ControlFolder | RejectedFolder, sources: Sequence[str], ignored: Ignored
 ) -> Mapping[str, str]:
-    """Lists the files in `folder`, by the relative path of their medium without its ending.
+    """Maps the relative path of each medium, without its ending, to its file in `folder`.
 
-    `sources` are the media; files of no medium are counted in `ignored`.
+    `sources` are the media. Files in `folder` that belong to no medium are counted in `ignored`.
 
     Raises:
         PrepError: the folder or a medium's file in it is missing, or two files have one name.
@@ -177,10 +177,11 @@ class FolderCollection:
         return [*self.controls, *(one for one in (self.masks, self.rejected) if one is not None)]
 
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
-        """A copy of this folder that takes account of the input `other`, whose folder may overlap.
+        """A copy of this folder that takes account of another input, `other`, if the two overlap.
 
-        Media that `other` packs are not counted as ignored; ignored files are counted by only one
-        of the two inputs. `is_later` says that `other` precedes this folder.
+        Media that `other` packs are then not counted as ignored, and only one of the two counts the
+        ignored files of both. `is_later` says that `other` precedes this folder. Without an overlap
+        this folder itself is returned.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
@@ -230,10 +231,10 @@ class FolderCollection:
             )
 
     def _unpacked(self, listing: Listing) -> tuple[dict[str, str], dict[str, RefusedError]]:
-        """Adds the members of the archives in `listing` to it.
+        """Lists the members of the archives in `listing` and adds them to `listing`.
 
-        Returns the location of each member by path, and the archives and members that cannot be
-        read.
+        Returns (members, refused): the location of each member by path, and an error for each
+        archive or member that cannot be read.
         """
         members: dict[str, str] = {}
         refused: dict[str, RefusedError] = {}
@@ -345,7 +346,10 @@ def _is_visible(folder: Path, *, below: Path) -> bool:
 
 
 def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Mapping[str, str]:
-    """Caption files in the form of `Captions.sidecars`; counts those without effect as ignored."""
+    """The caption files that have an effect, in the form of `Captions.sidecars`.
+
+    The others are counted in `ignored`.
+    """
     found, left = dict[str, str](), listing.sidecars
     if options.format not in (CaptionFormat.AUTO, CaptionFormat.SIDECAR):
         why = f"--caption_format {options.format}"

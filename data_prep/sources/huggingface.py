@@ -39,7 +39,9 @@ _TRIES, _FIRST_WAIT, _TIMEOUT = 4, 0.5, 30  # seconds; each wait is twice as lon
 
 
 def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollection:
-    """The Hugging Face dataset that the options in `args` name.
+    """The media of the Hugging Face dataset that the options in `args` name.
+
+    Columns that are not named are found by their usual names.
 
     Raises:
         PrepError: the dataset cannot be opened, or lacks a column.
@@ -109,7 +111,7 @@ def _dataset(name: str, split: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowsCollection:
-    """The media of a Hugging Face dataset, one in each row."""
+    """The media of a Hugging Face dataset, one in each row, as a `Collection`."""
 
     dataset: str
     split: str
@@ -184,7 +186,7 @@ def _content(address: str) -> bytes:
     """Downloads the content of a URL; tries again after errors of the network or server.
 
     Raises:
-        RefusedError: the last try failed, too.
+        RefusedError: the last try failed, too, or the server refuses the address.
     """
     wait, problem = _FIRST_WAIT, ""
     for read_or_refuse in range(1, _TRIES + 1):

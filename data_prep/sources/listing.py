@@ -42,20 +42,20 @@ _REMEDY = {ending: why for why, endings in _REMEDIES.items() for ending in endin
 
 @dataclass(kw_only=True, slots=True)
 class Ignored:
-    """Counts of files that become no sample, by kind."""
+    """Counts of files that become no sample, by the reason or kind, for the user."""
 
     counts: Counter[str] = field(default_factory=Counter)
     _unused: dict[tuple[str, Path], set[str]] = field(default_factory=dict)
 
     def add_first(self, what: str, files: Collection[str]) -> None:
-        """Counts `files` as `what`, with the name of the first one in the text of the count."""
+        """Counts `files` as `what`; the text of the count also names the first of them."""
         if files:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Notes `files` of `folder` that an input does not use; `close` counts them.
+        """Notes that an input does not use these `files` in `folder`.
 
-        Files that another input uses are removed from the note.
+        Files that another input uses are removed from the note; `close` counts the rest as `what`.
         """
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
@@ -81,9 +81,10 @@ class Listing:
     """Counts of ignored files, by kind."""
 
     def add(self, path: str, kinds: frozenset[str], elsewhere: Elsewhere = ()) -> None:
-        """Adds the file `path` to its kind by its ending; a medium must be of `kinds`.
+        """Adds the file `path` to the list of its kind, which its ending decides.
 
-        A medium that another input packs (`elsewhere`) is not counted as ignored.
+        It is a medium only if it is of `kinds`. A medium of another kind is counted as ignored,
+        unless another input packs it (`elsewhere`).
         """
         ending, kind = PurePosixPath(path).suffix.lower(), media_kind_of(path)
         if kind in kinds:
@@ -113,7 +114,7 @@ def media_kind_of(path: str) -> str | None:
 
 
 def stamp_of(path: Path) -> str:
-    """Size in bytes and modification time of `path` as a text that shows whether it has changed.
+    """Size in bytes and modification time of `path` as a string, which shows if the file changes.
 
     Raises:
         OSError: the file does not exist.
@@ -123,7 +124,7 @@ def stamp_of(path: Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """`path` without its ending, by which a medium and its mask are matched."""
+    """`path` without its ending; a medium and the files that belong to it have the same one."""
     return str(PurePosixPath(path).with_suffix(""))
 
 
@@ -141,7 +142,7 @@ def list_media(
     messages.
 
     Raises:
-        PrepError: `root` is no folder, or holds no media.
+        PrepError: `root` is no folder, holds neither media nor archives, or cannot be read.
     """
     if not root.is_dir():
         raise PrepError(f"{option} {root} is no folder; correct the path")
@@ -162,9 +163,9 @@ def list_media(
 
 
 def _walk(root: Path, ignored: Counter[str], without: set[Path]) -> Iterator[PurePosixPath]:
-    """Yields the relative paths of all visible files, except in the folders `without`.
+    """Yields the relative paths of all visible files below `root`, except in the folders `without`.
 
-    Hidden files, linked folders and files of operating systems are counted in `ignored`.
+    Hidden files, linked folders and folders that servers or systems add are counted in `ignored`.
     """
 
     def stop(error: OSError) -> None:

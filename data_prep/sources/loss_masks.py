@@ -39,9 +39,10 @@ class FoundMask:
     line: Timeline | None  # of a video
 
     def planned(self, line: Timeline | None, window: KeptFrames) -> PlannedMask:
-        """Which frames of the mask to read for the frames `window` of the medium `line`.
+        """Plans the frames of the mask that belong to the frames `window` of a medium.
 
-        A mask that is a picture holds for all frames.
+        `line` is the medium's timeline, or None for a picture. A mask that is a picture holds for
+        all frames.
         """
         mask = PlannedMask(path=self.path, stamp=self.stamp)
         if self.line is None or line is None:
@@ -67,7 +68,7 @@ class MaskFolder:
     def find(self, path: str, size: tuple[int, int], line: Timeline | None) -> FoundMask:
         """Opens the mask at `path` and checks that it fits its medium.
 
-        The medium has `size` (width, height) in pixels, and a `line` if it is a video.
+        `size` is the medium's (width, height) in pixels, and `line` its timeline if it is a video.
 
         Raises:
             RefusedError: the mask cannot be read, or has another size or number of frames.
@@ -100,7 +101,7 @@ class MaskFolder:
     def read(
         self, entry: Entry, place: Placement, cell: CellSize, decoder: VideoDecoder
     ) -> Tensor | None:
-        """The weight in [0, 1] of each cell of a sample's latent, [1, f, h, w], or None.
+        """The loss weight in [0, 1] of each cell of a sample's latent, as a tensor [1, f, h, w].
 
         None if the sample has no mask.
 
@@ -135,9 +136,9 @@ class MaskFolder:
 
 
 def _cells(place: Placement, picture: Image.Image, side: int) -> Tensor:
-    """Mean weight of each latent cell [h, w] in [0, 1], from the red channel.
+    """Mean weight of each latent cell [h, w] in [0, 1]; `side` is a cell's side in pixels.
 
-    diffusion-pipe, too, reads the red channel.
+    Only the red channel is read, as in diffusion-pipe.
     """
     grey = to_8_bits(picture).convert("RGB").getchannel("R")
     placed = place.apply(grey, Image.Resampling.BOX)

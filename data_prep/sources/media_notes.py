@@ -24,7 +24,7 @@ _SAME_MASK = "loss mask that is the sample itself: white counts, black does not"
 
 
 def notes_of_frames(line: Timeline | None, window: KeptFrames) -> Iterator[str]:
-    """Yields notes on the colours of frames, missing frames, and a variable frame rate."""
+    """Yields notes on a video's colours, missing frames and uneven rate; none for a picture."""
     if line is None:
         return
     yield from line.flaws

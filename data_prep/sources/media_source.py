@@ -112,7 +112,10 @@ class MediaSource:
 
     @property
     def entries(self) -> Iterator[Entry]:
-        """Yields the samples of all media in the order of the listing; threads probe the files."""
+        """Yields the samples of all media in the order of the listing; threads probe the files.
+
+        Files that become no sample are counted in `ignored`, which is cleared at the start.
+        """
         self.ignored.clear()
         ignored = Ignored(counts=self.ignored)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -124,7 +127,10 @@ class MediaSource:
         ignored.close()
 
     def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
-        """`entries`, the samples of a medium; counts media that a setting leaves out as ignored."""
+        """The samples `entries` of a medium, or [] if a setting leaves the medium out.
+
+        Such media are counted as ignored.
+        """
         if not entries:
             self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
         if given.skips_uncaptioned and entries and entries[0].refused == Reason.NO_CAPTION:
@@ -135,7 +141,8 @@ class MediaSource:
     def plan(self, number: int, medium: Medium) -> list[Entry]:
         """The planned samples of a medium, or one entry that says why it is refused.
 
-        `number` is the index of the medium's input.
+        The list is empty if `repeats` of its input leaves the medium out. `number` is the index of
+        that input.
         """
         given = self.inputs[number]
         source = f"{given.prefix}{medium.source}"
@@ -230,7 +237,7 @@ class MediaSource:
 
     @property
     def on_background(self) -> str:
-        """The note on a sample with transparency."""
+        """The note that is counted for a sample with transparent pixels."""
         if self.keeps_alpha:
             return "transparent, and encoded so"
         return f"transparent, on {self.background} (--background)"
@@ -245,7 +252,7 @@ class MediaSource:
         return path_of(self.inputs[entry.folder].collection, entry.where)
 
     def read(self, entry: Entry) -> Clip:
-        """The decoded clip of a planned sample.
+        """Reads and decodes the clip of a planned sample, with its references, mask and sound.
 
         Raises:
             RefusedError: the file or its caption cannot be used.
@@ -285,9 +292,9 @@ class MediaSource:
     def _read(
         self, given: Input, one: PlannedReference, folders: Sequence[ControlFolder | None]
     ) -> ReadReference:
-        """Reads the control or rejected sample `one`, from its folder or that of the media.
+        """Reads the control or rejected sample `one`.
 
-        `folders` has the possible folders by number.
+        It lies in `folders[one.folder]`, or in the folder of the media if `one.folder` is FOLDER.
         """
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
@@ -300,7 +307,9 @@ class MediaSource:
     def _pixels(
         self, file: Path | BinaryIO, entry: Entry, place: Placement
     ) -> tuple[Tensor, list[str]]:
-        """The frames of a sample as a video, and its notes, including those that only pixels show.
+        """Decodes, scales and crops the frames of a sample.
+
+        Returns (video [C, F, H, W], notes); the notes include those that only pixels show.
 
         Raises:
             RefusedError: the file has changed since it was planned, or cannot be decoded.
@@ -340,9 +349,10 @@ def _partner(
     size: tuple[int, int],
     line: Timeline | None,
 ) -> FoundPartner | None:
-    """The rejected sample of `medium`: from its row in a table, or else from the folder of them.
+    """The rejected sample of `medium`, from the row of `caption` in a table or else from a folder.
 
-    None if neither names one. The medium has `size` (width, height), and a `line` if it is a video.
+    None if there is none. `size` is the medium's (width, height), and `line` its timeline if it is
+    a video.
 
     Raises:
         RefusedError: the rejected sample is the medium itself, or cannot be used.
@@ -382,9 +392,9 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 
 
 def _repeated(entry: Entry, repeats: float) -> Entry:
-    """`entry` with its number of copies, whose mean over samples is `repeats`.
+    """A copy of `entry` with a whole number of repeats, whose mean over all samples is `repeats`.
 
-    A hash of the entry's key decides whether a fractional part makes one copy more.
+    A hash of the entry's key decides whether a fractional part of `repeats` is rounded up.
     """
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32

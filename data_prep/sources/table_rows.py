@@ -26,7 +26,7 @@ NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video"
 
 
 class TableRow(NamedTuple):
-    """A row of a table by its number; `content` may be the error why it cannot be used."""
+    """A row of a caption table; `content` may instead be the error why the row cannot be used."""
 
     content: Any
     number: int  # of the row, from 1; in CSV of the line
@@ -75,7 +75,10 @@ class Rows:
         self._put(new, self.by_name.pop(name))
 
     def _relative(self, name: str) -> str:
-        """The path `name` relative to the table's folder, if it points outside and comes back."""
+        """The path `name` relative to the table's folder, if it leaves that folder and comes back.
+
+        Any other path is returned unchanged.
+        """
         if name.startswith(OUTSIDE):
             for spelled, folder in product((str, composed), self.folders):
                 folder = spelled(folder)
@@ -92,10 +95,10 @@ class Rows:
 
 
 def rows_of(path: str, content: bytes, form: str | None, *, folders: tuple[str, ...] = ()) -> Rows:
-    """Parses the table at `path` from its bytes.
+    """Parses the table at `path` from its bytes `content`.
 
     `form` is `jsonl` or `csv`; else the table is one JSON document. `folders` are the absolute
-    paths of its folder.
+    paths of the table's folder. What is wrong with the table is noted in the result, not raised.
     """
     rows = Rows(path=path, folders=folders)
     try:
@@ -177,9 +180,10 @@ def _add_csv(rows: Rows, text: str) -> None:
 
 
 def _separator(path: str, lines: Iterable[str]) -> str:
-    """The field separator: the one that a first line `sep=` states, or that makes known columns.
+    """The field separator of a CSV file: stated by a first line `sep=`, or found by its columns.
 
-    Spreadsheets write semicolons where the comma is the decimal sign, and a first line `sep=;`.
+    It is the first separator that makes a known column, or else the usual one. Spreadsheets write
+    semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
     first = next(filter(None, (line.rstrip("\r\n") for line in lines)), "")
     if said := _SAID.fullmatch(first):

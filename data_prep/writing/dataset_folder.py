@@ -1,4 +1,4 @@
-"""Empties the dataset folder before a packing, and publishes it after one.
+"""Empties the dataset folder before samples are packed, and publishes it after that.
 
 `.nv-meta` is written last, by one rename, so a folder that has it is complete.
 """
@@ -62,12 +62,12 @@ _FOLDERS = {
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Creates `folder` and keeps other packings from writing to it while the context is open.
+    """Creates `folder`, and keeps other runs from writing to it while the context is open.
 
     The folder is removed if it stays empty.
 
     Raises:
-        PrepError: another packing writes to it, or it is no folder.
+        PrepError: another run writes to it, or it is no folder.
     """
     if folder.exists() and not folder.is_dir():
         raise PrepError(f"--output_dir {folder} is a file; give a folder")
@@ -96,9 +96,9 @@ def check_source_outside(folder: Path, *, source: Path, option: str) -> None:
 
 
 def prepare_folder(folder: Path, *, overwrite: bool) -> None:
-    """Creates `folder`; with `overwrite`, removes the files of an earlier packing from it.
+    """Creates `folder`; with `overwrite`, removes the dataset of an earlier run from it.
 
-    Without `overwrite` these files stay, and the packing is continued.
+    Without `overwrite` the dataset stays, and the caller continues it.
 
     Raises:
         PrepError: the folder has other files, or a dataset that cannot be continued.
@@ -112,7 +112,7 @@ def prepare_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
-    """Creates `folder`, and returns the files that an earlier packing left in it.
+    """Creates `folder`, and returns the files and folders that an earlier run left in it.
 
     Raises:
         PrepError: the folder has other files, or without `overwrite` a dataset that cannot be
@@ -150,7 +150,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or folder; a folder is renamed first, so that nobody sees half of it."""
+    """Removes a file or folder; a folder is renamed first, so that a kill leaves no part of it."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return
@@ -190,7 +190,7 @@ def publish(
 
 
 def _energon_files(shards: Mapping[Split, Mapping[str, int]]) -> dict[str, str]:
-    """The metadata files that loaders read after `energon prepare`, by name.
+    """The metadata files, by name, that loaders read and `energon prepare` would write.
 
     They are made without reading the shards.
     """

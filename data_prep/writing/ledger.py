@@ -1,12 +1,12 @@
-"""The ledger: a record of written samples, by which the same command continues a packing.
+"""The ledger: a record of written samples, by which the same command continues an interrupted run.
 
-`.ledger/` holds the options of the packing (`run.json`), and for each rank a file with one line for
+`.ledger/` holds the options of the run (`run.json`), and for each rank a file with one line for
 each of its samples, in the order of the plan. A line is written after its sample's bytes, so each
-sample with a line is in a shard. Bytes of later samples are cut off and written again. `summarize`
-adds up the lines of all ranks.
+sample with a line is in a shard. Bytes after the last such sample are cut off, and those samples
+are written again. `summarize` adds up the lines of all ranks.
 
-When files have changed, packed samples move to `.ledger/earlier-N`. The new packing copies those
-whose plan is unchanged. So no outdated sample stays, and none is encoded twice.
+When files have changed, packed samples move to `.ledger/earlier-N`. The new run copies those whose
+line of the plan is unchanged. So no outdated sample stays, and none is encoded twice.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ class LedgerProgress:
 
 
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
-    """Reads how much of a rank's work is done, in complete blocks of `block` samples.
+    """Reads how many samples of a rank are done, and what the ledger says about them.
 
-    `total` is the number of samples of all the rank's blocks, the last of which may be shorter.
+    Only complete blocks of `block` samples count. `total` is the number of the rank's samples; the
+    last block may be shorter.
     """
     if not path.exists():
         return LedgerProgress()
@@ -128,7 +129,7 @@ class Ledger:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerHeader:
-    """Options and plan of a packing, as stored in `run.json`."""
+    """The options and the plan of a run, as stored in `run.json`."""
 
     options: Mapping[str, Any]  # all options that decide the samples; JSON values
     plan: str  # digest of the plan
@@ -161,7 +162,7 @@ class LedgerHeader:
 
 
 def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The options that differ between `old` and `new`, each as the text `name: old -> new`."""
+    """The options that differ between `old` and `new`, each as a string `name: old -> new`."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     why = {"block_size": " (of the command: image or video)"}
     return [f"{name}: {old.get(name)!r} -> {new.get(name)!r}{why.get(name, '')}" for name in names]
@@ -169,7 +170,7 @@ def changed_options(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What a packing has written, refused and ignored, with statistics for the dataset card."""
+    """What a run has written, refused and ignored, with statistics for the dataset card."""
 
     shards: Mapping[Split, Mapping[str, int]]  # samples of each shard by file name
     bytes_written: int
@@ -243,9 +244,9 @@ def _of_ratios(ratios: list[float]) -> dict[str, float]:
 
 
 def set_aside(folder: Path, *, generation: int) -> None:
-    """Moves the packed samples to `.ledger/earlier-N`, where N is `generation`.
+    """Moves the packed samples and ledgers to `.ledger/earlier-N`, where N is `generation`.
 
-    A call after an interrupted one moves what is left.
+    `.nv-meta` is removed. After an interrupted call, another one moves what is left.
     """
     if (folder / META).exists():
         remove(folder / META)
@@ -258,7 +259,7 @@ def set_aside(folder: Path, *, generation: int) -> None:
 
 
 def remove_earlier(folder: Path) -> None:
-    """Removes the samples of earlier packings, once the new dataset is complete."""
+    """Removes the samples that `set_aside` moved, once the new dataset is complete."""
     for path in (folder / LEDGER).glob(f"{_EARLIER}*"):
         shutil.rmtree(path)
 
@@ -270,7 +271,7 @@ class _FoundSample:
 
 
 class EarlierSamples:
-    """Samples of earlier packings, by the digest of their line in the plan."""
+    """Samples of earlier runs, found by the digest of their line in the plan."""
 
     def __init__(self, folder: Path):
         self._found: dict[str, _FoundSample] = {}
@@ -285,7 +286,10 @@ class EarlierSamples:
         return bool(self._found) and digest_of(line) in self._found
 
     def copy(self, digest: str) -> tuple[dict[str, Any], list[bytes]]:
-        """The ledger's facts about a sample, and the bytes of each of its copies in the shards.
+        """Returns (about, copies) of the sample with this `digest`.
+
+        `about` is what the ledger says of it, and `copies` has the bytes of each of its copies in
+        the shards.
 
         Raises:
             PrepError: the bytes are lost.

@@ -1,4 +1,4 @@
-"""Options of a packing that do not change the samples; this file does not import torch."""
+"""Options of `data_prep` that do not change the samples; this file does not import torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WorkOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions(WorkOptions, ShardOptions):
-    """Options of a packing that do not change the content of the samples."""
+    """All options of a run that do not change the content of the samples."""
 
     split: SplitFractions
     split_is_given: bool = True

@@ -28,7 +28,7 @@ from data_prep.writing.tar_shards import ShardSeries
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankBlocks:
-    """The blocks of a plan that one rank packs."""
+    """The blocks of a plan that one rank packs, each a tuple of lines."""
 
     plan: PackingPlan
     size: int
@@ -66,7 +66,10 @@ class Writer:
 
     @contextmanager
     def resumed(self, progress: LedgerProgress) -> Iterator[None]:
-        """Opens shards and ledger to continue after `progress`; bytes written later are cut off."""
+        """Context in which `write` works: it opens shards and ledger to continue after `progress`.
+
+        Bytes that an earlier run wrote after `progress` are cut off.
+        """
         self._earlier = EarlierSamples(self.folder)
         prefix = "shard-" if self.ranks.world == 1 else f"rank{self.ranks.rank}-"
         with ExitStack() as stack:
@@ -86,7 +89,7 @@ class Writer:
             yield
 
     def without_earlier(self, block: Sequence[bytes]) -> Block:
-        """`block`, with None for samples that an earlier packing has encoded."""
+        """`block`, with None in place of samples that are copied from an earlier run."""
         assert self._earlier is not None
         has = self._earlier.has
         return tuple(None if has(line) else line for line in block)
@@ -96,7 +99,8 @@ class Writer:
     ) -> None:
         """Writes the samples of a block into shards, then their lines into the ledger.
 
-        An outcome is None for a sample that is copied from an earlier packing.
+        `outcomes` has the worker's result for each line of `block`; None means that the sample is
+        copied from an earlier run.
         """
         assert self._ledger is not None
         lines = [self._write(*pair) for pair in zip(block, outcomes, strict=True)]
@@ -106,9 +110,9 @@ class Writer:
         self._ledger.append(lines)
 
     def _write(self, line: bytes, outcome: EncodedSample | RefusedResult | None) -> dict[str, Any]:
-        """Writes the sample of the plan's `line` into its split, and returns its ledger line.
+        """Writes a sample, with its repeats, into the shards of its split; returns its ledger line.
 
-        A refused sample has a ledger line only.
+        `line` is its line of the plan. A refused sample gets a ledger line only.
         """
         entry, of = Entry.from_line(line), digest_of(line)
         if isinstance(outcome, RefusedResult):

@@ -29,9 +29,9 @@ _END = bytes(2 * _BLOCK)
 def sample_parts(
     tensors: dict[str, Tensor], description: dict[str, Any], sound_KA: Tensor | None = None
 ) -> dict[str, bytes]:
-    """The files of a sample by ending: tensors, description, and the sound latent if given.
+    """The files of a sample by their ending: its tensors, its description, and its sound if given.
 
-    A checksum of each file of tensors is added to the description.
+    The description gets a checksum (CRC-32) of each file of tensors.
     """
     groups = {"safetensors": tensors}
     if sound_KA is not None:
@@ -83,7 +83,7 @@ class _Shard:
         self._file.stream.close()
 
     def publish(self) -> int:
-        """Completes the archive and its index; returns its size in bytes."""
+        """Completes archive and index under their final names; returns the size in bytes."""
         size = self.ends[-1] + len(_END)
         padding = bytes(-size % tarfile.RECORDSIZE)
         with writing(self.path):
@@ -108,9 +108,11 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
         self._shard: _Shard | None = None
 
     def resume(self, counts: dict[str, int], ends: list[int]) -> None:
-        """Continues after the complete shards in `counts`, in a shard whose samples end at `ends`.
+        """Continues a series that was interrupted; call it before the first `write`.
 
-        `counts` has the samples of each shard, `ends` byte offsets. All later bytes are removed.
+        `counts` has the number of samples of each complete shard. `ends` has 0 and the byte offset
+        of the end of each sample in the shard after those, which is continued. All later bytes and
+        shards are removed.
         """
         self.counts = dict(counts)
         name = self._name(len(counts))
@@ -127,14 +129,14 @@ class ShardSeries(AbstractContextManager["ShardSeries"]):
             path.with_name(path.name + TEMPORARY).unlink(missing_ok=True)
 
     def write(self, key: str, parts: dict[str, bytes]) -> SampleEnd:
-        """Adds a sample, in a new shard if the open one is full; returns where it ends.
+        """Adds a sample, in a new shard if the open one is full; returns its shard and its end.
 
         `parts` are the files of the sample by ending.
         """
         return self.copy(tar_members(key, parts))
 
     def copy(self, members: bytes) -> SampleEnd:
-        """Adds a sample, given as the bytes of its members in a tar; returns where it ends."""
+        """Adds a sample, given as the bytes of its tar members; returns its shard and its end."""
         if self._shard is not None and self._is_full(self._shard, len(members)):
             self._publish()
         if self._shard is None:

@@ -1,9 +1,9 @@
 """Handwritten digits: the program of recipes/evaluate_digits.py, and studies of methods.
 
 accuracy          the part of generated digits that show what was asked for
-kinds             kinds of digits: what is asked for, and what is demanded
-likeness          spread and distance of sets: what reading digits does not see
-judges            what they show: classifiers of real digits and clips, nearest digits, counts
+kinds             kinds of digits: their prompts, and how many must be right
+likeness          spread and distance of sets of digits, which classifiers do not see
+judges            what digits show: classifiers of real digits and clips, nearest digits, counts
 study             programs that a study starts, once each
 distilled_digits  guidance that is left after four ways of tuning a distilled network
 few_steps         students of few steps beside their teacher, and what tuning leaves of them

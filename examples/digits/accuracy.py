@@ -2,7 +2,7 @@
 
 1. read      a `Kind` reads the data that it needs, and trains a classifier on real digits
 2. generate  samples for the prompts of that kind
-3. judge     the part that shows what its prompt says: judges.py; spread and distance: likeness.py
+3. judge     the fraction that is as prompted: judges.py; spread and distance: likeness.py
 4. conclude  evaluation.json, a picture, tables, and what is less than demanded
 """
 
@@ -46,7 +46,7 @@ KINDS: Mapping[tuple[bool, bool], type[Kind]] = {
     (False, True): EditedKind,
     (True, True): MirroredKind,
 }
-"""Kinds of digits by the options (--moving, --edits)."""
+"""Classes of the kinds of digits, by the options (--moving, --edits)."""
 
 
 OF_TEACHER = ("teacher_guidance", "teacher_per_prompt")
@@ -140,7 +140,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Generates and judges digits as the command line `argv` asks for.
 
-    Returns exit code 0, or 1 if fewer samples are right than is demanded.
+    Returns exit code 0, or 1 if a smaller fraction is right than is demanded.
     """
     parser = digits_parser()
     args = parser.parse_args(argv)
@@ -174,9 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def teacher_sets(
     args: argparse.Namespace, prompts: Sequence[Prompt], *, guidance: float
 ) -> Sequence[Sequence[np.ndarray]]:
-    """Two sets of pictures [F, H, W, 3] that --teacher generates from different noise.
+    """Two sets of pictures [F, H, W, 3] that --teacher makes for `prompts` from different noise.
 
-    They are stored in its run folder, and read there the next time.
+    If the teacher is a local run, they are stored in its folder, and read from there the next time.
     """
     from dit.sampling.commands.generate_media import generate_opened
     from dit.sampling.commands.options import GenerationOptions
@@ -209,9 +209,9 @@ def conclude(
     drawn: Sequence[tuple[str, np.ndarray]],
     args: argparse.Namespace,
 ) -> int:
-    """Writes evaluation.json and a sheet of samples, and prints the result; returns the exit code.
+    """Writes evaluation.json and a sheet of the samples `drawn`, and prints the result.
 
-    The exit code is 1 if a part is smaller than demanded. `drawn` are the samples of the sheet.
+    Returns the exit code: 1 if a fraction is smaller than demanded, else 0.
     """
     console, folder = Console(), report_folder(args)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}

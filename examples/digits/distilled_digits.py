@@ -71,7 +71,10 @@ LABELS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does the parts of the study that are not done yet, or judges one run; returns 0."""
+    """Does the parts of the study that are not done yet; with --checkpoint_path judges one run.
+
+    Returns 0.
+    """
     options = _parse(arguments)
     folder: Path = options.folder.resolve()
     if options.checkpoint_path is not None:
@@ -113,7 +116,7 @@ ARMS = ("plain", "drift", "cfg_target", "frozen_adapter")
 
 
 def keys_of(arm: str, folder: Path) -> list[str]:
-    """Overrides by which the arm differs from the others."""
+    """Overrides (KEY=VALUE) by which the training of `arm` differs from the other arms."""
     return {
         "plain": [],
         "drift": ["objective.drift_weight=0.25"],
@@ -123,7 +126,11 @@ def keys_of(arm: str, folder: Path) -> list[str]:
 
 
 def prepare(folder: Path, options: argparse.Namespace) -> None:
-    """Makes the data, the base, the distilled network, and the adapter that one arm freezes."""
+    """Makes both datasets, and trains the base, the distilled and the unguided network.
+
+    If the arm `frozen_adapter` is asked for, it also trains and exports the adapter that the arm
+    freezes. What is there already is not made again.
+    """
     old, base, distilled = folder / "old", folder / "base", folder / "distilled"
     if not _packed(old):
         start_python("-m", "data_prep", "digits", "--pooled_text", "--output_dir", old)
@@ -193,7 +200,10 @@ def _packed(folder: Path) -> bool:
 
 
 def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -> None:
-    """Packs grey uint8 pictures [H, W] with their captions; the whitening is that of old digits."""
+    """Writes grey uint8 pictures [H, W] with captions, and packs them as the dataset `name`.
+
+    Latents are whitened as those of old digits.
+    """
     media = folder / f"{name}_pictures"
     media.mkdir(exist_ok=True)
     rows = []
@@ -209,7 +219,7 @@ def _pack(folder: Path, name: str, pictures: Iterator[tuple[np.ndarray, str]]) -
 
 
 def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields the new digits: training digits in dark ink on white, with their captions."""
+    """Yields (grey picture [H, W], caption) of the new digits: training digits, dark on white."""
     from dit.codecs.pretrained import ModelLocation
     from dit.codecs.vae import codec_of_card
     from examples.digits.judges import decoded
@@ -221,7 +231,10 @@ def inverted(old: Path) -> Iterator[tuple[np.ndarray, str]]:
 
 
 def own_samples(distilled: Path, each: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Yields samples of the distilled network at guidance scale 1, `each` for every old prompt."""
+    """Yields (grey picture [H, W], caption) that the distilled network makes at guidance scale 1.
+
+    There are `each` samples for every old prompt.
+    """
     from dit.sampling.open_checkpoint import open_checkpoint
 
     captions = [caption for caption in CAPTIONS for _ in range(each)]
@@ -244,9 +257,10 @@ def _made(opened: Any, captions: Sequence[str], *, seed: int, scale: float = 1) 
 def read_as_asked(
     opened: Any, each: int, *, new: bool = False, scale: float = 1.0
 ) -> tuple[float, float]:
-    """Percent of generated digits that are read as their prompt says, as they are and inverted.
+    """Percentages of generated digits that are read as their prompt says: (as they are, inverted).
 
-    There are `each` pictures for every prompt; `scale` is the guidance scale.
+    There are `each` pictures for every prompt; `new` selects the prompts of new digits, and `scale`
+    is the guidance scale.
     """
     captions = [caption for caption in (NEW if new else CAPTIONS) for _ in range(each)]
     pictures, judge = _made(opened, captions, seed=0, scale=scale), DigitJudge.trained()
@@ -257,10 +271,12 @@ def read_as_asked(
 
 
 def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Figures of a tuned network by name: `new_STEP`, `old_STEP`, `left_new_STEP`, ...
+    """Figures of the tuned network in `run`, by name, for each STEP of --steps.
 
-    STEP is each of --steps. Pictures of new prompts are inverted back and read; those of old
-    prompts are read as they are, and as `old_inverted_STEP` inverted back.
+    new_STEP           percentage of new prompts whose picture, inverted back, is read right
+    old_STEP           percentage of old prompts whose picture is read right
+    old_inverted_STEP  the same, with the picture inverted
+    left_new_STEP, left_old_STEP  guidance left on new and on old digits
     """
     from dit.sampling.open_checkpoint import open_checkpoint
 
@@ -276,7 +292,11 @@ def judged(run: Path, folder: Path, options: argparse.Namespace) -> dict[str, fl
 
 
 def judged_network(folder: Path, name: str, options: argparse.Namespace) -> dict[str, float | None]:
-    """The network before tuning: old prompts at guidance 1 and at what was distilled."""
+    """Figures of the network `name` before tuning, by name.
+
+    They are the percentages of old prompts that are read right at guidance scale 1 and at GUIDANCE,
+    the guidance left on old digits, and the CPU seconds of its training.
+    """
     from dit.sampling.open_checkpoint import open_checkpoint
 
     opened = open_checkpoint(folder / name, weights="ema")
@@ -300,7 +320,8 @@ def left_beside(adapter: Path, folder: Path) -> float:
 def guidance_left(opened: Any, folder: Path, data: str) -> float:
     """The guidance left, w, in the network `opened`, over held-out digits of the dataset `data`.
 
-    It is fitted over all `QUANTILES` of noise levels.
+    It is fitted over all `QUANTILES` of noise levels. The predictions of the network without
+    guidance are stored in `folder`, and read the next time.
     """
     import torch  # late: --help answers without it
 
@@ -324,7 +345,7 @@ def fitted(f_TC: Sequence[Tensor], v_TC: Sequence[Tensor], u_TC: Sequence[Tensor
 
 
 def _predictions(opened: Any, folder: Path, data: str, *, captions: bool) -> list[Tensor]:
-    """Predictions [T, C] for a pack of held-out digits at each of `QUANTILES`.
+    """Predictions [T, C] of `opened` for each pack of held-out digits and each of `QUANTILES`.
 
     The noise is always the same. If `captions` is False, the samples have the null text.
     """
@@ -349,7 +370,10 @@ def _predictions(opened: Any, folder: Path, data: str, *, captions: bool) -> lis
 
 
 def draw(rows: Sequence[dict[str, Any]], steps: Sequence[int], file: Path) -> None:
-    """Draws a panel for each of `LABELS`: means over the seeds by steps, and each seed."""
+    """Draws a panel for each of `LABELS` into `file`: a curve for each arm over the steps.
+
+    The curve is the mean over the seeds; each seed is a point.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained", dpi=80)

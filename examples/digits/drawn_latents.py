@@ -36,7 +36,7 @@ _KEYS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Packs, writes, trains and prints the table; returns the exit code."""
+    """Packs, writes and trains all datasets, and prints the table; returns the exit code."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("output", type=Path, help="folder of the datasets and runs")
@@ -61,9 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(packed: Path, folder: Path, arm: str, *, digits: int, std: float) -> None:
-    """Writes the dataset of `arm`, one of three forms of latents, with `digits` digits.
+    """Writes the dataset of `arm` into `folder`, with `digits` of the training digits in `packed`.
 
-    `std` is the standard deviation of the noise.
+    `arm` decides the form of the latents; `std` is the standard deviation of their noise. The
+    validation split always has all its digits, as distributions.
     """
     import safetensors.torch  # late: --help answers without torch
     import torch

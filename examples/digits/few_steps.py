@@ -43,15 +43,15 @@ STUDENTS: Mapping[str, tuple[int, Sequence[str]]] = {
     "dmd_4": (4, DMD),
     "dmd_1": (1, DMD),
 }
-"""Steps and keys of each student."""
+"""(sampling steps, overrides of the training) of each student, by name."""
 TUNINGS: Mapping[str, Sequence[str]] = {
     "plain": [],
     "cfg_target": [f"objective.cfg_target={GUIDANCE:g}"],
     "drift": ["objective.drift_weight=0.25"],
 }
-"""Keys of each way in which a student is tuned."""
+"""Overrides of the training for each way in which a student is tuned, by name."""
 UNDISTILLED = (8, 4, 2, 1)
-"""Steps in which the teacher is judged, too."""
+"""Numbers of sampling steps in which the teacher itself is judged, too."""
 CURVES: Mapping[str, tuple[Sequence[str], str]] = {
     "undistilled": (
         ("undistilled_1", "undistilled_2", "undistilled_4", "undistilled_8"),
@@ -61,12 +61,12 @@ CURVES: Mapping[str, tuple[Sequence[str], str]] = {
     "the same, one teacher step": (("opd_4_one",), "#c77700"),
     "DMD2": (("dmd_1", "dmd_4"), "#2a8a3e"),
 }
-"""Rows and colour of each curve of the figure."""
+"""(names of rows, colour) of each curve of the figure, by its label."""
 SMALL_PACKS = ["dataset.task_encoder_seq_length=512", "dataset.packing_buffer_size=64"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what is not done yet of the study, prints its table and draws its figure."""
+    """Does what is not done yet of the study, prints its table and draws its figure; returns 0."""
     options = _parse(arguments)
     folder: Path = options.folder.resolve()
     rows = []
@@ -99,7 +99,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one seed: the teacher in as many steps, and its students."""
+    """Trains the teacher and the students of one seed, and judges them.
+
+    Returns a row for each student and for each number of steps in which the teacher is judged: all
+    of UNDISTILLED for the first seed, 4 and 1 for the others.
+    """
     teacher = folder / "teacher"
     # even levels: of four linear steps the last begins at t = 0.001
     _train(teacher, seed, options.teacher_steps, ["objective.sampling_levels=even"], options)
@@ -127,7 +131,10 @@ def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[
 
 
 def tuned(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The student of four steps after plain tuning of adapters, without guidance."""
+    """Tunes adapters of the student of four steps, without guidance, and judges each saved step.
+
+    Returns a row for each way of tuning and each step.
+    """
     student, rows = folder / "opd_4", []
     for name, keys in TUNINGS.items():
         run = folder / f"tuned_{name}"
@@ -168,7 +175,11 @@ def _judge(
     words: Sequence[object],
     options: argparse.Namespace,
 ) -> dict[str, float]:
-    """Read as asked, and spread and distance beside two sets of the teacher."""
+    """Judges pictures of `run` in `steps` sampling steps; a finished evaluation is read instead.
+
+    Returns the fraction that is read as asked, and the spread and distance beside two sets of the
+    teacher's pictures.
+    """
     if not (kept := folder / "evaluation.json").exists():
         words = ["--num_steps", steps, "--teacher", teacher, "--min_accuracy", 0, *words]
         words += ["--per_prompt", options.per_prompt, "--teacher_per_prompt", options.per_prompt]
@@ -182,7 +193,7 @@ def _judge(
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """One line for each kind of row: means of the seeds, and their ranges."""
+    """A line of the table for each name of a row: means over the seeds, with their ranges."""
     shown = {
         "read, %": ("accuracy", 100),
         "spread, % of the teacher's": ("spread_ratio", 100),
@@ -204,7 +215,10 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Distance and spread against steps: means of the seeds as lines, and each seed as a point."""
+    """Draws two panels into `file`: distance and spread of the pictures against sampling steps.
+
+    Lines are means of the seeds, and each seed is a point.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), layout="constrained", dpi=80)
@@ -231,7 +245,10 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _far(row: Mapping[str, Any]) -> float:
-    """The distance itself, which is never below 0."""
+    """Distance of a row's pictures to one set of the teacher's; never negative.
+
+    The row has it less the distance between two sets of the teacher.
+    """
     return row["distance"] + row["distance_of_teacher"]
 
 

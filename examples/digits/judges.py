@@ -45,9 +45,9 @@ class DigitJudge:
 
     @classmethod
     def trained(cls, *, seed: int = 0) -> DigitJudge:
-        """Trains a classifier on three quarters of scikit-learn's 1,797 digits.
+        """Trains a classifier on three quarters of scikit-learn's digits, and tests it on the rest.
 
-        The other quarter tests it.
+        The digits are split by `seed`.
         """
         from sklearn import svm
 
@@ -57,12 +57,15 @@ class DigitJudge:
         return cls(classifier=made, held_out_accuracy=float(made.score(test_NP, test_N)))
 
     def read(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """The digit in each uint8 picture [F, H, W, 3]; int64 [N]."""
+        """Reads the digit in the first frame of each uint8 picture [F, H, W, 3]; int64 [N]."""
         return self.classifier.predict(np.stack([grey_levels(p) for p in pictures]))
 
 
 def digits_of_judge(*, seed: int = 0) -> Sequence[Any]:
-    """Three quarters of scikit-learn's digits [N, P], the others, and the labels [N] of both."""
+    """scikit-learn's digits as (images [N, P], images [M, P], labels [N], labels [M]).
+
+    The first images are three quarters of them, the second the others.
+    """
     from sklearn import datasets, model_selection
 
     image_NP, digit_N = datasets.load_digits(return_X_y=True)
@@ -161,22 +164,19 @@ class ClipJudge:
         return [Motion(int(digit), int(direction)) for digit, direction in each]
 
     def score(self, asked: Sequence[Motion], clips: Sequence[np.ndarray]) -> dict[str, float]:
-        """The figures of `score_motions`, and how many last frames show the right digit.
-
-        `last_digit` is a fraction.
-        """
+        """The fractions of `score_motions`, and as `last_digit` that of right last frames."""
         last_N = self.last_digit.predict(pixels_of([clip[-1] for clip in clips]))
         right = np.mean(last_N == [motion.digit for motion in asked])
         return {**score_motions(asked, self.read(clips)), "last_digit": float(right)}
 
 
 def pixels_of(clips: Sequence[np.ndarray]) -> np.ndarray:
-    """Grey values in [0, 1], one row for each clip or frame."""
+    """The first channel of uint8 clips or frames [..., 3] as floats in [0, 1]; a row for each."""
     return np.stack([clip[..., 0].ravel() for clip in clips]) / 255
 
 
 def score_motions(asked: Sequence[Motion], read: Sequence[Motion]) -> dict[str, float]:
-    """Fractions of the clips with the right digit, the right direction, and both."""
+    """Fractions of the clips that show the right digit, the right direction, and both, by name."""
     same_N2 = np.array(asked) == np.array(read)
     digit, direction = same_N2.mean(0).tolist()
     return {"digit": digit, "direction": direction, "both": float(same_N2.all(1).mean())}

@@ -67,7 +67,7 @@ class Kind(ABC):
 
     @abstractmethod
     def __init__(self, args: argparse.Namespace, opened: OpenCheckpoint, data: Path, folder: Path):
-        """Reads the kind's data; given pictures of prompts are written into `folder`."""
+        """Reads the data of this kind; media that prompts give are written into `folder`."""
 
     @abstractmethod
     def judged(self, pictures: Sequence[np.ndarray]) -> Report:
@@ -78,14 +78,15 @@ class Kind(ABC):
         pictures: Sequence[np.ndarray],  # noqa: ARG002
         teacher: Sequence[Sequence[np.ndarray]] = (),  # noqa: ARG002
     ) -> Report:
-        """Spread and distance of the pictures; empty for kinds without such figures.
+        """Spread and distance of the generated pictures; empty for kinds without such figures.
 
-        `teacher` has two sets of pictures for `teacher_prompts`.
+        `teacher` has two sets of pictures for `teacher_prompts`, to compare with instead of real
+        ones.
         """
         return {}
 
     def teacher_prompts(self, each: int | None) -> list[Prompt]:
-        """The prompts for a teacher, each of them `each` times.
+        """The prompts for a teacher, each of them `each` times; None: a number usual for this kind.
 
         Raises:
             ValueError: this kind is not compared with a teacher.
@@ -102,14 +103,17 @@ class Kind(ABC):
     @staticmethod
     @abstractmethod
     def said(report: Report, least: float | None) -> tuple[list[Table | str], Demands]:
-        """The report as lines and tables to print, and what is demanded.
+        """Returns (lines, demands): what to print about `report`, and the demanded fractions.
 
         `least` replaces the fraction that the kind demands; None keeps it.
         """
 
 
 class StillKind(Kind):
-    """Pictures for the ten captions; --inverted ones are inverted before they are read."""
+    """Pictures for the ten captions of still digits.
+
+    With --inverted they are inverted before they are read.
+    """
 
     def __init__(self, args: argparse.Namespace, *_: Any):
         self._inverted, self._judge = args.inverted, DigitJudge.trained()
@@ -168,7 +172,11 @@ def digit_table(report: Report) -> Table:
 
 
 class MovingKind(Kind):
-    """Clips for all captions; for a run that reads first frames, those of held-out clips."""
+    """Clips for all captions of moving digits.
+
+    For a run whose network reads first frames, the captions and first frames of held-out clips are
+    the prompts.
+    """
 
     defaults: ClassVar = {"per_prompt": 5, "min_accuracy": None}
     sheet = "clips.png"
@@ -208,7 +216,7 @@ class MovingKind(Kind):
         return [Prompt(text=motion.caption) for motion in MOTIONS for _ in range(each or 50)]
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Six clips for the sheet: every second frame, side by side."""
+        """At most six clips for the sheet, by every second frame, side by side."""
         shown = [*zip(self._asked, pictures, strict=True)][:: max(1, len(pictures) // 6)][:6]
         return [(motion.caption, beside(*clip_FHW3[::2])) for motion, clip_FHW3 in shown]
 
@@ -233,10 +241,10 @@ class MovingKind(Kind):
 def asked_motions(
     args: argparse.Namespace, held_out: Sequence[RealClip], folder: Path | None
 ) -> tuple[list[Motion], list[Prompt]]:
-    """The motions and prompts to generate.
+    """Returns (motions, prompts) to generate.
 
     With a `folder` they are those of held-out clips, drawn by seed, whose first frames are written
-    there; else all captions.
+    into it. If it is None, they are all captions, `args.per_prompt` times each.
     """
     if folder is None:
         motions = [motion for motion in MOTIONS for _ in range(args.per_prompt)]
@@ -274,7 +282,7 @@ class EditedKind(Kind):
         return made | {"unedited": unedited["right"]}
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Twelve given digits for the sheet, each to the left of its edited result."""
+        """At most twelve given digits for the sheet, each to the left of its edited result."""
         each = [*zip(self._asked, self._given, pictures, strict=True)][:12]
         return [(one.caption, np.concatenate((given, made[0]), 1)) for one, given, made in each]
 
@@ -322,7 +330,7 @@ class MirroredKind(Kind):
         return own | more | {"clips": count, "held_out_clips": len(self._clips)}
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:
-        """Six given clips for the sheet, each above its result, by every second frame."""
+        """At most six given clips for the sheet, each above its result, by every second frame."""
         pairs = [*zip(self._given, pictures, strict=False)][:6]
         rows = [[beside(*clip_FHW3[::2]) for clip_FHW3 in pair] for pair in pairs]
         return [(EDITS[1], np.concatenate(pair)) for pair in rows]
@@ -343,7 +351,7 @@ class MirroredKind(Kind):
 
 
 def asked_edits(digits: int, *, seed: int) -> list[Edit]:
-    """Edits of `digits` held-out digits to ask for, drawn by seed."""
+    """At most GIVEN edits of `digits` held-out digits, drawn by `seed`, to ask for."""
     every = [Edit(digit, number) for digit in range(digits) for number in range(len(EDITS))]
     return random.Random(seed).sample(every, min(GIVEN, len(every)))
 
@@ -361,7 +369,7 @@ def _written(pictures: Sequence[np.ndarray], folder: Path) -> list[str]:
 
 
 def written_clips(clips: Sequence[np.ndarray], folder: Path) -> list[str]:
-    """Files of uint8 clips [F, H, W, 3] that keep every level."""
+    """Writes uint8 clips [F, H, W, 3] as lossless videos into `folder`; returns their paths."""
     import av
 
     files = [str(folder / f"{number:05d}.mkv") for number in range(len(clips))]

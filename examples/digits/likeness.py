@@ -32,7 +32,10 @@ class Components:
 
     @classmethod
     def of(cls, real_NP: np.ndarray, labels: Sequence[Hashable]) -> Components:
-        """The components of real pictures [N, P], each of which has a label."""
+        """Computes the components of real pictures [N, P], whose digit or caption is in `labels`.
+
+        Only the first COMPONENTS of them are kept.
+        """
         mean_P = real_NP.mean(0)
         *_, axes_PP = np.linalg.svd(real_NP - mean_P, full_matrices=False)
         axes_DP = axes_PP[:COMPONENTS]
@@ -50,10 +53,10 @@ class Components:
         teacher: Sequence[np.ndarray] = (),
         teacher_labels: Sequence[Hashable] = (),
     ) -> dict[str, Any]:
-        """Spread and distance of generated pictures, and the spread of what they are compared with.
+        """Spread and distance of generated pictures [N, P], by name, and figures for comparison.
 
-        `teacher` are pixels [N, P] of two sets of the teacher; without them real pictures are
-        compared. A figure is None if too few pictures have a label.
+        `teacher` are pixels [N, P] of two sets of the teacher's pictures; without them the distance
+        is that to the real pictures. A figure is None if there are too few pictures for it.
         """
         made_ND = self.places(pixels_NP)
         found = {"spread": spread(made_ND, labels)}
@@ -92,7 +95,7 @@ def _distance(one_ND: np.ndarray, other_ND: np.ndarray) -> float | None:
 
 
 def figure_lines(report: dict[str, Any]) -> list[str]:
-    """Lines to print about `report`, the result of `Components.figures`."""
+    """Lines to print about the result of `Components.figures`; none if a figure is None."""
     if report.get("spread") is None or report["distance"] is None:
         return []
     whose = "teacher" if "spread_teacher" in report else "real"

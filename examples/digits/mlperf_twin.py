@@ -55,7 +55,8 @@ _AT = 0.8  # of the CPU seconds: where the first variant's loss is the goal
 _EVERY = 25  # steps between validations
 _TIMED = 12  # steps in a row whose CPU seconds are read
 Training = dict[str, Any]
-"""CPU seconds of a step (`step_s`), and the losses of each validation, by level (`losses`)."""
+"""Result of a training: CPU seconds of a step (`step_s`), and for each validation the list of
+losses by level (`losses`)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,7 +119,7 @@ def trained(folder: Path, keys: Sequence[str], *, cpu_seconds: float = math.inf)
 def _watched(child: subprocess.Popen[bytes], log: Path, cpu_seconds: float) -> float:
     """Watches a training run, and ends it after `cpu_seconds` CPU seconds of steps.
 
-    Returns the CPU seconds of a step.
+    Returns the CPU seconds of a step, or infinity if no steps were timed.
     """
     process, spent, means = psutil.Process(child.pid), dict[int, float](), [math.inf]
     while child.poll() is None:
@@ -137,9 +138,9 @@ def _watched(child: subprocess.Popen[bytes], log: Path, cpu_seconds: float) -> f
 
 
 def print_table(found: Mapping[str, list[Training]], cpu_seconds: float, levels: range) -> None:
-    """Prints when each training reaches the goal, as the mean loss over `levels`.
+    """Prints the CPU seconds after which each training reaches the goal.
 
-    `found` are the trainings of each variant, one for each seed.
+    Losses are means over `levels`. `found` has the trainings of each variant, one for each seed.
     """
     curves = {name: [LossByTime.of(one, of, levels) for one in of] for name, of in found.items()}
     goal = fmean(curve.at(_AT * cpu_seconds) for curve in next(iter(curves.values())))
@@ -156,7 +157,10 @@ class LossByTime(NamedTuple):
 
     @classmethod
     def of(cls, one: Training, of: Sequence[Training], levels: Iterable[int]) -> LossByTime:
-        """The mean loss over `levels` of the training `one`; `of` are all of its variant."""
+        """The mean loss over `levels` of the training `one`.
+
+        `of` are all trainings of its variant; the fastest one gives the time of a step.
+        """
         losses, step_s = one["losses"], min(each["step_s"] for each in of)
         seconds = [step_s * _EVERY * number for number in range(1, len(losses) + 1)]
         return cls(seconds, [fmean(row[k] for k in levels) for row in losses])
@@ -166,7 +170,7 @@ class LossByTime(NamedTuple):
         return float(np.interp(seconds, self.seconds, self.losses))
 
     def first_at(self, goal: float) -> float | None:
-        """The CPU seconds after which the loss is at `goal`; None if it never is."""
+        """The CPU seconds after which the loss first is at or below `goal`; None if it never is."""
         points = [*zip(self.seconds, self.losses, strict=True)]
         for (begin, before), (end, after) in pairwise(points[:1] + points):
             if after <= goal:

@@ -31,7 +31,10 @@ from examples.digits.judges import CAPTIONS, MIDDLE, DigitJudge, grey_levels
 
 
 def draw(folder: Path, *, digits: int | None, prompts: int) -> None:
-    """Writes `digits` pictures with captions (None: all), and `prompts` prompts for all digits."""
+    """Writes the pictures of `digits` digits (None: all) with captions, as this file describes.
+
+    It also writes `prompts` prompts, which repeat the captions of all digits.
+    """
     from data_prep.sources.digits import Digits  # late: --help answers without torch
 
     source = Digits(num_samples=digits)
@@ -69,10 +72,10 @@ def is_inverted(picture_FHW3: np.ndarray) -> bool:
 
 
 def judge(folder: Path) -> tuple[float, float]:
-    """The fractions of the samples in `folder` that are not inverted, and that are read right.
+    """Judges the samples in `folder`; prints and returns two fractions.
 
-    Inverted ones are inverted back before they are read, so that both fractions are independent. It
-    prints them, too.
+    The first is the fraction that is not inverted, the second the fraction that is read right.
+    Inverted samples are inverted back before they are read, so that the fractions are independent.
     """
     samples = json.loads((folder / "samples.json").read_text())
     pictures = [

@@ -63,7 +63,7 @@ BARS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "other clip": {"digit": (0, 0.2), "pitch": (0, 0.2), "loudness": (0, 0.15)},
     "streams apart": {"digit": (0, 0.2), "pitch": (0, 0.2), "loudness": (0.4, 0.6)},
 }
-"""Least and largest part that is as asked, in each part of the evaluation."""
+"""(least, largest) allowed fraction that is as asked, by name, for each part of the evaluation."""
 
 Parts = dict[str, dict[str, float]]
 
@@ -114,7 +114,7 @@ def pack(folder: Path, *, digits: int | None) -> None:
 
 
 def sounding_clips(folder: Path, split: str) -> Iterator[SoundingClip]:
-    """The clips of a split that `pack` has written, decoded by the codecs of its card."""
+    """Yields the clips of a split that `pack` has written, decoded by the codecs of its card."""
     import safetensors.torch
 
     from data_prep.inspect.read_shards import read_samples
@@ -137,7 +137,7 @@ def sounding_clips(folder: Path, split: str) -> Iterator[SoundingClip]:
 
 
 def partners(motions: Sequence[Motion], *, seed: int) -> list[int]:
-    """Index, for each of `motions`, of one with another digit and the other loudness."""
+    """For each of `motions` the index of a random one with another digit and the other loudness."""
     drawn, rng = [], random.Random(seed)
     for own in motions:
         others = [
@@ -156,7 +156,11 @@ def parts_right(
     clips: Sequence[np.ndarray] = (),
     waves: Sequence[np.ndarray] = (),
 ) -> dict[str, float]:
-    """Parts of the uint8 clips [F, H, W, 3] and waveforms [S] that are as `motions` say."""
+    """Fractions of clips and sounds that agree with `motions`, by name.
+
+    They are digit and direction for uint8 `clips` [F, H, W, 3], pitch and loudness for waveforms
+    `waves` [S].
+    """
     found: dict[str, list[bool]] = {}
     if clips:
         read = [*zip(judge.read(clips), motions, strict=True)]
@@ -170,7 +174,10 @@ def parts_right(
 
 
 def part_streams(opened: OpenCheckpoint) -> None:
-    """Makes attention between frames and sound give nothing, in all layers of an open network."""
+    """Separates frames and sound in an open network: neither attends to the other any more.
+
+    The output weights of the attention between them are set to zero in place, in all layers.
+    """
     import torch
 
     from dit.models.layers.across_attention import AcrossAttention
@@ -184,7 +191,11 @@ def part_streams(opened: OpenCheckpoint) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> Parts:
-    """Parts that are as asked, of captions, given clips, other clips, and streams apart."""
+    """Generates and judges clips; returns {part of the evaluation: {name: fraction right}}.
+
+    The parts are clips of captions, clips and tones of given ones, these compared with other clips,
+    those of a network whose streams do not attend to each other, and held-out clips.
+    """
     from dit.sampling.commands.generate_media import generate_opened
     from dit.sampling.commands.generate_program import shown_progress
     from dit.sampling.open_checkpoint import open_checkpoint
@@ -226,7 +237,12 @@ def evaluate(args: argparse.Namespace) -> Parts:
 
 
 def given_prompts(clips: Sequence[SoundingClip], folder: Path) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts without a caption that give the frames, and such that give the sound, of clips."""
+    """Returns (prompts that give the frames of `clips`, prompts that give their sound).
+
+    The prompts have no caption.
+
+    The frames and sounds are written into `folder`.
+    """
     from dit.codecs.sound.files import wav_file
 
     films, sounds = written_clips([one.frames_FHW3 for one in clips], folder), []
@@ -239,13 +255,16 @@ def given_prompts(clips: Sequence[SoundingClip], folder: Path) -> tuple[list[Pro
 
 
 def shown_and_heard(pictures: Sequence[Picture]) -> dict[str, list[np.ndarray]]:
-    """The frames and the waveforms of generated clips."""
+    """Splits generated clips into {"clips": frames [F, H, W, 3], "waves": waveforms [S]}.
+
+    A clip without sound has no waveform.
+    """
     waves = [one.sound.samples_CS[0] for one in pictures if one.sound is not None]
     return {"clips": [one.frames_FHW3 for one in pictures], "waves": waves}
 
 
 def conclude(parts: Parts, args: argparse.Namespace) -> int:
-    """Writes evaluation.json, prints the table, and returns 1 if a part misses its bar."""
+    """Writes evaluation.json and prints a table; returns 1 if a fraction is not in BARS, else 0."""
     console, folder = Console(), report_folder(args)
     settings = {name: str(value) for name, value in vars(args).items()}
     text = json.dumps(parts | {"settings": settings}, indent=2)
@@ -267,7 +286,10 @@ def conclude(parts: Parts, args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 1 where a part is not in the range that is demanded."""
+    """Packs clips, or evaluates a run; returns the exit code.
+
+    It is 1 if a fraction is outside BARS and --no_bars is not given, else 0.
+    """
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     parser.first = ("per_prompt", "given", "num_steps", "guidance", "sampler", "output_dir")
     add = parser.add_argument

@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def start_python(*words: object) -> None:
-    """Runs a program of this checkout with `words`, and waits for its end.
+    """Runs a program of this checkout with the arguments `words`, and waits for its end.
 
     Raises:
-        ValueError: it ended with an error, which stands above.
+        ValueError: the program, which has printed its error, ended with an exit code other than 0.
     """
     program = os.environ.get("PYTHON_EXEC", sys.executable)  # as torch's launcher chooses it
     done = subprocess.run([program, *map(str, words)], cwd=ROOT)
@@ -26,7 +26,10 @@ def start_python(*words: object) -> None:
 
 
 def train_once(run: Path, config: Path, keys: Sequence[str]) -> None:
-    """Trains `run` by `config` and `keys` unless that was done, and keeps its CPU seconds."""
+    """Trains `run` by `config` and the overrides `keys`, unless that was done.
+
+    The CPU seconds of the training are stored in the folder of the run.
+    """
     if (kept := run / "cpu_s.json").exists():
         return
     before = os.times().children_user
@@ -36,6 +39,6 @@ def train_once(run: Path, config: Path, keys: Sequence[str]) -> None:
 
 
 def cpu_seconds(run: Path) -> float | None:
-    """What the training of `run` took; None: no study trained it."""
+    """The CPU seconds that the training of `run` took; None if no study trained it."""
     kept = run / "cpu_s.json"
     return json.loads(kept.read_text()) if kept.exists() else None

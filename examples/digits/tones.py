@@ -24,7 +24,7 @@ QUIET, LOUD = 0.1, 0.9
 
 
 def tone(digit: int, direction: str) -> np.ndarray:
-    """The waveform of a clip, float32 [S] in [-1, 1]."""
+    """The waveform of a clip in which `digit` moves in `direction`: float32 [S] in [-1, 1]."""
     time_S = np.arange(SAMPLES) / RATE
     ends = (QUIET, LOUD) if direction in RISING else (LOUD, QUIET)
     amplitude_S = np.linspace(*ends, SAMPLES)
@@ -43,7 +43,10 @@ def pitch_of(wave_S: np.ndarray, rate: int = RATE) -> float:
 
 
 def digit_of(wave_S: np.ndarray, rate: int = RATE) -> int | None:
-    """The digit whose pitch a waveform has, to a quarter of the step between two; else None."""
+    """The digit whose pitch a waveform has; None if no pitch is near enough.
+
+    It must be within a quarter of the step between two pitches.
+    """
     heard, step = pitch_of(wave_S, rate), PITCHES[1] - PITCHES[0]
     nearest = int(np.argmin(np.abs(np.array(PITCHES) - heard)))
     return nearest if abs(PITCHES[nearest] - heard) <= step / 4 else None

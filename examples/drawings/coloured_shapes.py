@@ -67,7 +67,7 @@ def coverage(shape: str, side: int) -> Image.Image:
 
 @cache
 def template(shape: str) -> np.ndarray:
-    """The fraction of each pixel of its box that a shape covers, float [H, W]."""
+    """The fraction that a shape covers of each cell of a fixed grid over its box, float [H, W]."""
     return np.asarray(coverage(shape, TEMPLATE)) / 255
 
 
@@ -88,9 +88,10 @@ def picture_of(caption: str, random: Random, *, anywhere: bool = False) -> Image
 
 
 def caption_of(picture: Image.Image) -> str:
-    """The caption of a picture: size, nearest colour and most similar shape.
+    """The caption that fits `picture` best, by the part of it that is not white.
 
-    They are those of all that is not white.
+    It has the size of that part, the nearest colour and the most similar shape. A white picture has
+    the caption "a white picture".
     """
     picture_HW3 = np.asarray(picture.convert("RGB"), dtype=float)
     distance_HW = np.linalg.norm(255 - picture_HW3, axis=-1)
@@ -111,7 +112,10 @@ def caption_of(picture: Image.Image) -> str:
 
 
 def draw(folder: Path, *, pictures: int, prompts: int, anywhere: bool = False) -> None:
-    """Writes `pictures` pictures with captions, and `prompts` prompts that repeat all captions."""
+    """Writes `pictures` random pictures with captions, and a file of `prompts` prompts.
+
+    The prompts go through all captions in turn.
+    """
     random, media = Random(0), folder / "pictures"
     media.mkdir(parents=True, exist_ok=True)
     rows, asked = [], []

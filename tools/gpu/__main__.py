@@ -138,10 +138,11 @@ def run_rows(
     ends_at: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[tuple[Row, Outcome]]:
-    """Runs the rows that fit before the time `ends_at` of `clock`; yields each with its outcome.
+    """Yields each of `rows` with its outcome, and runs those that fit before the time `ends_at`.
 
-    `run` gets a row and the seconds that it may take; its exceptions are errors of the row. After a
-    smoke test that fails, no row begins.
+    `run` gets a row and the seconds that it may take; an exception that it raises is the row's
+    outcome. `clock` returns the present time in seconds. After a smoke test that fails, no row
+    begins.
     """
     stop = ""
     for row in rows:
@@ -160,7 +161,7 @@ def run_rows(
 
 
 def _show(row: Row, outcome: Outcome) -> None:
-    """Prints one line about the outcome of a row; after an error also the end of its log."""
+    """Prints one line about the outcome of a row, and the end of its log if it failed."""
     took, note, found = outcome.get("took_s", 0), outcome.get("why", ""), outcome.get("found", {})
     if "mfu" in found:
         mfu = ", ".join(f"{value:.1%} ({kind})" for kind, value in found["mfu"].items())

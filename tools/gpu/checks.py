@@ -19,15 +19,15 @@ MODULES = (
     *("measuring.padded", "diffusers.models.transformers.transformer_cosmos"),
     *("pytest", "pytest_timeout", "hypothesis"),
 )
-"""Modules that rows import, each with many others; errors name the package that is missing."""
+"""Modules that rows import. Each imports many others, so an error names the missing package."""
 _VERSIONS = ("torch", "triton", "nvidia-cudnn-frontend", "megatron-core", "megatron-energon")
 _VERSIONS += ("numpy", "diffusers")
 
 
 def check_imports(_row: Row, *, report: Callable[[Any], None], **settings: Any) -> str:
-    """Reports the machine's packages and device, and checks that all modules can be imported.
+    """Reports the machine's packages and device, and tries to import all modules that rows need.
 
-    Returns an error's text with the modules that cannot; empty if all can.
+    Returns an error's text that names the modules that cannot be imported; empty if all can.
     """
     tests = [f"tests.gpu.{file.stem}" for file in sorted((ROOT / "tests/gpu").glob("test_*.py"))]
     failed = []
@@ -83,7 +83,7 @@ class _Reports:
 
 
 def run_tests(row: Row, *, report: Callable[[Any], None], **_: Any) -> str:
-    """Runs the tests that `row` selects and reports the result of each by its name.
+    """Runs the tests that `row` selects, and reports each result by the test's name.
 
     Returns an error's text; empty if all pass.
     """

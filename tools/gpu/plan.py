@@ -36,7 +36,8 @@ _TINY = _FULL | {
 }
 """Overrides of the configuration on a CPU, by a word in the name of a row."""
 _COMPILERS = "compiled or chosen_blocks or returns"
-"""pytest expression for tests that wait minutes for a compiler, and one that starts a training."""
+"""pytest expression for the tests that wait minutes for a compiler, and for one that starts a
+training."""
 
 Outcome = dict[str, Any]
 """The outcome of a row: `state`, `found` (its results), `took_s`; if it is not done also `why`, and
@@ -70,7 +71,7 @@ class Row:
         return "-".join(word for word in self.name.split("-") if word not in _FULL)
 
     def keys(self, size: str) -> list[str]:
-        """Overrides of the configuration of the row's shape, for a GPU or a CPU.
+        """Overrides of the configuration for the words in the name of this row.
 
         `size` is full for a GPU, and tiny for a CPU.
         """

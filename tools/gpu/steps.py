@@ -47,7 +47,7 @@ def padded_loop(_row: Row, *, size: str, report: Callable[[Any], None], **_: Any
 
 
 def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
-    """Reports medians of the figures of steps that benchmark.py measures, and expected values."""
+    """Measures a row's steps with benchmark.py; reports medians, and what the planner expects."""
     found = _measured(row, size, keys, count=_STEPS[size][1], around=nullcontext())
     on_gpu, tflops = torch.cuda.is_available(), found["model_tflops"]["median"]
     found["reserved_memory_gb"] = torch.cuda.max_memory_reserved() / 1e9 if on_gpu else 0.0
@@ -56,7 +56,10 @@ def steps(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], N
 
 
 def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any], None]) -> None:
-    """Reports the longest kernels of some steps, the time by kind, and expected values."""
+    """Profiles some steps of a row; reports the longest kernels, and the time by kind of kernel.
+
+    What the planner expects is reported, too.
+    """
     trace = torch.profiler.profile()
     found = _measured(row, size, keys, count=_PROFILED, around=trace)
     step_s = found["step_time_s"]["median"]
@@ -67,9 +70,10 @@ def profile(row: Row, *, size: str, keys: Sequence[str], report: Callable[[Any],
 def _measured(
     row: Row, size: str, keys: Sequence[str], *, count: int, around: AbstractContextManager[Any]
 ) -> dict[str, Any]:
-    """Figures of benchmark.py for a row, its losses, attention kernel, pack and expected values.
+    """Measures `count` steps of a row in the context `around`; returns figures by name.
 
-    `count` steps are measured, in the context `around`.
+    They are the summary of benchmark.py, the losses, the attention kernel, a note about the pack,
+    and what the planner expects.
     """
     torch.compiler.reset()
     config, pack = fitting_config(row, size, keys)
@@ -84,11 +88,11 @@ def _measured(
 
 
 def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunConfig, str]:
-    """The configuration of a row, and a note if its packs are smaller than planned.
+    """Returns (configuration of the row, note on packs that are smaller than planned, or "").
 
-    All rows of a shape take as many quarters of its packs as fit the device in the row that needs
-    most memory, so that they can be compared; a quarter is the least. Packs that the user sets in
-    `more` stay.
+    All rows of a shape take the same number of quarters of its pack, so that they can be compared:
+    as many as fit the device in the row that needs most memory, and at least one. The size of packs
+    that the user sets in `more` is kept.
     """
 
     def need(quarters: int) -> int:
@@ -109,9 +113,9 @@ def fitting_config(row: Row, size: str, more: Sequence[str] = ()) -> tuple[RunCo
 
 @cache
 def _config(row: Row, size: str, quarters: int, *more: str) -> RunConfig:
-    """The configuration of a row with packs of so many quarters of the planned size.
+    """The configuration of a row with packs of `quarters` quarters of the planned size.
 
-    They still hold a sample.
+    A pack is at least as large as the longest sample.
     """
     overrides = [*shape_keys(row.shape, size), *more, *row.keys(size)]
     config = benchmark.only_steps(load_config(default_config(), overrides=overrides))

@@ -21,10 +21,11 @@ from tools.gpu.plan import ROOT
 EXTRAS = ("pytest", "pytest-timeout", "hypothesis", "diffusers", "accelerate")
 """Optional dependencies that tests/gpu and compare_padded.py import."""
 ALONE = ("nvidia-cudnn-frontend>=1.32,<1.33",)
-"""Packages that are fetched without the 92 MB that they declare; cuDNN's library is torch's."""
+"""Packages that are fetched without their declared dependencies of 92 MB; cuDNN's library is
+torch's."""
 UNUSED = {"s3fs": "9999"}
 """Packages that are not fetched, with a version that satisfies Megatron-Energon, which declares
-them; no run imports them, and S3 is read by others."""
+them. No run imports them: S3 is read by other packages."""
 MINE = ".".join(map(str, sys.version_info[:2]))
 GLIBC = (2, 28)
 """Newest version of the C library (glibc) that a wheel may need."""
@@ -123,7 +124,9 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
 
 
 class StandIn:
-    """An environment whose metadata claim the packages `present`, so that pip resolves for them.
+    """An environment whose metadata claim that the packages `present` are installed.
+
+    pip, run in it, resolves requirements as it would on that machine.
 
     Raises:
         ValueError: pip fails; every method raises it, with pip's output.
@@ -155,7 +158,7 @@ class StandIn:
         return {_normalised(one["name"]): one["version"] for one in found}
 
     def fetch(self, versions: dict[str, str]) -> list[Path]:
-        """Fetches or builds wheels of the packages `versions`; returns their files.
+        """Fetches or builds wheels of `versions` (name -> version); returns their files.
 
         Raises:
             ValueError: a wheel was compiled, and may need a newer C library than the machine has.
@@ -204,7 +207,10 @@ def _check_sizes(wheels: Sequence[Path], *, limit_mb: float) -> None:
 
 
 def install(wheelhouse: Path, site: Path) -> int:
-    """Unpacks the wheels into `site`, unless it has exactly these; returns their number.
+    """Unpacks the wheels in `wheelhouse` into `site`, and returns their number.
+
+    `site` is emptied before, unless it was unpacked from exactly these wheels; then nothing is
+    done.
 
     Raises:
         ValueError: there are no wheels, pip fails, or a wheel would replace the machine's torch.

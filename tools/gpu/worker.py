@@ -1,10 +1,11 @@
 """Runs rows one after the other in one process, so that torch and the device start once.
 
 A line on the standard input of the process is the name of a row. Lines of JSON on its standard
-output are what the row finds, bit by bit; the last one, with a `state`, is how it ended, and
-whether the process can be used `again`. What the row prints goes to the standard error. A row that
-ends the process, or leaves the device unusable, loses only its own later results: the next row gets
-a new process. So does the row after tests, because their modules and settings would stay.
+output are the results of the row as it finds them; the last line says how the row ended (`state`),
+and whether the process can be used for another row (`again`). What the row prints goes to the
+standard error. A row that ends the process, or leaves the device unusable, loses only its own later
+results: the next row gets a new process. So does the row after tests, because their modules and
+settings would stay.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _HEADING = "--- {}\n"
 
 
 def environment(site: Path | None) -> dict[str, str]:
-    """Environment variables for a row: its path has the checkout first, then the wheels in `site`.
+    """Environment variables for a row: PYTHONPATH has the checkout first, then the wheels `site`.
 
     They also set the allocator, because CUDA reads that once, at the start of a process.
     """
@@ -46,10 +47,7 @@ def environment(site: Path | None) -> dict[str, str]:
 
 
 class Worker:
-    """A process that runs rows with `settings`, as the main process controls it.
-
-    `log` gets its output.
-    """
+    """Starts and controls a process that runs rows with `settings`; `log` gets its output."""
 
     def __init__(self, *, environment: dict[str, str], log: Path, settings: Sequence[str]):
         self.environment, self.log, self.settings = environment, log, settings
@@ -76,7 +74,10 @@ class Worker:
         self.begun = row
 
     def outcome(self, row: Row, seconds: float) -> Outcome:
-        """Results of the row and how it ended; after `seconds` seconds the process is killed."""
+        """Waits for the end of `row` and returns its results; starts it first if it was not begun.
+
+        The process is killed after `seconds` seconds.
+        """
         if self.begun != row:
             self.begin(row)
         assert self.process is not None and self.process.stdout is not None
@@ -129,10 +130,7 @@ def main() -> int:
 
 
 def _end(row: Row, **settings: Any) -> Outcome:
-    """Runs a row, and returns how it ended.
-
-    The row's function returns the text of an error, or an empty one.
-    """
+    """Runs a row, and returns its outcome without results, which the row reports itself."""
     try:
         why = resolve_name(f"tools.gpu.{row.kind}")(row, **settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the row's result
@@ -142,7 +140,7 @@ def _end(row: Row, **settings: Any) -> Outcome:
 
 
 def _frees_device() -> bool:
-    """Frees the device memory of a row; False after an unrecoverable error."""
+    """Frees the device memory of a row; returns whether the process can still use the device."""
     gc.collect()
     try:
         import torch
