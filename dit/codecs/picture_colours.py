@@ -53,7 +53,10 @@ _Ways = Iterator[_Told | None]
 
 
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
-    """The declared colours of an opened picture file whose pixels have not been read yet."""
+    """The declared colours of an opened picture file whose pixels have not been read yet.
+
+    The first declaration counts that this module can read; those before it are told as flaws.
+    """
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
         flaws += [told.flaw] * bool(told.flaw)
@@ -130,9 +133,10 @@ def _mode(opened: ImageFile.ImageFile) -> str:
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """The colours by PNG's chunk `cICP`: primaries, transfer, matrix, and 1 for full range.
+    """The colours by the four numbers `code` of PNG's chunk `cICP`; None leaves them unspecified.
 
-    None if there is no chunk, or if it leaves the colours unspecified.
+    The numbers are H.273's codes of primaries, transfer and matrix, then 1 for full range. `code`
+    is None if the file has no such chunk.
     """
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
@@ -149,9 +153,10 @@ def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
 
 
 def _by_nclx(primaries: int, transfer: int) -> _Told:
-    """The colours by AVIF's box of codes, of which each counts even if the other is unknown.
+    """The colours by H.273's codes of primaries and transfer in a box of AVIF.
 
-    The curve of television stands for sRGB.
+    If one code is unknown, the other one still counts. The curves of television, and an unspecified
+    transfer, are read as that of sRGB.
     """
     if transfer in HDR:
         return _Told(None, _HDR)

@@ -37,8 +37,8 @@ _LTX = {
     "LTXImageToVideoPipeline": (False, 128),
     "LTXConditionPipeline": (True, 256),
 }
-"""For each pipeline class of LTX-Video: whether T5 gets the mask of padding, tokens of a caption.
-"""
+"""By pipeline class of LTX-Video: whether T5 gets the mask of padding, and most tokens of a
+caption."""
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 
@@ -290,7 +290,7 @@ class LtxText(PretrainedTextEncoder):
 
     @property
     def _of_pipeline(self) -> tuple[bool, int]:
-        """Whether T5 gets the mask of padding in this pipeline, and the tokens of a caption.
+        """Whether T5 gets the mask of padding in this pipeline, and the most tokens of a caption.
 
         Raises:
             CodecError: the class of the pipeline is unknown.
@@ -320,7 +320,7 @@ def projection_of(folder: str) -> tuple[Tensor, Tensor]:
     """Weight and bias of `crossattn_proj` in the Diffusers transformer in `folder`, float32.
 
     Raises:
-        CodecError: the folder has none.
+        CodecError: the files in the folder cannot be read, or do not have both.
     """
     found = dict[str, Tensor]()
     try:

@@ -119,7 +119,10 @@ class LongCatEditText(LongCatText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] of `caption` with the picture; `null_text` [M, E] of the empty caption."""
+        """The embeddings `text` [L, E] of `caption` and `null_text` [M, E] of the empty caption.
+
+        Both are encoded with the only picture in `pictures`.
+        """
         (picture,) = pictures
         with torch.inference_mode():
             pipe = self.pipeline

@@ -164,9 +164,9 @@ class OmniGen2(FluxAutoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """`width` and `height` scaled down to at most 1024 x 1024 pixels, as in OmniGen2Pipeline.
+        """`width` and `height` scaled down to at most 1024 pixels each, as in OmniGen2Pipeline.
 
-        Sides are rounded down to multiples of 16 pixels.
+        Sides are rounded down to multiples of 16 pixels, and are at least 16.
         """
         # Equal for squares but for rounding, which takes a token from the sides of some.
         ratio = min(1024 / max(width, height), (1024**2 / (width * height)) ** 0.5, 1.0)
