@@ -168,9 +168,10 @@ def generate_streams(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Generated]:
-    """Generates the latent, and that of the sound if any, for each of `requests`, in their order.
+    """Generates a latent, and that of its sound if any, for each of `requests`, in their order.
 
-    `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
+    `track` shows progress in steps of the sampler, summed over all packs. At each step `watch` gets
+    the predicted clean latents of the samples in its pack.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or patches do not divide its
@@ -462,10 +463,11 @@ def _guided(
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """A network whose predictions are guided, as `settings` say.
+    """A network that combines predictions by guidance, as `settings` say.
 
-    `predictions` are the network with prompts, and if guidance also uses references, the one with
-    references and negative prompts; `unconditional` has negative prompts.
+    `predictions` are the network with prompts and, only if guidance also uses references, the
+    network with references and negative prompts. `unconditional` is the network with negative
+    prompts, in the latter case without references.
     """
     conditional, *others = predictions
     if settings.guiders is not None:

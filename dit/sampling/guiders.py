@@ -119,8 +119,8 @@ def guided_by(
 ) -> Network:
     """A network whose two predictions are combined by guiders, for each sample separately.
 
-    Guiders get the index of the step among the levels `at`, and decide whether `unconditional` is
-    called.
+    `at` has the timesteps of all steps: a guider gets the index of the step, and decides whether
+    `unconditional` is called.
     """
     each = guiders.of(batch)
     networks = (conditional, unconditional)

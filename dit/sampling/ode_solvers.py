@@ -42,7 +42,7 @@ Predict = Callable[[Tensor, Tensor], Prediction]
 """
 
 TINY_NORM = 1e-12
-"""Smallest norm by which is divided, because the norm of padding is zero."""
+"""Divisors that are norms are raised to this, because the norm of padding is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """Timesteps of all steps of a sampler, which end with that of the last level."""
+    """Timesteps [S + 1, N] of a sampler: at the start of each step and at the end of the last."""
 
     level_SN: Tensor  # S + 1 of them, the last one of what is made
 
@@ -126,6 +126,7 @@ def guided(
 ) -> Network:
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
+    If `guidance` says so, norms and standard deviations are then brought back to those of `cond`.
     It combines raw network outputs. At a given state, latent and velocity are affine in the raw
     output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
@@ -154,9 +155,10 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The guided prediction, with its standard deviation moved towards that of `cond_TC`.
+    """The guided prediction `mixed_TC`, with standard deviations moved towards those of `cond_TC`.
 
-    The fraction `guidance.rescale` of the difference is taken away, for samples with guidance.
+    A sample's factor is 1 + rescale * (ratio of both deviations - 1), with `guidance.rescale`;
+    samples whose scale in `scale_N` is 1 are unchanged.
     """
     if not guidance.rescale:
         return mixed_TC
@@ -377,8 +379,8 @@ def _corrected(
 ) -> Tensor:
     """The state after step i, corrected by the latent `end_TC` predicted at the end of the step.
 
-    `start_TC` is the state at its start, and `known` are the latents [T, C] predicted one step
-    before, if any, and at the start.
+    `start_TC` is the state at the start of step i. `known` are latents [T, C]: the one predicted at
+    the start of step i - 1, if there is such a step, and the one at the start of step i.
     """
     moved_TC = levels.step(i, start_TC, known[-1])
     ahead_TC = end_TC - known[-1]

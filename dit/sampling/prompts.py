@@ -54,14 +54,14 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of unknown keys in a file of prompts; empty if there are none."""
+    """A notice of keys in a file of prompts that nothing reads; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
-    """A notice that negative prompts have no effect without guidance; else empty."""
+    """A notice that negative prompts are not used if `guidance` is 1; else empty."""
     return (
         "guidance 1 is none: negative prompts are not used"
         if guidance == 1 and any(negatives)
