@@ -113,9 +113,9 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps whose loss exceeds the median of the steps before by many times their spread.
+    """Steps whose loss exceeds the median of up to 100 steps before by 12 times their spread.
 
-    The spread is the median absolute deviation; the loss must also exceed 1.2 times the median.
+    The spread is the median absolute deviation. The loss must also exceed 1.2 times the median.
     """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):

@@ -23,7 +23,10 @@ from dit.system_errors import explained
 
 
 class FeatureExtractor:
-    """A network that computes features; it is on `device` only meanwhile, and else on the CPU."""
+    """A network that computes features of pictures on `device`, and of captions on the CPU.
+
+    Between calls of `pictures` its weights are in host memory.
+    """
 
     def __init__(self, name: str, device: torch.device):
         """Opens the network `name`, a TorchScript file or a folder of Transformers.
