@@ -211,7 +211,7 @@ def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
 
 
 def is_crooked(frame: Any) -> bool:
-    """Whether the frame is rotated by an angle that is no multiple of 90 degrees."""
+    """Whether the frame is rotated by an angle that is more than a degree off a multiple of 90."""
     a, b, c, d = map(abs, _matrix(frame))
     return min(max(a, d), max(b, c)) > _CROOKED * max(a, b, c, d)
 

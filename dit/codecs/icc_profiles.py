@@ -193,7 +193,7 @@ def _srgb() -> ImageCms.ImageCmsProfile:
 
 @cache
 def _probe(mode: str) -> Image.Image:
-    """A picture to test a transform: all greys for mode L, or also 729 colours for RGB."""
+    """A picture to test a transform: all 256 greys, and for mode RGB also 729 colours."""
     greys_1W = np.arange(256, dtype=np.uint8)[None]
     if mode == "L":
         return Image.fromarray(greys_1W)

@@ -55,7 +55,8 @@ _Ways = Iterator[_Told | None]
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
     """The declared colours of an opened picture file whose pixels have not been read yet.
 
-    The first declaration counts that this module can read; those before it are told as flaws.
+    Declarations are tried from the best to the worst, and the first that can be used counts. The
+    flaws are those of the declarations that were tried.
     """
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
@@ -133,10 +134,10 @@ def _mode(opened: ImageFile.ImageFile) -> str:
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """The colours by the four numbers `code` of PNG's chunk `cICP`; None leaves them unspecified.
+    """The colours by PNG's chunk `cICP`; None if it is missing or leaves them unspecified.
 
-    The numbers are H.273's codes of primaries, transfer and matrix, then 1 for full range. `code`
-    is None if the file has no such chunk.
+    `code` are its four numbers, or None if it is missing: H.273's codes of primaries, transfer and
+    matrix, then 1 for full range.
     """
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
@@ -174,8 +175,8 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
     """The colours by PNG's chunks `gAMA` and `cHRM` (`xy`).
 
-    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it is that of
-    sRGB.
+    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it stands alone
+    and is that of sRGB.
     """
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None

@@ -91,7 +91,7 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """The vertical axis, which contains all means, and extremes as far as means fill half of it.
+    """The vertical axis. It contains all means, and extremes only as far as means fill half of it.
 
     For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
     variation from step to step would exceed both ends.

@@ -113,9 +113,10 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps whose loss exceeds the median of up to 100 steps before by 12 times their spread.
+    """Steps whose loss is far above the losses of up to 100 steps before.
 
-    The spread is the median absolute deviation. The loss must also exceed 1.2 times the median.
+    The loss must exceed their median by 12 times their median absolute deviation, and also be above
+    1.2 times their median. 20 steps at a time are compared with those before; the first 20 are not.
     """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):

@@ -204,9 +204,10 @@ def _lines(
 
 
 def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
-    """Yields the charts with a title; for many runs there is one for each label of a curve.
+    """Yields charts as HTML, which together show `lines` under one title.
 
-    Two runs share one chart if each has at most three curves in it, else each has its own.
+    A single run has one chart. Two runs share one if each has at most three curves, else each has
+    its own. More runs have a chart for each label of a curve, with a curve for each run.
     """
     if len(runs) > _FEW:
         labels = dict.fromkeys(label for _, of in lines for label, _ in of)

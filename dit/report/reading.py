@@ -78,7 +78,10 @@ def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
 
 
 def finite(value: Any) -> float | None:
-    """A metric as a float for charts and sums; None for NaN, infinity, booleans, other types."""
+    """A metric as a float for charts and sums; None for NaN, infinity, booleans, other types.
+
+    Numbers beyond 1e100 in size are reduced to it, and those below 1e-100 become 0.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not -_MOST <= value <= _MOST:  # NaN comes here, too

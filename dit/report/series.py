@@ -105,7 +105,10 @@ def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
-    """A curve in at most `most` buckets of equally many points, each with mean and extremes."""
+    """A curve in at most `most` buckets of adjacent points, each with mean and extremes.
+
+    All buckets have the same number of points, except perhaps the last.
+    """
     size = math.ceil(len(of) / most)
     parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
     return [_bucket(part) for part in parts]

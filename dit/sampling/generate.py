@@ -278,7 +278,9 @@ def _check_conditions(
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
-    """The requests as samples with latents of zeros, which are checked like training data.
+    """The requests as samples, which are checked like training data.
+
+    Their latents are zeros, except known frames of requests that have them.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or patches do not divide its

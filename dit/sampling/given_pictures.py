@@ -247,9 +247,10 @@ class GivenPictures:
     def _references(
         self, decoder: Any, wanted: Sequence[SampleInput], target: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The latents of the references, by name of an input.
+        """The latents of the references, by names of the network's inputs.
 
-        `target` is the size of the sample: frames, height and width in pixels.
+        `wanted` are these inputs. `target` is the size of the sample: frames, height and width in
+        pixels; `multiple` is the side of a token in pixels.
 
         Raises:
             ValueError: there is no VAE, or a file is no picture or video.
@@ -314,7 +315,7 @@ class GivenPictures:
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """References side by side, or else the first frame, as uint8 [H, W, 3] for the grid.
 
-        Each picture is scaled to `height` x `width` pixels. None if there is no picture.
+        Each picture fills `height` x `width` pixels. None if there is no picture.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))

@@ -232,9 +232,10 @@ def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
 
 
 def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """(height, width) of a cell in pixels, in which the largest picture of `shown` fits.
+    """(height, width) of a cell in pixels, for pictures `shown`, a list for each prompt.
 
-    Cells are smaller if all of them would not fit on the page.
+    The height is that of the highest picture, but within `_CELL`, and less if the cells would
+    otherwise exceed the page. The width is by the widest aspect of a picture, up to `_MOST_ASPECT`.
     """
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)

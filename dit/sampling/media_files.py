@@ -163,8 +163,8 @@ def write_listing(
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
     `entries` are those of `write_picture`, and `firsts` has a first frame [H, W, 3] for each of
-    them; None is left out of the grid. `title` is the grid's top line. The path is None if no grid
-    could be drawn. Files that only the previous samples.json lists are removed.
+    them; None is left out of the grid. `title` is the grid's top line. The path is None if the
+    folder then has no grid. Files that only the previous samples.json lists are removed.
 
     Raises:
         OSError: the list cannot be written.

@@ -201,7 +201,8 @@ def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Ten
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
     """Standard deviation [N] of each sample's latent, over all its tokens and features, float32.
 
-    Given frames and conditions are included, as in Diffusers' pipelines, but not references.
+    Frames and pictures that condition a sample are included, as in Diffusers' pipelines, but not
+    references.
     """
     counts = torch.tensor([batch.starts[:-1], batch.latent_tokens])
     start_T, own_T = to_device(counts, values_TC.device)[:, batch.segment_T]

@@ -46,9 +46,10 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """The embedding [L, E] of `caption` without padding, as stored in shards.
+        """The embedding [L, E] of `caption`, as stored in shards.
 
-        The empty caption gives the null text.
+        That of the empty caption is the null text. It has no rows of padding, unless an encoder
+        says otherwise.
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
@@ -126,10 +127,11 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence that lists the words of `prompts` that no caption of the dataset has.
+    """A sentence that lists the words of `prompts` that the word list of the dataset lacks.
 
-    `card` is the dataset card. None if all words are known, or if the card has no list of words, as
-    cards of earlier versions, or of encoders that do not read whole words.
+    `card` is the dataset card, whose list may have only the most frequent words. None if no word is
+    lacking, or if there is no list, as in cards of earlier versions and of encoders that do not
+    read whole words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

@@ -51,7 +51,7 @@ class CosmosText(MaskedTextEncoder):
 
 
 class ChromaText(MaskedTextEncoder):
-    """Text encoder of Chroma: T5 with a mask, which keeps the first token of padding."""
+    """Text encoder of Chroma: T5, which masks padding; its first row of padding is stored, too."""
 
     name = "chroma"
     network = "T5EncoderModel"
@@ -171,9 +171,7 @@ class HunyuanText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
-    """Text encoder of Cosmos-Predict2.5: concatenated states of all layers of Qwen2.5-VL.
-
-    The states are normalised first.
+    """Text encoder of Cosmos-Predict2.5: the normalised states of all layers of Qwen2.5-VL, joined.
 
     The pipeline pads captions to `max_length` tokens and gives the encoder no mask. The network
     attends to rows of padding, which depend on the caption before them, so all rows are kept.

@@ -85,7 +85,10 @@ class LongCatText(WholeTextEncoder):
 
 
 class LongCatEditText(LongCatText):
-    """Text encoder of LongCat-Image-Edit: the caption, after one picture at half its size."""
+    """Text encoder of LongCat-Image-Edit, which also reads a picture before the caption.
+
+    The picture is resized to about a quarter of a megapixel.
+    """
 
     name = "longcat_edit"
     default_model = "meituan-longcat/LongCat-Image-Edit"

@@ -74,7 +74,10 @@ class Ltx2Text(PretrainedTextEncoder):
         return caption.strip()
 
     def states(self, caption: str) -> tuple[Tensor, Tensor]:
-        """All hidden states of Gemma [1, L, G * N] and their mask [1, L], as the pipeline pads."""
+        """All hidden states of Gemma [1, L, G * N] and their mask [1, L].
+
+        The pipeline pads the caption in front, to `max_length` tokens.
+        """
         pipeline = self.pipeline_of(
             published("diffusers:LTX2Pipeline"), audio_vae=None, vocoder=None, connectors=None
         )

@@ -48,7 +48,7 @@ class QwenImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.rows_after
 
     def count(self, caption: str) -> int:
-        """Number of rows of the uncut `caption`, and of the end of the instruction behind it."""
+        """Number of rows of the uncut `caption` and of the instruction's end behind it."""
         pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
         whole = tokenizer(pipe.prompt_template_encode.format(caption), verbose=False).input_ids
         return len(whole) - pipe.prompt_template_encode_start_idx

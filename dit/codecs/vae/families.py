@@ -114,7 +114,7 @@ class Wan(Autoencoder):
 class CosmosPredict2(Wan):
     """The codec of Cosmos-Predict2: the autoencoder of Wan 2.1.
 
-    Video-to-world takes given frames from the latent itself.
+    Video-to-world needs no further inputs: the frames to continue are those of the latent itself.
     """
 
     name = "cosmos_predict2"

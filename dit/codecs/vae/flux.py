@@ -42,7 +42,7 @@ class Flux(FluxAutoencoder):
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """The resolution in Kontext's list with the nearest aspect, as in FluxKontextPipeline.
 
-        All are multiples of 16 pixels, the side of a token.
+        Returns (width, height), which are multiples of 16 pixels, the side of a token.
         """
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 

@@ -56,7 +56,7 @@ def generate_opened(
     The i-th starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
     its latent. With several processes, each data-parallel replica generates a part; the first
     process returns all pictures, the others an empty list. `track` shows the progress of the first
-    process; `watch` is as in `generate_latents`.
+    process; `watch` is as in `generate_streams`.
     """
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]

@@ -27,7 +27,7 @@ class ScaledFile(NamedTuple):
 def scaled_file(text: str, *, option: str) -> ScaledFile:
     """Splits FILE or FILE:SCALE into file and scale; without SCALE the scale is 1.
 
-    A `text` that is the path of a file is not split. Messages call the option `option`.
+    A `text` that is an existing path is not split. Messages call the option `option`.
 
     Raises:
         ValueError: the scale is no number, or beyond 1000.

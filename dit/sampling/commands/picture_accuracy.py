@@ -145,7 +145,7 @@ def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> 
 
 
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
-    """A mask [H, W] of the pixels whose 5 x 5 surroundings have one colour.
+    """A mask [H, W] of the pixels whose 5 x 5 surroundings have one colour, to 2 of 255 levels.
 
     At the edge of the picture the surroundings are smaller.
     """

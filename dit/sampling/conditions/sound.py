@@ -155,7 +155,8 @@ class JointStreams:
     def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:
         """`model` as a function that maps the state of all streams to its raw output, both [T, C].
 
-        Its second argument has one timestep for each sample; known tokens have that of clean ones.
+        Its second argument has one timestep for each sample; known tokens get the timestep of clean
+        ones.
         """
 
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:

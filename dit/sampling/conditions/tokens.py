@@ -39,7 +39,7 @@ _NAME = "condition_{}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A picture, or a clip of 8n + 1 frames, given in a video from a certain frame on."""
+    """A picture, or a clip of 8n + 1 frames, that a video shows from a certain frame on."""
 
     latent_CFHW: Tensor
     """The condition's latent, whitened, with the rows and columns of the video's."""
@@ -215,7 +215,7 @@ class ConditionedSteps:
     def stepped(self, raw_TC: Tensor, step: int) -> Tensor:
         """Network output `raw_TC`, with zeros for tokens that do not move at this step.
 
-        A token does not move while the noise level is above its own.
+        A token of strength s does not move while the noise level is above 1 - s.
         """
         t_T1 = per_token(self.noise_SN[step], self.batch).float()
         moves_T1 = (self.tokens.strength_T1 == 0) | (t_T1 - _NEAR < 1 - self.tokens.strength_T1)

@@ -147,10 +147,10 @@ def _moments(features_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(*sets: Tensor) -> None:
-    """Checks that each set of features [N, D] is of at least two pictures, else it has no spread.
+    """Checks that each set of features [N, D] has at least two rows, whose spread a distance needs.
 
     Raises:
-        ValueError: a set has fewer.
+        ValueError: a set has fewer rows.
     """
     for features_ND in sets:
         if len(features_ND) < 2:

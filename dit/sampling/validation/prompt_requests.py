@@ -160,8 +160,8 @@ def _encode(
 
     The first value has the tensors of the empty text and of negative prompts, encoded without
     pictures, by text. The second value has both texts of each prompt. If no option needs the text
-    encoder, it has only the run's null text, and the second value is empty. At the end all models
-    that this process has loaded are forgotten.
+    encoder, the first value has only the run's null text, and the second is empty. Otherwise all
+    models that this process has loaded are forgotten at the end.
 
     Raises:
         ValueError: the text encoder of the data is not on this machine, or needs pictures that are
@@ -218,7 +218,7 @@ def _check_pictures(
     """Checks that the pictures that the text encoder reads with a text are given.
 
     Raises:
-        ValueError: a picture is missing; names the prompt, or the option.
+        ValueError: a picture is missing; the message names the prompt, or the option that needs it.
     """
     for pictures in given:
         pictures.check_seen_by(encoder)
