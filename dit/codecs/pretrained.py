@@ -201,9 +201,9 @@ def stored_class(part: PipelineComponent, known: tuple[str, ...]) -> str:
 
 @lru_cache
 def has_component(part: PipelineComponent) -> bool:
-    """Whether the pipeline has the component.
+    """Whether the pipeline has the component, by its model_index.json.
 
-    A local folder without model_index.json has it if there is a folder of its name.
+    For a local folder without this file: whether the component's subfolder exists.
 
     Raises:
         CodecError: model_index.json cannot be read.

@@ -142,7 +142,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
     """`image` in sRGB: RGBA if its mode has transparency, else RGB.
 
     Raises:
-        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
+        ValueError: its pixel values have an unknown range, or its mode cannot be converted to RGB.
     """
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image

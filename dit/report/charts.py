@@ -17,7 +17,7 @@ COLOURS = 8
 WIDTH, HEIGHT = 420, 240  # the width of a phone held upright, so that text is not scaled down
 LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
-"""A chart is logarithmic if its largest value is at least this many times the smallest."""
+"""The vertical axis is logarithmic if the largest mean is at least so many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
 _MANY = 4  # the extremes of more curves are drawn fainter
 # The learning rate decays to zero, which a logarithmic axis cannot show; the others only count.

@@ -96,7 +96,7 @@ def _refused(run: RunRecord) -> Iterator[str]:
 
 
 def refusals(run: RunRecord) -> dict[str, int]:
-    """Number of samples that were refused since the start of the run, by reason."""
+    """Number of samples that were refused since the start of the run, by reason, largest first."""
     newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
     each = {k.removeprefix("refused_").replace("_", " "): count(v) for k, v in newest.items()}
     found = {reason: number for reason, number in each.items() if number}

@@ -22,7 +22,7 @@ from dit.system_errors import explained
 from dit.watching import CELLS, NotShown, watching
 
 STEPS = 24
-"""Largest number of steps of a run whose pictures are shown, evenly spaced, with the newest."""
+"""Most steps of a run whose pictures are shown; they are evenly spaced, and include the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
 _SMALL = 8_000  # bytes; larger pictures of a grid are embedded as WebP

@@ -118,8 +118,8 @@ class SamplingSettings:
     """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore
     norms."""
     condition_noise: float = 0.0
-    """Factor of the noise that conditions of strength 1 get at each step, times the squared level.
-    """
+    """At each step conditions of strength 1 get noise of this factor times the square of the step's
+    level."""
     guiders: Guiders | None = None
     """Guiders of a Diffusers pipeline (`guiders.open_guiders`), which replace the guidance above.
     """

@@ -52,7 +52,8 @@ class Guidance:
     scale: float = 1.0
     """Guidance scale; 1: no guidance, with half the network calls."""
     between: tuple[float, float] | None = None
-    """Lowest and highest timestep with guidance (arXiv:2404.07724); None: it acts at all."""
+    """Lowest and highest timestep with guidance (arXiv:2404.07724); None: guidance at all
+    timesteps."""
     of_references: float = 1.0
     """Scale i of guidance by references (`guided_by_references`)."""
     rescale: float = 0.0
@@ -61,7 +62,8 @@ class Guidance:
     keeps_norm: KeptNorm | None = None
     """Which vectors get back the norm that they have without guidance; None: none."""
     least_norm: float = 0.0
-    """Least fraction of the guided norm that remains; 1 leaves norms unchanged."""
+    """Least fraction of its norm that a guided vector keeps, if `keeps_norm`; 1: norms are not
+    restored."""
     patch: tuple[int, int] = (1, 1)
     """Latent cells in a token: (frames, rows or columns)."""
 

@@ -1,4 +1,4 @@
-"""Writes waveforms as files: lossless WAV, AAC in MP4 beside a video or alone, a picture."""
+"""Writes waveforms as lossless WAV, as AAC in MP4 with or without video, and as pictures."""
 
 # C channels, S samples; H W rows and columns of a picture
 
@@ -32,7 +32,7 @@ AAC_RATES = (
 )
 """Sampling rates of AAC in Hz (ISO/IEC 14496-3, table 1.18)."""
 AAC_FRAME = 1024
-"""Samples in an AAC frame; a track in a file may be longer than its waveform by as many."""
+"""Samples in an AAC frame, by which a track in a file may be longer than its waveform."""
 _FLOAT = 3  # WAVE_FORMAT_IEEE_FLOAT
 _SHOWN_RATE = 24_000  # of sound on pages
 _SHOWN_BITS = 40_000  # a second and channel

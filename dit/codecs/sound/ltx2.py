@@ -36,11 +36,11 @@ _VOCODERS = ("LTX2Vocoder", "LTX2VocoderWithBWE")
 
 @dataclass(frozen=True, kw_only=True)
 class Ltx2Sound(SoundCodec):
-    """The sound codec of LTX-2: the folders `audio_vae` and `vocoder` of its pipelines.
+    """The sound codec of LTX-2, whose models are in `audio_vae` and `vocoder` of its pipelines.
 
     A waveform becomes a log-mel spectrogram, which the autoencoder shrinks to 25 latent frames a
-    second; latents are whitened as in `LTX2Pipeline`. The vocoder makes the waveform again, at a
-    rate of its own (`decoded_rate`). Both compute in float32.
+    second; latents are whitened as in `LTX2Pipeline`. The vocoder turns a decoded spectrogram into
+    a waveform, at a rate of its own (`decoded_rate`). Autoencoder and vocoder compute in float32.
     """
 
     name = "ltx2"

@@ -202,7 +202,8 @@ class _SoundRun:
     def continues(self, frame: _HeardFrame, tolerance: float) -> bool:
         """Whether `frame` has this run's rate and channels and begins where the run ends.
 
-        Its time may be off by `tolerance` seconds; a frame of unknown time is taken to follow.
+        The frame's time may be off by `tolerance` seconds. A frame of unknown time is taken to
+        begin there.
         """
         if (frame.rate, len(frame.samples_CS)) != (self.rate, len(self.pieces[0])):
             return False

@@ -87,8 +87,8 @@ class HunyuanVideoText(PretrainedTextEncoder):
 class HunyuanVideoImageText(HunyuanVideoText):
     """Text encoders of HunyuanVideo I2V: Llava on first frame and caption, and CLIP-L.
 
-    A caption without a frame is a negative prompt: the pipeline adds a black picture and keeps
-    every second of its rows, whatever the network.
+    A caption without a frame is a negative prompt: the pipeline encodes it with a black picture, of
+    whose rows it keeps every second, whatever the network.
     """
 
     name = "hunyuanvideo_i2v"

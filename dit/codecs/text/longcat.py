@@ -23,9 +23,9 @@ from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import WholeTextEncoder, as_stored
 
 _INNER = "\ue000"
-"""A character in place of the apostrophe in words. In a text with two words such as `don't` and
-`it's`, the pipelines swap them, in an order that each process draws anew; with this character they
-find no such word."""
+"""A character that replaces the apostrophe in words. If a text has two words such as `don't` and
+`it's`, the pipelines may exchange them, in an order that each process draws anew; with this
+character they find no such word."""
 _PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28 pixels
 
 

@@ -28,7 +28,7 @@ _LIBRARY = "diffusers.pipelines.ltx2"
 _NETWORKS = ("Gemma3ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 """Text encoders of LTX-2.0 and 2.3, and of 2.5."""
 _SCALE = 8
-"""Factor of normalised states in LTX-2.0."""
+"""Factor by which normalised states are multiplied in LTX-2.0."""
 
 
 class Ltx2Text(PretrainedTextEncoder):

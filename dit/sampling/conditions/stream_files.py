@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FRAMES_OF, SOUND_OF = "--frames_of", "--sound_of"
 _SECONDS = 0.01
-"""Greatest difference, in seconds, between a clip and as many frames at --fps without a notice."""
+"""Seconds by which a clip and as many frames at --fps may differ in length without a notice."""
 
 
 class _Film(NamedTuple):
@@ -47,7 +47,7 @@ class StreamFiles:
     frames_of: str | None = None
     sound_of: str | None = None
     place: str = ""
-    """Position of the prompt in its file, before each error."""
+    """Position of the prompt in its file, with which error messages begin."""
 
     @classmethod
     def of(cls, options: Any, place: str) -> StreamFiles:

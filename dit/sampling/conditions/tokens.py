@@ -97,7 +97,8 @@ class ConditionTokens:
     """Factor of the noise in the initial state, [T, 1]."""
     strength_T1: Tensor
     rows: tuple[tuple[int, float], ...]
-    """(sample, strength) of each row that is appended to the table of noise levels."""
+    """(index of a sample, strength) of each level that conditions append to the pack's noise
+    levels."""
 
     def to(self, device: torch.device) -> ConditionTokens:
         each = (self.given_TC, self.noise_T1, self.strength_T1)
@@ -193,7 +194,8 @@ class ConditionedSteps:
     batch: PackedBatch
     seeds: Sequence[int]
     noise: float
-    """Factor of the noise that tokens of strength 1 get at each step, times the squared level."""
+    """At each step tokens of strength 1 get noise of this factor times the square of the step's
+    level."""
     steps: StepLevels
     noise_SN: Tensor
     """Noise levels of the schedule for each of the S steps and N samples."""

@@ -35,7 +35,7 @@ from dit.sampling.prompts import unguided
 from dit.train.train_state import TrainState
 
 Texts = Mapping[str, Mapping[str, Tensor]]
-"""The text encoder's tensors by name, for each text."""
+"""The text encoder's tensors of each text: text -> name -> tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
