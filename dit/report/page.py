@@ -1,4 +1,4 @@
-"""Writes runs as one HTML file."""
+"""Writes the report on one or several runs as one HTML file."""
 
 from __future__ import annotations
 

@@ -327,10 +327,10 @@ def _write_latents(path: Path, latents: Mapping[str, Tensor | None]) -> None:
 
 
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
-    """The first three channels of a latent as red, green and blue, uint8 [F, H, W, 3].
+    """The first three channels of a whitened latent as red, green and blue, uint8 [F, H, W, 3].
 
-    The scale is fixed, so that pictures at different steps of a run are comparable: black is -2.5
-    standard deviations, white is 2.5.
+    With fewer channels the last one is repeated. The scale is fixed, so that pictures at different
+    steps of a run are comparable: black is -2.5 standard deviations, white is 2.5.
     """
     import torch
 

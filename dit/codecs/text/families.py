@@ -51,7 +51,7 @@ class CosmosText(MaskedTextEncoder):
 
 
 class ChromaText(MaskedTextEncoder):
-    """Text encoder of Chroma: T5, which masks padding; its first row of padding is stored, too."""
+    """Text encoder of Chroma: T5, which masks padding; the first row of padding is stored, too."""
 
     name = "chroma"
     network = "T5EncoderModel"

@@ -341,8 +341,8 @@ def options_of_prompt(
 ) -> GenerationOptions:
     """The options for one prompt, with its size, its pictures and its negative prompt.
 
-    What the prompt itself does not state is taken from `options`, and a size that these do not
-    state, either, is the most frequent one in the dataset.
+    What the prompt does not state is taken from `options`. A size that neither states is the most
+    frequent one in the dataset.
 
     Raises:
         ValueError: the size is unknown, as the dataset card lists none; or the network does not
