@@ -15,7 +15,7 @@ from dit.codecs.pretrained import ModelLocation
 
 
 class DatasetEncoder(ABC):
-    """An encoder of samples; options choose it for packing, and a dataset card rebuilds it."""
+    """An encoder of samples: command-line options choose it, and a dataset card rebuilds it."""
 
     kind: ClassVar[str]  # what messages call it
     card_part: ClassVar[str]  # name of its settings in a dataset card
@@ -55,7 +55,10 @@ E = TypeVar("E", bound=DatasetEncoder)
 
 
 def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
-    """Public classes with a name that implement `interface` in the files of `package`."""
+    """The classes in the files of `package` that implement `interface` and set `name` themselves.
+
+    All files of the package are imported.
+    """
     found: list[Any] = []
     for info in iter_modules(package.__path__):
         file = import_module(f"{package.__name__}.{info.name}")
@@ -69,7 +72,7 @@ def classes_of(interface: type[E], package: ModuleType) -> list[type[E]]:
 
 
 class Registry(dict[str, type[E]], Generic[E]):
-    """All codecs, all text encoders or all sound codecs, by name."""
+    """Classes by their names: all codecs, all text encoders or all sound codecs."""
 
     def __init__(self, interface: type[E], classes: Iterable[type[E]], *, known: str):
         """Registers `classes` by their names.
@@ -94,7 +97,9 @@ class Registry(dict[str, type[E]], Generic[E]):
         return self[name]
 
     def of_card(self, card: dict[str, Any], location: ModelLocation | None = None) -> E:
-        """Builds the encoder that a dataset card describes, with its model at `location` if given.
+        """Builds the encoder that a dataset card describes.
+
+        `location` says where its model is now; None: as in the card.
 
         Raises:
             CodecError: the card names no known encoder, lacks a setting, or its model is missing.
@@ -118,7 +123,11 @@ def lacking(encoder: DatasetEncoder | type[DatasetEncoder], missing: KeyError) -
 def unused_places(
     encoder: DatasetEncoder | type[DatasetEncoder], given: Mapping[str, str | None]
 ) -> list[str]:
-    """A sentence for each option in `given` that locates a model, if `encoder` has no weights."""
+    """Sentences about options that locate a model although `encoder` has no weights.
+
+    `given` maps these options to their values; there is a sentence for each that has a value. The
+    list is empty for an encoder with weights.
+    """
     if "model_name" in encoder.options:
         return []
     why = f"{encoder.name!r}, which made the dataset, has no weights"

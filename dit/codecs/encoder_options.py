@@ -1,7 +1,7 @@
 """Command-line options of codecs and text encoders; this file does not import torch.
 
-Options of a single codec or encoder are fields of a dataclass, and OF_CODECS or OF_SOUND_CODECS
-gives the title of its group in the help.
+Options of a single codec or encoder are fields of a dataclass. The tables OF_CODECS,
+OF_SOUND_CODECS and OF_TEXT_ENCODERS give the title of its group in the help.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LlamaOptions:
 
 
 OF_CODECS: Mapping[str, Any] = {"processor pixel": PixelOptions}
-"""The options of codecs and text encoders, by the title of their group in the help."""
+"""The options of codecs, by the title of their group in the help."""
 OF_SOUND_CODECS: Mapping[str, Any] = {"audio processor wave": WaveOptions}
 """The options of sound codecs, by the title of their group in the help."""
 OF_TEXT_ENCODERS: Mapping[str, Any] = {

@@ -50,7 +50,7 @@ _CROOKED = 0.02  # part of the largest element that an element of a quarter turn
 
 
 def any_title() -> Any:
-    """Arguments of `av.open` by which titles in any encoding raise no error."""
+    """Keyword arguments of `av.open` with which metadata in any encoding raise no error."""
     import av
 
     is_old = int(av.__version__.partition(".")[0]) < 19  # PyAV 19 reads them by itself
@@ -83,8 +83,9 @@ def stored_packets(container: Any, film: Any) -> Iterator[Any]:
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     """Yields the decoded frames of `packets`, in the order in which they are shown.
 
-    A WebM video stores transparency in a second stream. Its frame is attached as the attribute
-    `opaque`, which FFmpeg leaves to its user.
+    `video` is the stream of the packets. If it is WebM with transparency, each frame's attribute
+    `opaque`, which FFmpeg leaves to its user, is the frame of the second stream, which stores the
+    transparency.
 
     Raises:
         ValueError: a frame is damaged.
@@ -117,9 +118,9 @@ def is_premultiplied(video: Any) -> bool:
 
 
 def _hevc_alpha(video: Any) -> bytes:
-    """Alpha channel information in the header of an HEVC stream; empty if there is none.
+    """The alpha channel information in the header of an HEVC stream; empty if there is none.
 
-    It begins with its length (ITU-T H.265, annex F).
+    The first byte of the result is the length of the information (ITU-T H.265, annex F).
     """
     header = video.codec_context.extradata or b""
     is_there = video.codec_context.name == "hevc" and _HEVC_ALPHA in header
@@ -144,7 +145,7 @@ def _alpha_decoder(video: Any) -> Any:
 def picture_of(frame: Any, video: Any) -> Image.Image:
     """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if it has alpha.
 
-    Pixels that are not square are resampled.
+    A frame whose pixels are not square is resampled to square pixels.
 
     Raises:
         ValueError: the picture is suspiciously large.
@@ -201,13 +202,16 @@ class Look(NamedTuple):
 
 
 def look_of(frame: Any, aspect: Fraction = Fraction(1)) -> Look:
-    """The size, pixel aspect and rotation of `frame`; its decoder knows the `aspect`."""
+    """The size, pixel aspect and rotation of `frame`.
+
+    `aspect` is the width of a pixel by its height, which only the decoder knows.
+    """
     is_told = frame.side_data.get("DISPLAYMATRIX") is not None
     return Look((frame.width, frame.height), aspect, turn_of(frame), is_told)
 
 
 def is_crooked(frame: Any) -> bool:
-    """Whether the frame is rotated by an angle that is no multiple of 90 degrees."""
+    """Whether the frame is rotated by an angle that is more than a degree off a multiple of 90."""
     a, b, c, d = map(abs, _matrix(frame))
     return min(max(a, d), max(b, c)) > _CROOKED * max(a, b, c, d)
 

@@ -156,10 +156,11 @@ def fits(profile: bytes, mode: str) -> bool:
 
 
 def is_srgb(profile: bytes) -> bool:
-    """Whether `profile` moves no colour by more than one of 255 levels.
+    """Whether `profile` moves no tested colour by more than one of 255 levels; False for CMYK.
 
-    A comparison of bytes would not do, because profiles of sRGB differ by rounding; nor do names:
-    GIMP's profile of linear light is called "GIMP built-in Linear sRGB".
+    The tested colours are all greys and, for RGB, 729 others. A comparison of bytes would not do,
+    because profiles of sRGB differ by rounding; nor do names: GIMP's profile of linear light is
+    called "GIMP built-in Linear sRGB".
 
     Raises:
         ValueError: the profile cannot be read.
@@ -192,7 +193,7 @@ def _srgb() -> ImageCms.ImageCmsProfile:
 
 @cache
 def _probe(mode: str) -> Image.Image:
-    """A picture to test a transform: all greys for mode L, or also 729 colours for RGB."""
+    """A picture to test a transform: all 256 greys, and for mode RGB also 729 colours."""
     greys_1W = np.arange(256, dtype=np.uint8)[None]
     if mode == "L":
         return Image.fromarray(greys_1W)
@@ -214,6 +215,8 @@ def _moves(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
 
 def transformed(image: Image.Image, profile: bytes) -> Image.Image:
     """The opaque picture `image` converted from the colours of `profile` to sRGB.
+
+    If `profile` is sRGB, `image` itself is returned.
 
     Raises:
         ValueError: the profile cannot be read.

@@ -43,9 +43,9 @@ class Whitening:
 
 
 def _like(values: tuple[float, ...], latent_CFHW: Tensor) -> Tensor:
-    """`values` as [C, 1, 1, 1], or as [C, F, 1, 1] if they are given by frame.
+    """`values`, one for each channel or for each frame of each channel, as a tensor [C, F, 1, 1].
 
-    The values of the last frame are repeated for later frames.
+    If the latent has more frames than there are values, the values of the last frame are repeated.
     """
     channels, frames = latent_CFHW.shape[:2]
     column = torch.tensor(values, dtype=torch.float32, device=latent_CFHW.device)
@@ -78,7 +78,7 @@ class Moments:
         return bool(np.isfinite(self._centred_C).all())
 
     def merge(self, other: Moments) -> None:
-        """Adds the latents that `other` has seen.
+        """Adds the latents that `other` has seen, in place.
 
         The order of merging changes the last digits.
         """
@@ -89,7 +89,10 @@ class Moments:
         self.count = total
 
     def whitening(self) -> Whitening:
-        """The whitening by the mean and standard deviation of all latents, rounded to float32."""
+        """The whitening by the mean and standard deviation of all latents, rounded to float32.
+
+        Standard deviations below `STD_MIN` are raised to it.
+        """
         std_C = np.sqrt(self._centred_C / self.count).clip(STD_MIN)
         return Whitening(mean=_rounded(self._mean_C), std=_rounded(std_C))
 

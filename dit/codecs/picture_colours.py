@@ -53,7 +53,11 @@ _Ways = Iterator[_Told | None]
 
 
 def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
-    """The declared colours of an opened picture file whose pixels have not been read yet."""
+    """The declared colours of an opened picture file whose pixels have not been read yet.
+
+    Declarations are tried from the best to the worst, and the first that can be used counts. The
+    flaws are those of the declarations that were tried.
+    """
     ways, flaws = _WAYS.get(opened.format or "", _profile_alone)(opened), list[str]()
     for told in filter(None, ways):
         flaws += [told.flaw] * bool(told.flaw)
@@ -130,9 +134,10 @@ def _mode(opened: ImageFile.ImageFile) -> str:
 
 
 def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
-    """The colours by PNG's chunk `cICP`: primaries, transfer, matrix, and 1 for full range.
+    """The colours by PNG's chunk `cICP`; None if it is missing or leaves them unspecified.
 
-    None if there is no chunk, or if it leaves the colours unspecified.
+    `code` are its four numbers, or None if it is missing: H.273's codes of primaries, transfer and
+    matrix, then 1 for full range.
     """
     if code is None or code[:2] == (UNSPECIFIED, UNSPECIFIED):
         return None
@@ -149,9 +154,10 @@ def _by_cicp(code: tuple[int, ...] | None) -> _Told | None:
 
 
 def _by_nclx(primaries: int, transfer: int) -> _Told:
-    """The colours by AVIF's box of codes, of which each counts even if the other is unknown.
+    """The colours by H.273's codes of primaries and transfer in a box of AVIF.
 
-    The curve of television stands for sRGB.
+    If one code is unknown, the other one still counts. The curves of television, and an unspecified
+    transfer, are read as that of sRGB.
     """
     if transfer in HDR:
         return _Told(None, _HDR)
@@ -169,8 +175,8 @@ def _by_nclx(primaries: int, transfer: int) -> _Told:
 def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None:
     """The colours by PNG's chunks `gAMA` and `cHRM` (`xy`).
 
-    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it is that of
-    sRGB.
+    As in browsers, `cHRM` alone does not count. None if there is no `gAMA`, or if it stands alone
+    and is that of sRGB.
     """
     if not gamma or (xy is None and abs(gamma / _GAMMA - 1) < _NEAR):
         return None

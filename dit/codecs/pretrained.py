@@ -37,7 +37,10 @@ class PipelineComponent:
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
-        """The component in `subfolder` of the pipeline of `encoder`, a codec or text encoder."""
+        """The component of class `kind` in `subfolder` of the pipeline of `encoder`.
+
+        `library` is the module of the class; `encoder` is a codec or text encoder.
+        """
         return cls(
             library=library,
             kind=kind,
@@ -80,9 +83,10 @@ class ModelLocation:
     local_only: bool = False  # whether nothing may be downloaded
 
     def settings(self, *, subfolder: str) -> dict[str, Any]:
-        """Settings that replace those of a card, for a model in the folder `subfolder`.
+        """The settings of a dataset card that this location replaces, by their names.
 
-        `subfolder` is a folder of a Diffusers pipeline.
+        A `cache` that contains the folder `subfolder` is itself the folder of the pipeline, unless
+        `model` is set; any other `cache` is one of downloads.
         """
         found: dict[str, Any] = {"local_only": self.local_only}
         model = self.model
@@ -135,7 +139,9 @@ def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
 
 @lru_cache
 def model_config_of(part: PipelineComponent) -> Any:
-    """Reads the configuration of a component, without its weights.
+    """Reads the configuration of a component, without its weights; the result is cached.
+
+    Returns a dict for Diffusers, and a configuration object for Transformers.
 
     Raises:
         CodecError: there is no configuration, or it belongs to another class of Diffusers.
@@ -176,7 +182,7 @@ def _index_of(part: PipelineComponent) -> dict[str, Any]:
 
 @lru_cache
 def stored_class(part: PipelineComponent, known: tuple[str, ...]) -> str:
-    """The class of a component of Diffusers, one of `known`, by its config.json.
+    """The class name in the config.json of a component of Diffusers, which must be one of `known`.
 
     Raises:
         CodecError: there is no config.json, or it names another class.
@@ -195,10 +201,12 @@ def stored_class(part: PipelineComponent, known: tuple[str, ...]) -> str:
 
 @lru_cache
 def has_component(part: PipelineComponent) -> bool:
-    """Whether the pipeline has the component; without model_index.json, whether its folder exists.
+    """Whether the pipeline has the component, by its model_index.json.
+
+    For a local folder without this file: whether the component's subfolder exists.
 
     Raises:
-        CodecError: the model cannot be reached.
+        CodecError: model_index.json cannot be read.
     """
     folder = Path(part.place)
     if folder.is_dir() and not (folder / _INDEX).exists():
@@ -208,7 +216,9 @@ def has_component(part: PipelineComponent) -> bool:
 
 @lru_cache
 def pipeline_class(part: PipelineComponent) -> str | None:
-    """The class name of the pipeline that has the component; None if no index states it.
+    """The class name in model_index.json of the pipeline that has the component.
+
+    None if a local folder has no such file, or if the file names no class.
 
     Raises:
         CodecError: the index cannot be read.
@@ -221,7 +231,7 @@ def pipeline_class(part: PipelineComponent) -> str | None:
 
 @lru_cache
 def tensors_of(part: PipelineComponent, names: tuple[str, ...]) -> dict[str, Any]:
-    """Reads the tensors `names` of a component's weights, and no others.
+    """Reads the tensors `names` of a component's weights, and no others, and returns them by name.
 
     Raises:
         CodecError: the file is missing, or lacks a tensor.
@@ -248,9 +258,10 @@ _visitors: dict[str, list[Any]] = {}
 
 @contextmanager
 def visits(device: str) -> Iterator[None]:
-    """Inside the context `load` keeps networks for `device` on the host and moves them for use.
+    """A context in which networks stay in host memory until `load` moves them to `device`.
 
-    At its end they return to the host, which frees GPU memory without reading them from disk again.
+    When it ends they return to host memory. This frees GPU memory, and the networks need not be
+    read from disk again.
     """
     import torch
 
@@ -265,7 +276,9 @@ def visits(device: str) -> Iterator[None]:
 
 
 def load(part: PipelineComponent) -> Any:
-    """Loads a component, once in a process; a network has no gradients and is on its device.
+    """Loads a component, or returns the one that this process loaded before.
+
+    A network is in evaluation mode, on `part.device`, and its weights require no gradients.
 
     Raises:
         CodecError: the component cannot be loaded.
@@ -304,9 +317,10 @@ def _loaded(part: PipelineComponent) -> Any:
 
 
 def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent) -> None:
-    """Multiplies weights of `model` in 8-bit floats by the scales of their rows.
+    """Multiplies 8-bit weights of `model`, in place, by the scale of each row.
 
     Transformers loads these weights unscaled and lists the scales among the `unexpected` tensors.
+    The scales are read from the files of the component `part`.
 
     Raises:
         CodecError: a scale belongs to no weight.
@@ -344,7 +358,7 @@ def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent
 
 
 def forget() -> None:
-    """Forgets all networks that `load` has loaded, so that their memory can be freed."""
+    """Forgets all components that `load` has loaded, so that their memory can be freed."""
     _loaded.cache_clear()
 
 

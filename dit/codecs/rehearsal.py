@@ -1,9 +1,10 @@
 """Writes pipeline folders with random encoders, to try everything without a download.
 
-VAE and text encoder are tiny, and their outputs have the sizes of the published ones: of Wan 2.1,
-16 channels, a stride of 4 x 8 x 8 and rows of 4,096 numbers; of FLUX.2, 128 channels, a stride of
-16 x 16 and rows of 15,360 (dev) or 7,680 (klein 4B). So shards, layouts, memory and times of
-training are those of the real models, while generated pictures are noise.
+VAEs and text encoders are tiny, and their outputs have the sizes of the published ones. Latents of
+Wan 2.1 have 16 channels and a stride of 4 x 8 x 8 (frames, rows, columns), its text embeddings a
+width of 4,096. Latents of FLUX.2 have 128 channels and a stride of 16 x 16, its text embeddings a
+width of 15,360 (dev) or 7,680 (klein 4B). So shards, layouts, memory and times of training are
+those of the real models, while generated pictures are noise.
 """
 
 from __future__ import annotations
@@ -129,7 +130,9 @@ def _flux2(kind: Any, network: Any, chat: str) -> Any:
 
 
 def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
-    """Saves `pipeline` to `folder`, with `transformer` as the class of the missing transformer.
+    """Saves `pipeline`, which has no transformer, to `folder`.
+
+    `transformer` is the class name of a transformer that model_index.json gets.
 
     Raises:
         FileExistsError: the folder exists.
@@ -146,9 +149,9 @@ def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
 
 
 def _tokenizer(chat: str | None = None) -> Any:
-    """A tokenizer with a token for each ASCII letter, and one for all other characters.
+    """A tokenizer with a token for each printable ASCII character, and one for all others.
 
-    With the chat template `chat` it adds no end token to a text.
+    Without the chat template `chat` it ends each text with an end token.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

@@ -57,7 +57,10 @@ class Placement(NamedTuple):
 
 
 def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
-    """The smallest size that covers `size` and has nearly the aspect of `width` and `height`."""
+    """The smallest size that covers `size` and has nearly the aspect of `width` and `height`.
+
+    Sizes are (width, height) in pixels.
+    """
     wide, high = size
     if wide * height >= high * width:
         return wide, max(high, (2 * wide * height + width) // (2 * width))
@@ -65,7 +68,7 @@ def cover(width: int, height: int, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def colour(text: str) -> str:
-    """The opaque colour that `text` names or gives by numbers, as `#rrggbb`; white as `white`.
+    """The opaque colour that `text` names or gives by numbers, as `#rrggbb`, or `white` for white.
 
     Raises:
         ValueError: `text` is no opaque colour, or has levels (also in hsl and hsv) that no pixel
@@ -81,10 +84,11 @@ def colour(text: str) -> str:
 
 
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
-    """Decodes a picture, and rotates and mirrors it as its EXIF says.
+    """Decodes the opened picture, and rotates and mirrors it as its EXIF says.
 
-    Its colours are still those of the file, and `info["icc_profile"]` is their profile from
-    `told_colours`, for `to_rgb`. Only 16-bit RGB with a profile is sRGB already.
+    Its colours are still those of the file: `info["icc_profile"]` is their profile by
+    `told_colours`, which `to_rgb` applies; there is none for sRGB. Only 16-bit RGB with a profile
+    is converted to sRGB here. An alpha channel of a TGA that is 0 everywhere is dropped.
     """
     bits = _BITS.get(_raw_mode(opened.tile[0])) if opened.format == "PNG" and opened.tile else None
     profile = told_colours(opened).profile
@@ -105,10 +109,10 @@ def upright(opened: ImageFile.ImageFile) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
-    """Converts `image`, of any mode, to sRGB, with `background` behind transparent pixels.
+    """Converts `image`, of any mode, to sRGB in mode RGB, on `background` where it is transparent.
 
     Raises:
-        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
+        ValueError: its pixel values have an unknown range, or its mode cannot be converted to RGB.
     """
     coloured = _with_transparency(image)
     if coloured.mode == "RGB":
@@ -118,16 +122,16 @@ def to_rgb(image: Image.Image, background: str = WHITE) -> Image.Image:
 
 
 def to_rgba(image: Image.Image) -> Image.Image:
-    """Converts `image`, of any mode, to sRGB with transparency; it is opaque if it has none.
+    """Converts `image`, of any mode, to sRGB in mode RGBA; it is opaque if it has no transparency.
 
     Raises:
-        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
+        ValueError: its pixel values have an unknown range, or its mode cannot be converted to RGB.
     """
     return _with_transparency(image).convert("RGBA")
 
 
 def on_white(levels_FHW4: np.ndarray) -> np.ndarray:
-    """Frames [F, H, W, 4], uint8 RGBA, as RGB [F, H, W, 3] on white; RGB frames are unchanged."""
+    """RGBA frames, uint8 [F, H, W, 4], on white, as RGB [F, H, W, 3]; RGB frames are unchanged."""
     if levels_FHW4.shape[-1] != 4:
         return levels_FHW4
     clear, alpha = levels_FHW4[..., :3].astype(np.float32), levels_FHW4[..., 3:] / np.float32(255)
@@ -138,7 +142,7 @@ def _with_transparency(image: Image.Image) -> Image.Image:
     """`image` in sRGB: RGBA if its mode has transparency, else RGB.
 
     Raises:
-        ValueError: its numbers have an unknown range, or its mode cannot be converted to RGB.
+        ValueError: its pixel values have an unknown range, or its mode cannot be converted to RGB.
     """
     is_wide, profile = _is_wide(image), image.info.get("icc_profile")
     image = _from_numbers(image, profile) if is_wide else image
@@ -178,10 +182,10 @@ def _in_srgb(image: Image.Image) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image) -> Image.Image:
-    """`image` itself, or its grey values as 8 bits if they are wider than bytes.
+    """`image` with 8 bits per channel: 16-bit and float greys are converted, others are returned.
 
     Raises:
-        ValueError: its numbers have an unknown range.
+        ValueError: 16-bit or float greys are not within 0 to 65535 or 0 to 1.
     """
     return _from_numbers(image) if _is_wide(image) else image
 
@@ -191,7 +195,10 @@ def _is_wide(image: Image.Image) -> bool:
 
 
 def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Image:
-    """8-bit grey of 16-bit integers (0 to 65535) or floats (0 to 1); sRGB if a profile is given.
+    """Converts a picture of 16-bit integers (0 to 65535) or floats (0 to 1) to 8 bits per channel.
+
+    The result is grey; if a `profile` is given, it is sRGB. A transparent grey in `info` becomes an
+    alpha channel.
 
     Raises:
         ValueError: a number is outside that range.

@@ -13,7 +13,7 @@ from dit.sampling.commands.load_options import LoadOptions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serves the page until Ctrl-C; returns exit code 0."""
+    """Serves the page until Ctrl-C, then ends the process with exit code 0."""
     args = _parser().parse_args(argv)
     # Imported late: --help and a wrong option answer at once.
     from dit.playground.server import PlaygroundServer

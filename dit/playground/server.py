@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """The server for a `Studio`; requests wait until the studio is open."""
+    """The server for a `Studio`, which is set after the address was taken."""
 
     studio: Studio
 

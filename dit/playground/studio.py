@@ -1,6 +1,6 @@
-"""Generates what the page asks for, by requests in JSON of unknown origin.
+"""Generates pictures, and some of the steps from noise to them, for requests of the page.
 
-The answers are pictures, and some of the steps from noise to them.
+Requests are JSON of unknown origin, so they are checked.
 """
 
 # C latent channels; F H W 3 frames, rows, columns, colours of one picture
@@ -126,7 +126,9 @@ class Variant:
 def open_variants(
     checkpoints: Sequence[str], *, weights: str, options: LoadOptions
 ) -> list[Variant]:
-    """Opens the networks of all `checkpoints`, and the first again with the adapters of --lora.
+    """Opens the networks of all `checkpoints`, in their order.
+
+    With --lora the first checkpoint is opened again with the adapters, and is the second variant.
 
     Raises:
         ValueError: a checkpoint cannot be opened for generation (see `open_checkpoint`).
@@ -141,7 +143,10 @@ def open_variants(
 
 
 def example_prompts(checkpoint: Path) -> list[str]:
-    """Some captions that the run of the checkpoint sampled at its newest validation."""
+    """Up to five short prompts that the run of `checkpoint` sampled at its newest validation.
+
+    Empty if there was none.
+    """
     folder = checkpoint.parent.parent / "validation_generation"
     for listing in sorted(folder.glob(f"step_*/{LISTING}"), reverse=True):
         try:
@@ -166,7 +171,10 @@ class Studio:
         self._one_at_a_time = Lock()
 
     def about(self) -> dict[str, Any]:
-        """Names of the networks, default options and example prompts, which the page shows."""
+        """What the page shows at first: `variants`, `usual` and `examples`.
+
+        They are the names of the networks, the default options by name, and example prompts.
+        """
         first = self.variants[0].opened
         usual = options_of_prompt(
             options_of_network(_with_size(first), first), Prompt(text=""), first
@@ -179,11 +187,11 @@ class Studio:
         }
 
     def make(self, wish: Wish) -> Generator[dict[str, Any], None, None]:
-        """Generates a picture or video; yields a message for each step, and at last the result.
+        """Generates a picture or video; yields a dict for each step, then one with the result.
 
-        If the reader leaves (`close`), generation stops before the next step. While it waits for
-        another request it yields messages, because only by sending does the server notice that a
-        reader has left.
+        If the generator is closed, because the reader has left, generation stops at its next step.
+        A dict {"waiting": ...} is yielded every second without news, because only by sending does
+        the server notice that a reader has left.
 
         Raises:
             ValueError: the network or its decoder does not take the options.
@@ -271,7 +279,7 @@ def _given(options: GenerationOptions) -> dict[str, Any]:
 
 
 def heard(sound: Waveform) -> dict[str, str]:
-    """The waveform of a video as two `data:` URIs, by name: a picture and an MP4 file."""
+    """The sound of a video as two `data:` URIs: `waveform`, a picture, and `sound`, an MP4 file."""
     drawn, played = waveform_picture(sound.samples_CS), page_sound(sound.samples_CS, sound.rate)
     kinds = {"waveform": ("image/webp", drawn), "sound": ("audio/mp4", played)}
     return {

@@ -17,7 +17,8 @@ from dit.streams import with_streams
 def main(argv: Sequence[str] | None = None) -> int:
     """Writes the page that the command line `argv` asks for, or serves it with --watch.
 
-    Returns 0, or 1 after an error, which the last line explains, or 130 after Ctrl-C.
+    Returns exit code 0, or 1 after an error, which the last line explains. Ctrl-C while a page is
+    written returns 130; with --watch it ends the server, and 0 is returned.
     """
     args = _parser().parse_args(argv)
     hide_library_warnings()
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Serves the page until Ctrl-C; returns the exit code."""
+    """Serves the page until Ctrl-C; returns exit code 0, or 1 if the address cannot be served."""
     from dit.report.server import ReportServer
 
     try:

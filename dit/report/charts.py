@@ -17,7 +17,7 @@ COLOURS = 8
 WIDTH, HEIGHT = 420, 240  # the width of a phone held upright, so that text is not scaled down
 LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
-"""A chart is logarithmic if its largest value is at least this many times the smallest."""
+"""The vertical axis is logarithmic if the largest mean is at least so many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
 _MANY = 4  # the extremes of more curves are drawn fainter
 # The learning rate decays to zero, which a logarithmic axis cannot show; the others only count.
@@ -91,7 +91,7 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """The vertical axis, which contains all means; extremes only while means fill half of it.
+    """The vertical axis. It contains all means, and extremes only as far as means fill half of it.
 
     For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
     variation from step to step would exceed both ends.
@@ -160,7 +160,10 @@ def _shape(buckets: Sequence[Bucket], at: Callable[[float, float], str]) -> Iter
 
 
 def _values(buckets: Sequence[Bucket]) -> str:
-    """Step and mean of each bucket as text for page.js; also minimum and maximum if they differ."""
+    """The values of buckets as text for page.js, joined by semicolons.
+
+    A bucket is "step mean", or "step mean low high" if its values differ.
+    """
     each = (
         [b.step, b.mean] if b.low == b.high else [b.step, b.mean, b.low, b.high] for b in buckets
     )

@@ -84,7 +84,11 @@ def shown(value: Any) -> str:
 
 
 def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The fewest settings by which all of `distinct` differ from each other, in order."""
+    """Names of settings that together tell all of `distinct` apart.
+
+    Each of `MEASURES`, in their order, is taken if it tells more of them apart than those before
+    it.
+    """
     names = list[str]()
     for name in MEASURES:
         if _count(distinct, [*names, name]) > _count(distinct, names):

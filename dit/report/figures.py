@@ -19,8 +19,8 @@ Columns = Sequence[Mapping[str, Any]]  # for each run: name of a row -> value
 def table(names: Sequence[str], columns: Columns) -> str:
     """An HTML table with a column for each run; `names` are those of the runs.
 
-    Rows are in the order in which the columns, which map a row's name to its value, first have
-    them.
+    Each of `columns` maps names of rows to values. Rows of later columns that earlier ones lack
+    follow at the end.
     """
     rows = dict.fromkeys(row for column in columns for row in column)
     head = "".join(f"<th scope=col>{escape(name)}</th>" for name in names)

@@ -96,7 +96,7 @@ def _refused(run: RunRecord) -> Iterator[str]:
 
 
 def refusals(run: RunRecord) -> dict[str, int]:
-    """Number of samples that were refused since the start of the run, by reason."""
+    """Number of samples that were refused since the start of the run, by reason, largest first."""
     newest = {k: v for line in run.lines for k, v in line.items() if k.startswith("refused_")}
     each = {k.removeprefix("refused_").replace("_", " "): count(v) for k, v in newest.items()}
     found = {reason: number for reason, number in each.items() if number}
@@ -113,9 +113,10 @@ def _spikes(run: RunRecord) -> Iterator[str]:
 
 
 def spikes(loss: Points) -> list[int]:
-    """Steps whose loss exceeds the median of the steps before by many times their spread.
+    """Steps whose loss is far above the losses of up to 100 steps before.
 
-    The spread is the median absolute deviation; the loss must also exceed 1.2 times the median.
+    The loss must exceed their median by 12 times their median absolute deviation, and also be above
+    1.2 times their median. 20 steps at a time are compared with those before; the first 20 are not.
     """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):

@@ -88,7 +88,11 @@ class LocalHandler(BaseHTTPRequestHandler):
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """An error inside the context becomes the answer, unless an answer has begun."""
+        """A context whose errors become answers.
+
+        The status is 400 for a ValueError, and 500 for other errors. If an answer has begun, or the
+        connection was lost, the error is raised.
+        """
         self.begun = False
         try:
             yield
@@ -99,10 +103,11 @@ class LocalHandler(BaseHTTPRequestHandler):
             self.refuse(400 if known else 500, str(error) if known else cause(error))
 
     def is_ours(self) -> bool:
-        """Whether the request names an address of this machine; if not, it is refused.
+        """Whether the request may be answered; if not, it is refused with status 403.
 
+        A server of this machine alone answers only requests that name one of its addresses.
         Otherwise the page of another site, whose name points to this machine, could read the
-        answers.
+        answers. Other servers answer all requests.
         """
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if self.server.only_local and name not in _LOCAL:

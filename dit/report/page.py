@@ -1,4 +1,4 @@
-"""Writes runs as one HTML file."""
+"""Writes the report on one or several runs as one HTML file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def page(
 ) -> str:
     """The report on `runs` as HTML, with `notes` at the top.
 
-    With `refresh_s` it reloads itself after so many seconds.
+    With `refresh_s` above 0 the page reloads itself after so many seconds.
 
     Raises:
         ReportError: a folder of samples cannot be read.
@@ -159,7 +159,7 @@ def _all_settings(run: RunRecord) -> str:
 
 
 def _charts(runs: Sequence[RunRecord]) -> list[Section]:
-    """The charts of all runs, by section.
+    """The sections of charts of all runs, as (heading, HTML).
 
     Losses that are not comparable have charts of their own.
     """
@@ -180,7 +180,8 @@ def _charts(runs: Sequence[RunRecord]) -> list[Section]:
 def _parts(title: str, groups: Sequence[LossGroup]) -> list[tuple[str, list[int]]]:
     """Splits a chart of losses into one for each group of comparable runs.
 
-    Returns the title of each, and the numbers of its runs.
+    Returns (title, numbers of the runs) of each; one for all runs if the chart `title` has no
+    losses.
     """
     if is_loss(title) and len(groups) > 1:
         return [(f"{title}, {group.label}", group.runs) for group in groups]
@@ -194,7 +195,7 @@ Lines = tuple[int, list[tuple[str, Points]]]
 def _lines(
     found: Sequence[dict[ChartPlace, Points]], numbers: Sequence[int], title: str
 ) -> list[Lines]:
-    """The curves of the chart `title` of the runs `numbers`; runs without any are left out."""
+    """The curves in the chart `title` of each of the runs `numbers` that has any."""
     each = [
         (number, [(at.label, of) for at, of in found[number].items() if at.title == title])
         for number in sorted(numbers)
@@ -203,9 +204,10 @@ def _lines(
 
 
 def _of_title(runs: Sequence[RunRecord], lines: Sequence[Lines], title: str) -> Iterator[str]:
-    """Yields the charts with a title; for many runs there is one for each label of a curve.
+    """Yields charts as HTML, which together show `lines` under one title.
 
-    Two runs share one chart if each has at most three curves in it, else each has its own.
+    A single run has one chart. Two runs share one if each has at most three curves, else each has
+    its own. More runs have a chart for each label of a curve, with a curve for each run.
     """
     if len(runs) > _FEW:
         labels = dict.fromkeys(label for _, of in lines for label, _ in of)

@@ -22,7 +22,7 @@ from dit.system_errors import explained
 from dit.watching import CELLS, NotShown, watching
 
 STEPS = 24
-"""Largest number of steps of a run whose pictures are shown, evenly spaced, with the newest."""
+"""Most steps of a run whose pictures are shown; they are evenly spaced, and include the newest."""
 _SIDE = 1600  # pixels; larger pictures are scaled down
 _WHOLE = 300_000  # bytes; smaller files are embedded unchanged
 _SMALL = 8_000  # bytes; larger pictures of a grid are embedded as WebP
@@ -53,7 +53,7 @@ def slider(runs: Sequence[RunRecord], undrawn: list[NotShown], *, most: int = ST
 
 
 def _frames(run: RunRecord, undrawn: list[NotShown], *, most: int) -> list[tuple[int, str]]:
-    """Steps of a run, at most `most`, and the HTML of the pictures of each."""
+    """(step, HTML of its pictures) of at most `most` steps of a run."""
     steps = _spread(_steps(run.folder / "validation_generation"), most)
     images = [
         (step, "".join(_shown(file, undrawn, said=_said(step, file)) for file in files))
@@ -83,9 +83,10 @@ def _said(step: int, file: Path) -> str:
 
 
 def _steps(folder: Path) -> list[tuple[int, list[Path]]]:
-    """Steps and the files to show: grid.png, or the first pictures if there is no grid.
+    """(step, files to show) of each step folder in `folder`, in their order.
 
-    If a sample was also generated without the adapter, that picture comes first.
+    The files are grid.png, or the first pictures if there is no grid. If a sample was also
+    generated without the adapter, the picture without it precedes that with it.
     """
     found = []
     for step in sorted(folder.glob("step_*")):
@@ -196,7 +197,7 @@ def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: s
 
 
 def _source(file: Path) -> tuple[str, bool]:
-    """A data URI of a picture, and whether its corners are white; large ones are scaled to WebP.
+    """(data URI, whether the corners are white) of a picture; a large file is scaled down, as WebP.
 
     Raises:
         OSError: the file does not exist.

@@ -28,7 +28,7 @@ _LAST_STEP = 2**53
 
 
 class ReportError(ValueError):
-    """The error that a folder has nothing to report; its message names a remedy."""
+    """The error that a report cannot be made or written; its message names a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,10 @@ def series_of(lines: Sequence[dict[str, Any]]) -> dict[str, Points]:
 
 
 def finite(value: Any) -> float | None:
-    """A metric as a float for charts and sums; None for NaN, infinity, booleans, other types."""
+    """A metric as a float for charts and sums; None for NaN, infinity, booleans, other types.
+
+    Numbers beyond 1e100 in size are reduced to it, and those below 1e-100 become 0.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not -_MOST <= value <= _MOST:  # NaN comes here, too
@@ -101,7 +104,9 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 
 def read_begun(folders: Sequence[Path]) -> tuple[list[RunRecord], list[ReportError]]:
-    """Reads the runs in `folders` that have begun; also returns errors of folders without a run.
+    """Reads the runs in `folders` that have begun.
+
+    The second value has the errors of folders without such a run.
 
     Raises:
         ReportError: a folder is given twice.
@@ -214,7 +219,7 @@ def _text(file: Path) -> str:
 
 
 def _settings(file: Path) -> tuple[dict[str, Any], RunConfig | None, list[str]]:
-    """The settings of a run by dotted key, its configuration, and messages.
+    """(settings of a run by dotted key, its configuration, messages), from its config.yaml.
 
     The configuration is None if the file is missing, damaged or of another version.
     """
@@ -245,9 +250,9 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _card(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
-    """The dataset card in the newest checkpoint, or else in the dataset folder, and messages.
+    """(dataset card, messages), from the newest checkpoint, or else from the dataset folder.
 
-    None if there is no card, or if it is damaged.
+    The card is None if there is none, or if it is damaged.
     """
     path = settings.get("dataset.path")
     places = [

@@ -90,7 +90,10 @@ def section_name(index: int) -> str:
 
 
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
-    """The curves of a run, in the order of the page; metrics that are always 0 are left out."""
+    """The curves of a run, in the order of the page.
+
+    Metrics that are always 0 are left out, and those that charts do not show (`_UNSHOWN`).
+    """
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {
         at: found[at]
@@ -105,7 +108,10 @@ def _in_order(at: ChartPlace) -> tuple[int, tuple[int, str], tuple[int, str]]:
 
 
 def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
-    """A curve in at most `most` buckets of equally many points, each with mean and extremes."""
+    """A curve in at most `most` buckets of adjacent points, each with mean and extremes.
+
+    All buckets have the same number of points, except perhaps the last.
+    """
     size = math.ceil(len(of) / most)
     parts = [of[first : first + size] for first in range(0, len(of), max(size, 1))]
     return [_bucket(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Serves the report of runs in progress over HTTP; it is made anew when their files change.
+"""Serves the report of runs in progress over HTTP; the report is made anew when their files change.
 
 GET /    the page; 304 if the browser has this version
 """
@@ -24,7 +24,7 @@ _WRITTEN = ("metrics.jsonl", "environment.jsonl", "config.yaml", "validation_gen
 
 
 class ReportServer(LocalServer):
-    """A server of the report on run folders, which is made when a browser asks for it."""
+    """A server of the report on run folders; the report is made when a browser asks for it."""
 
     def __init__(self, host: str, port: int, runs: Sequence[Path], samples: Sequence[Path] = ()):
         super().__init__(host, port, _ReportHandler)
@@ -33,7 +33,10 @@ class ReportServer(LocalServer):
         self._content, self._files, self._again_at = b"", "", 0.0
 
     def content(self) -> bytes:
-        """The report as HTML; it is made anew only if files have changed."""
+        """The report as HTML, encoded; the last one is returned again if no files have changed.
+
+        It is also returned again while making a new one would take more than `_SHARE` of the time.
+        """
         with self._one_at_a_time:
             files = self._state()
             start = time.monotonic()

@@ -27,8 +27,8 @@ _PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of p
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
     """The decoder (VAE) that a dataset card names, on the GPU if there is one.
 
-    `model` and `cache`, if not None, say where its weights are now. It prints a notice for each of
-    these options that has no effect.
+    `model` (a hub name or folder) and `cache` say where its weights are now; None: as in the card.
+    A notice is printed for each of them that has no effect, because the decoder has no weights.
 
     Raises:
         ValueError: the decoder cannot be opened.
@@ -41,10 +41,13 @@ def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) 
 
 
 def encoder_of_card(card: dict[str, Any], cache: str | None) -> TextEncoder:
-    """The text encoder that a dataset card names, on the GPU if there is one.
+    """The text encoder that a dataset card names, on the CPU.
 
-    `cache`, if not None, is a Hugging Face cache or a pipeline folder with its weights. It prints a
-    notice if that has no effect.
+    `cache` is a Hugging Face cache or a pipeline folder with its weights; None: as in the card. A
+    notice is printed if it has no effect, because the encoder has no weights.
+
+    Raises:
+        CodecError: the encoder cannot be opened.
     """
     encoder = text.text_encoder_of_card(card, ModelLocation(cache=cache))
     for sentence in unused_places(encoder, {"--t5_cache_dir": cache}):
@@ -57,8 +60,8 @@ def card_of_pipeline(
 ) -> dict[str, Any]:
     """A dataset card for the text encoder and VAE in the pipeline folder `folder`.
 
-    If several processors match, the card names `processor`, else the first of them. With
-    `stored_padding` the card says that texts include the encoder's hidden states of padding.
+    If several processors match, the card names `processor` if it is one of them, else the first.
+    With `stored_padding` the card says that texts include the encoder's hidden states of padding.
 
     Raises:
         CodecError: the folder has no VAE or text encoder, no processor has both, or only one of its

@@ -46,7 +46,7 @@ class TwoNetworks(nn.Module):
 
 
 class GuidedPair(TwoNetworks):
-    """A network, and a network without captions from whose predictions guidance moves away."""
+    """A network, and a weaker one without captions from whose predictions guidance moves away."""
 
     @torch.no_grad()
     def forward(self, input_TC: Tensor, level_M: Tensor, batch: PackedBatch) -> Tensor:

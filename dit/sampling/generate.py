@@ -118,8 +118,8 @@ class SamplingSettings:
     """Least fraction of the guided norm (`Guidance.least_norm`), for families that restore
     norms."""
     condition_noise: float = 0.0
-    """Factor of the noise that conditions of strength 1 get at each step, times the squared level.
-    """
+    """At each step conditions of strength 1 get noise of this factor times the square of the step's
+    level."""
     guiders: Guiders | None = None
     """Guiders of a Diffusers pipeline (`guiders.open_guiders`), which replace the guidance above.
     """
@@ -168,9 +168,10 @@ def generate_streams(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Generated]:
-    """Generates the latent, and that of the sound if any, for each of `requests`, in their order.
+    """Generates a latent, and that of its sound if any, for each of `requests`, in their order.
 
-    `track` counts steps of the sampler, over all packs. `watch` is called at each step of a pack.
+    `track` shows progress in steps of the sampler, summed over all packs. At each step `watch` gets
+    the predicted clean latents of the samples in its pack.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or patches do not divide its
@@ -277,7 +278,9 @@ def _check_conditions(
 
 
 def check_requests(requests: Sequence[Request], config: RunConfig) -> list[LatentSample]:
-    """The requests as samples with latents of zeros, which are checked like training data.
+    """The requests as samples, which are checked like training data.
+
+    Their latents are zeros, except known frames of requests that have them.
 
     Raises:
         ValueError: a request lacks an input that the network needs, or patches do not divide its
@@ -462,10 +465,11 @@ def _guided(
     batch: PackedBatch,
     steps: StepLevels,
 ) -> Network:
-    """A network whose predictions are guided, as `settings` say.
+    """A network that combines predictions by guidance, as `settings` say.
 
-    `predictions` are the network with prompts, and if guidance also uses references, the one with
-    references and negative prompts; `unconditional` has negative prompts.
+    `predictions` are the network with prompts and, only if guidance also uses references, the
+    network with references and negative prompts. `unconditional` is the network with negative
+    prompts, in the latter case without references.
     """
     conditional, *others = predictions
     if settings.guiders is not None:

@@ -1,4 +1,4 @@
-"""Encodes pictures that are given with a prompt, as inputs of network and text encoder.
+"""Encodes the pictures beside a prompt, as inputs of network and text encoder.
 
 1. The first and the last frame, resized to the generated size, as in Diffusers' pipelines; an image
    encoder gets the resized frame, as in data_prep, a text encoder the original.
@@ -77,7 +77,10 @@ class PromptTexts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenPictures:
-    """Files of a sample's first and last frame and of its references, and their options."""
+    """The files of a sample's first and last frame and of its references.
+
+    `reference_size` is a `ReferenceFit`; `options` are the names for messages.
+    """
 
     first: str | None = None
     last: str | None = None
@@ -140,10 +143,10 @@ class GivenPictures:
     def inputs(
         self, decoder: Any, wanted: Sequence[SampleInput], *, size: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The network's inputs from the pictures, by name, for the inputs `wanted`.
+        """The network's inputs that are computed from the pictures, by name.
 
-        `size` is the size of the whole latent in pixels, `multiple` the pixels along a token's
-        side.
+        `wanted` are the inputs that the network takes. `size` is that of the whole latent in pixels
+        (frames, height, width); `multiple` is the side of a token in pixels.
 
         Raises:
             ValueError: a file is no picture, or the codec of the data is not on this machine or
@@ -213,8 +216,8 @@ class GivenPictures:
     ) -> PromptTexts:
         """The text encoder's tensors for a prompt and its negative prompt, with the pictures.
 
-        `words` are both texts. `alone` encodes (text, whether it is negative) without pictures to
-        rows [L, E] and vectors [E], by name.
+        `words` are (prompt, negative prompt). `alone` is called with a text and whether it is the
+        negative prompt, and encodes it without pictures to rows [L, E] and vectors [E], by name.
 
         Raises:
             ValueError: the encoder needs a picture and none is given, or a file is no picture.
@@ -244,9 +247,10 @@ class GivenPictures:
     def _references(
         self, decoder: Any, wanted: Sequence[SampleInput], target: Size, multiple: int
     ) -> dict[str, Tensor]:
-        """The latents of the references, by name of an input.
+        """The latents of the references, by names of the network's inputs.
 
-        `target` is the size of the sample: frames, height and width in pixels.
+        `wanted` are these inputs. `target` is the size of the sample: frames, height and width in
+        pixels; `multiple` is the side of a token in pixels.
 
         Raises:
             ValueError: there is no VAE, or a file is no picture or video.
@@ -311,7 +315,7 @@ class GivenPictures:
     def shown(self, height: int, width: int) -> np.ndarray | None:
         """References side by side, or else the first frame, as uint8 [H, W, 3] for the grid.
 
-        `height` is that of each picture, `width` too. None if no picture is given.
+        Each picture fills `height` x `width` pixels. None if there is no picture.
         """
         each = [
             self._reference(file, 1, _covering(self._upright(file).size, (height, width)))

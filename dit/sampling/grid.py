@@ -59,7 +59,8 @@ class Fonts:
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
     """The `pictures` [H, W, 3] side by side, with a gap between them; None is skipped.
 
-    It shows a given picture to the left of the sample that begins with it.
+    It is for showing a condition to the left of its sample. Lower pictures are extended downwards
+    by their last row.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -231,7 +232,11 @@ def _canvas(blocks: Sequence[Block], *, least: int) -> Image.Image:
 
 
 def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
-    """(height, width) of a cell in pixels, for the largest picture and for all on the page."""
+    """(height, width) of a cell in pixels, for pictures `shown`, a list for each prompt.
+
+    The height is that of the highest picture, but within `_CELL`, and less if the cells would
+    otherwise exceed the page. The width is by the widest aspect of a picture, up to `_MOST_ASPECT`.
+    """
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
     cell = min(max(_CELL[0], *(height for height, _, _ in shapes)), _CELL[1], _PAGE / aspect)
@@ -283,9 +288,10 @@ def _selects(character: str) -> bool:
 
 
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
-    """The fonts for `captions`: the default one, and the fewest that have what it lacks.
+    """The fonts for `captions`: the default one, and others that have the characters it lacks.
 
-    `installed` are font files; None asks the system.
+    Fonts with the most lacking characters are taken first. `installed` are font files; None asks
+    the system.
     """
     from matplotlib.font_manager import findfont, findSystemFonts, get_font
 

@@ -40,10 +40,13 @@ Diffusers' network, or need rows and columns."""
 
 
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
-    """Opens the guider in `folder`, a guider's or a pipeline's; `scale` replaces its own scale.
+    """Opens the guider in `folder`, which is that of a guider or of a pipeline with one.
+
+    `scale` replaces the guidance scale of its configuration; None keeps this.
 
     Raises:
-        ValueError: there is no guider, or one that needs more than two predictions.
+        ValueError: there is no guider, its configuration is wrong, or it needs more than two
+            predictions.
     """
     from diffusers import guiders
 
@@ -98,10 +101,13 @@ class Guiders:
 
 
 def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:
-    """Opens all guiders of the pipeline in `folder`; `scale`, if given, replaces their scales.
+    """Opens all guiders of the pipeline in `folder`.
+
+    `scale` replaces the guidance scales of their configurations; None keeps these.
 
     Raises:
-        ValueError: there is no guider, or one that needs more than two predictions.
+        ValueError: there is no guider, or one whose configuration is wrong or that needs more than
+            two predictions.
     """
     other = Path(folder) / OF_QUOTED
     return Guiders(
@@ -119,8 +125,8 @@ def guided_by(
 ) -> Network:
     """A network whose two predictions are combined by guiders, for each sample separately.
 
-    Guiders get the index of the step among the levels `at`, and decide whether `unconditional` is
-    called.
+    `at` has the timesteps of all steps: a guider gets the index of the step, and decides whether
+    `unconditional` is called.
     """
     each = guiders.of(batch)
     networks = (conditional, unconditional)

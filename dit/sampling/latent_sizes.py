@@ -20,7 +20,11 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """Size of a latent cell in pixels and frames, and what must divide a latent's size in cells."""
+    """The size of a latent cell, and the multiples that a latent's size must be.
+
+    A cell has `stride` x `stride` pixels and `temporal_stride` frames. Sides of a latent are
+    multiples of `side_cells` cells, its number of frames one of `patch_temporal`.
+    """
 
     stride: int
     temporal_stride: int
@@ -55,7 +59,7 @@ class LatentStride:
 
 
 def rounding(asked: Size, made: Size) -> str:
-    """A notice that a larger size is generated than asked for; empty if both are equal."""
+    """A notice that the size `made` is generated in place of `asked`; empty if both are equal."""
     names = ("frames", "rows", "columns")
     more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
     if not more:

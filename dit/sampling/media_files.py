@@ -129,9 +129,9 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
 
 
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
-    """Writes the picture with the given number, and returns its entry for samples.json.
+    """Writes the picture or video number `number`, and returns its entry for samples.json.
 
-    A PNG has prompt and settings in its metadata.
+    Its latents and sound are written beside it. A PNG has prompt and settings in its metadata.
     """
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
@@ -162,8 +162,9 @@ def write_listing(
 ) -> tuple[Path | None, list[NotShown]]:
     """Writes samples.json, then the grid of the first frames; returns the grid's path and notices.
 
-    The path is None if there is no grid. First frames that are None are left out of the grid, whose
-    top line is `title`. Files that only the previous samples.json lists are removed.
+    `entries` are those of `write_picture`, and `firsts` has a first frame [H, W, 3] for each of
+    them; None is left out of the grid. `title` is the grid's top line. The path is None if the
+    folder then has no grid. Files that only the previous samples.json lists are removed.
 
     Raises:
         OSError: the list cannot be written.
@@ -251,7 +252,7 @@ def _write_png(
 
 
 def waveform_of(latent_KA: Tensor, codec: SoundCodec, seconds: float) -> Waveform:
-    """The waveform of a sound's latent, cut to `seconds`."""
+    """The waveform of a sound's latent [K, A], decoded by `codec` and cut to `seconds`."""
     from dit.codecs.sound.files import Waveform
 
     samples = round(seconds * codec.rate)
@@ -326,10 +327,10 @@ def _write_latents(path: Path, latents: Mapping[str, Tensor | None]) -> None:
 
 
 def false_colours(latent_CFHW: Tensor) -> np.ndarray:
-    """The first three channels of a latent as red, green and blue, uint8 [F, H, W, 3].
+    """The first three channels of a whitened latent as red, green and blue, uint8 [F, H, W, 3].
 
-    The scale is fixed, so that pictures at different steps of a run are comparable: black is -2.5
-    standard deviations, white is 2.5.
+    With fewer channels the last one is repeated. The scale is fixed, so that pictures at different
+    steps of a run are comparable: black is -2.5 standard deviations, white is 2.5.
     """
     import torch
 

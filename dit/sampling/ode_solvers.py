@@ -42,7 +42,7 @@ Predict = Callable[[Tensor, Tensor], Prediction]
 """
 
 TINY_NORM = 1e-12
-"""Smallest norm by which is divided, because the norm of padding is zero."""
+"""Divisors that are norms are raised to this, because the norm of padding is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,8 @@ class Guidance:
     scale: float = 1.0
     """Guidance scale; 1: no guidance, with half the network calls."""
     between: tuple[float, float] | None = None
-    """Lowest and highest timestep with guidance (arXiv:2404.07724); None: it acts at all."""
+    """Lowest and highest timestep with guidance (arXiv:2404.07724); None: guidance at all
+    timesteps."""
     of_references: float = 1.0
     """Scale i of guidance by references (`guided_by_references`)."""
     rescale: float = 0.0
@@ -61,7 +62,8 @@ class Guidance:
     keeps_norm: KeptNorm | None = None
     """Which vectors get back the norm that they have without guidance; None: none."""
     least_norm: float = 0.0
-    """Least fraction of the guided norm that remains; 1 leaves norms unchanged."""
+    """Least fraction of its norm that a guided vector keeps, if `keeps_norm`; 1: norms are not
+    restored."""
     patch: tuple[int, int] = (1, 1)
     """Latent cells in a token: (frames, rows or columns)."""
 
@@ -79,7 +81,7 @@ class Guidance:
 
 @dataclass(frozen=True, slots=True)
 class StepLevels:
-    """Timesteps of all steps of a sampler, which end with that of the last level."""
+    """Timesteps [S + 1, N] of a sampler: at the start of each step and at the end of the last."""
 
     level_SN: Tensor  # S + 1 of them, the last one of what is made
 
@@ -126,6 +128,7 @@ def guided(
 ) -> Network:
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
+    If `guidance` says so, norms and standard deviations are then brought back to those of `cond`.
     It combines raw network outputs. At a given state, latent and velocity are affine in the raw
     output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
@@ -154,9 +157,10 @@ def guided(
 def rescaled(
     mixed_TC: Tensor, cond_TC: Tensor, scale_N: Tensor, guidance: Guidance, batch: PackedBatch
 ) -> Tensor:
-    """The guided prediction, with its standard deviation moved towards that of `cond_TC`.
+    """The guided prediction `mixed_TC`, with standard deviations moved towards those of `cond_TC`.
 
-    The fraction `guidance.rescale` of the difference is taken away, for samples with guidance.
+    A sample's factor is 1 + rescale * (ratio of both deviations - 1), with `guidance.rescale`;
+    samples whose scale in `scale_N` is 1 are unchanged.
     """
     if not guidance.rescale:
         return mixed_TC
@@ -199,7 +203,8 @@ def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Ten
 def deviations(values_TC: Tensor, batch: PackedBatch) -> Tensor:
     """Standard deviation [N] of each sample's latent, over all its tokens and features, float32.
 
-    Given frames and conditions are included, as in Diffusers' pipelines, but not references.
+    Frames and pictures that condition a sample are included, as in Diffusers' pipelines, but not
+    references.
     """
     counts = torch.tensor([batch.starts[:-1], batch.latent_tokens])
     start_T, own_T = to_device(counts, values_TC.device)[:, batch.segment_T]
@@ -377,8 +382,8 @@ def _corrected(
 ) -> Tensor:
     """The state after step i, corrected by the latent `end_TC` predicted at the end of the step.
 
-    `start_TC` is the state at its start, and `known` are the latents [T, C] predicted one step
-    before, if any, and at the start.
+    `start_TC` is the state at the start of step i. `known` are latents [T, C]: the one predicted at
+    the start of step i - 1, if there is such a step, and the one at the start of step i.
     """
     moved_TC = levels.step(i, start_TC, known[-1])
     ahead_TC = end_TC - known[-1]

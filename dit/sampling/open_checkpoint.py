@@ -107,9 +107,10 @@ def open_checkpoint(
 
 
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
-    """The null inputs of the checkpoint in `path`, or else the encoder's output for "".
+    """The inputs of a sample without caption, by name.
 
-    Empty for an encoder that needs pictures, with which each sample has its own null input.
+    They are those of the checkpoint, or else what the encoder makes of "". Empty for an encoder
+    that needs pictures, because each sample then has inputs of its own.
     """
     if not encoder.reads_alone:
         return {}
@@ -121,10 +122,13 @@ def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullIn
 
 
 def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None, float]:
-    """The second checkpoint (low-noise expert), if any, and the lowest timestep of the first one.
+    """The low-noise expert, and the lowest timestep of the high-noise one.
+
+    Returns ((path, configuration), timestep), or (None, 0.0) without --checkpoint_path_low.
 
     Raises:
-        ValueError: an expert is given alone, or the two do not fit together.
+        ValueError: an option of two experts is given for one, the two do not fit together, or a
+            single network was not trained at all noise levels.
     """
     if options.checkpoint_path_low is None:
         for name in ("offload_experts", "lora_low"):
@@ -140,7 +144,7 @@ def _low_expert(config: RunConfig, options: LoadOptions) -> tuple[_Expert | None
 
 
 def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
-    """The checkpoint of the weaker network from which guidance moves away; None without one.
+    """The (path, configuration) of the weaker network from which guidance moves away; or None.
 
     Raises:
         ValueError: the network does not fit the network of `config`, or there are two experts.
@@ -226,10 +230,10 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
 def open_decoder(
     card: dict[str, Any], options: LoadOptions, model: ModelConfig, *, needed: bool
 ) -> tuple[Codec | None, LatentStride]:
-    """Opens the decoder (VAE) of a dataset; also returns the size of its latent cells.
+    """Opens the decoder (VAE) that a dataset card names; also returns the size of its latent cells.
 
-    If it cannot be opened and is not `needed`, it is None, and the size comes from the dataset
-    card.
+    If the decoder cannot be opened and is not `needed`, None stands for it, and the size comes from
+    the card.
 
     Raises:
         ValueError: the decoder cannot be opened, and it is needed or the card lacks the sizes.

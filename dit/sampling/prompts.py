@@ -54,14 +54,17 @@ class Prompt:
 
 
 def unused(prompts: Sequence[Prompt]) -> str:
-    """A notice of unknown keys in a file of prompts; empty if there are none."""
+    """A notice of keys in a file of prompts that nothing reads; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
     return f"not used, of the file of prompts: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
-    """A notice that negative prompts have no effect without guidance; else empty."""
+    """A notice that negative prompts are not used, for `guidance` 1.
+
+    Empty with other guidance, or if all of `negatives` are empty.
+    """
     return (
         "guidance 1 is none: negative prompts are not used"
         if guidance == 1 and any(negatives)
@@ -70,15 +73,15 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
 
 
 def read_prompts(file: Path, *, option: str = "--prompts_file") -> list[Prompt]:
-    """Reads the prompts of a file, in order; error messages call the file by `option`.
+    """Reads the prompts of a file, in their order; error messages call the file by `option`.
 
     .json is `{"data": [{"caption": ..., "height": ..., "width": ..., "num_frames": ...}, ...]}`,
-    with optional sizes in pixels, or the list alone, or a list of strings; `negative_prompt` is
-    another key. `image_path` and `last_image_path` are files of the first and the last frame,
-    `reference_path` (or `control_path`) is the picture that the prompt changes, or a list of them,
-    and `frames_path` and `sound_path` are files whose frames or sound are given: all relative to
-    the folder of the prompts or to the current one. .jsonl has one such entry on each line. Any
-    other file has a prompt on each line.
+    with optional sizes in pixels, or the list alone, or a list of strings. Other keys of an entry
+    are `negative_prompt` and paths, which are relative to the folder of the prompts or to the
+    current one: `image_path` and `last_image_path` are files of the first and the last frame,
+    `reference_path` (or `control_path`) is the picture that the prompt edits, or a list of them,
+    and `frames_path` and `sound_path` are files whose frames or sound the sample takes over. .jsonl
+    has one such entry on each line. Any other file has a prompt on each line.
 
     Raises:
         ValueError: the file does not exist, is a table or not UTF-8, an entry is wrong, a picture

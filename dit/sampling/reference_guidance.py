@@ -4,9 +4,10 @@ Such a network has two guidance scales, s for the text and i for the references:
 
     none + i (references - none) + s (both - references)
 
-with predictions without both, with the references and the negative prompt, and with the references
-and the prompt. Source: `OmniGen2Pipeline.processing` of the published code, which omits the second
-prediction if i is at most 1: none + s (both - none).
+`none` is the prediction without references for the negative prompt, `references` that with
+references for the negative prompt, and `both` that with references for the prompt. Source:
+`OmniGen2Pipeline.processing` of the published code, which omits the second prediction if i is at
+most 1: none + s (both - none).
 """
 
 # T packed tokens, C patch features, N samples
@@ -29,8 +30,9 @@ def without_references(
 ) -> Network:
     """A network that predicts the targets of `batch` without its references.
 
-    `network` makes a network of a pack, and `bare` is the pack of the same samples without
-    references. Its inputs and outputs have the tokens of `batch`; outputs are zero outside targets.
+    `network` is a function from a pack to its network, and `bare` is the pack of the same samples
+    without references. The result takes and returns tokens in the order of `batch`; its output is
+    zero outside targets.
     """
     here, there = (to_device(_targets(one), batch.segment_T.device) for one in (batch, bare))
     run = network(bare)
@@ -53,10 +55,10 @@ def _targets(batch: PackedBatch) -> Tensor:
 def guided_by_references(
     both: Network, references: Network, none: Network, guidance: Guidance, batch: PackedBatch
 ) -> Network:
-    """A network that combines predictions with both inputs, with references, and with none.
+    """A network that combines the three predictions by the formula of this file.
 
     `references` is not called if the scale i is at most 1. As with other guidance,
-    `Guidance.rescale` restores the deviation of `both`.
+    `Guidance.rescale` restores the standard deviation of `both`.
     """
     if guidance.scale == 1:
         return both

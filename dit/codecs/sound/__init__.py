@@ -28,10 +28,14 @@ SOUND_LATENT = "sound_latent"
 def sound_codec_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> SoundCodec | None:
-    """The sound codec of the dataset with this `card`; None for a dataset without sound.
+    """The sound codec that a dataset card describes; None for a dataset without sound.
+
+    Its scale is that of the dataset. `location` says where the codec's model is now; None: as in
+    the card.
 
     Raises:
-        CodecError: the card names no known codec, lacks a setting, or its model is missing.
+        CodecError: the card names no known codec, lacks a setting or a positive scale, or the
+            codec's model is missing.
     """
     if SoundCodec.card_part not in card:
         return None

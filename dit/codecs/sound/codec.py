@@ -60,7 +60,10 @@ class SoundCodec(DatasetEncoder):
 
     @abstractmethod
     def decode_raw(self, latent_KA: Tensor) -> Tensor:
-        """The inverse of `encode_raw`: a waveform [C, S] of whole frames, at `decoded_rate`."""
+        """Decodes a latent [K, A] that is not divided by `scale`.
+
+        Returns a waveform [C, S] at `decoded_rate`, as long as the latent's frames are.
+        """
 
     scales_by_dataset: ClassVar[bool] = False
     """Whether `scale` is measured on the sound of each dataset, before encoding."""
@@ -72,7 +75,10 @@ class SoundCodec(DatasetEncoder):
         return moments
 
     def fitted(self, moments: Moments) -> Self:
-        """A copy whose scale is the power of two nearest to the standard deviation of `moments`."""
+        """A copy whose scale is the power of two nearest to the standard deviation of `moments`.
+
+        Without samples in `moments` the scale is 1.
+        """
         deviation = moments.whitening().std[0] if moments.count else 1.0
         return replace(self, scale=2.0 ** round(math.log2(deviation)))
 
@@ -90,9 +96,11 @@ class SoundCodec(DatasetEncoder):
         return self.encode_raw(samples_CS.float()) / self.scale
 
     def decode(self, latent_KA: Tensor, samples: int | None = None) -> Tensor:
-        """The waveform [C, S] of a latent at `decoded_rate`, float32 on the CPU.
+        """Decodes a scaled latent [K, A] to a waveform [C, S], float32, on the CPU.
 
-        `samples` cuts it to the length of a waveform of that many samples at `rate`.
+        The waveform has `decoded_rate` samples per second. `samples`, counted at `rate`, is the
+        length of the encoded waveform, to which the result is cut; None: as long as the latent's
+        frames.
 
         Raises:
             ValueError: the latent is not [K, A] with the channels of this codec.

@@ -1,4 +1,4 @@
-"""Writes waveforms as files: lossless WAV, AAC in MP4 beside a video or alone, a picture."""
+"""Writes waveforms as lossless WAV, as AAC in MP4 with or without video, and as pictures."""
 
 # C channels, S samples; H W rows and columns of a picture
 
@@ -32,16 +32,16 @@ AAC_RATES = (
 )
 """Sampling rates of AAC in Hz (ISO/IEC 14496-3, table 1.18)."""
 AAC_FRAME = 1024
-"""Samples in an AAC frame; a track in a file may be longer than its waveform by as many."""
+"""Samples in an AAC frame, by which a track in a file may be longer than its waveform."""
 _FLOAT = 3  # WAVE_FORMAT_IEEE_FLOAT
 _SHOWN_RATE = 24_000  # of sound on pages
 _SHOWN_BITS = 40_000  # a second and channel
 
 
 def wav_file(samples_CS: np.ndarray, rate: int) -> bytes:
-    """A WAV file of a waveform [C, S] in 32-bit floats, which is lossless; 1 is full scale.
+    """The bytes of a WAV file with a waveform [C, S] in 32-bit floats, which is lossless.
 
-    `rate` is in Hz.
+    Full scale is 1; `rate` is in Hz.
     """
     channels, count = samples_CS.shape
     content = np.ascontiguousarray(samples_CS.T, "<f4").tobytes()
@@ -55,7 +55,10 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 def aac_rate(rate: int) -> int:
-    """The sampling rate in AAC for a waveform of `rate` Hz: the same, or the next higher one."""
+    """The AAC sampling rate for a waveform of `rate` Hz: the same, or the next higher one.
+
+    Waveforms above the highest rate of AAC, 96,000 Hz, get this one.
+    """
     return next((one for one in AAC_RATES if one >= rate), AAC_RATES[-1])
 
 
@@ -71,9 +74,9 @@ class AacTrack:
     """The sound track of an MP4 file that is being written."""
 
     def __init__(self, container: Any, sound: Waveform, bits: int | None = None):
-        """Adds a track for `sound` to `container`, an MP4 file.
+        """Adds a track for `sound` to `container`, an MP4 file that PyAV has opened for writing.
 
-        `bits` are those per second and channel; None uses FFmpeg's default.
+        `bits` is the bit rate of each channel in bit/s; None uses FFmpeg's default.
         """
         self._container, self._rate = container, aac_rate(sound.rate)
         self._samples_CS = resampled(sound.samples_CS, sound.rate, self._rate)
@@ -97,7 +100,10 @@ class AacTrack:
 
 
 def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
-    """An MP4 file of a waveform at `rate` Hz, small enough for a page with many of them."""
+    """The bytes of an MP4 file with a waveform [C, S], small enough for a page with many of them.
+
+    `rate` is that of the waveform, in Hz. The file has at most 24 kHz and 40 kbit/s per channel.
+    """
     import av
 
     content, shown_CS = io.BytesIO(), samples_CS
@@ -109,9 +115,10 @@ def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
 
 
 def waveform_picture(samples_CS: np.ndarray, *, width: int = 256, height: int = 32) -> bytes:
-    """A WebP picture of a waveform: in each column the range of its samples.
+    """The bytes of a WebP picture of a waveform [C, S]; each column shows the range of its samples.
 
-    There is one lane for each channel, which is as high as full scale.
+    The channels are one below the other, each `height` pixels high, which is from -1 to 1. `width`
+    is in pixels.
     """
     from PIL import Image
 

@@ -36,11 +36,11 @@ _VOCODERS = ("LTX2Vocoder", "LTX2VocoderWithBWE")
 
 @dataclass(frozen=True, kw_only=True)
 class Ltx2Sound(SoundCodec):
-    """The sound codec of LTX-2: the folders `audio_vae` and `vocoder` of its pipelines.
+    """The sound codec of LTX-2, whose models are in `audio_vae` and `vocoder` of its pipelines.
 
     A waveform becomes a log-mel spectrogram, which the autoencoder shrinks to 25 latent frames a
-    second; latents are whitened as in `LTX2Pipeline`. The vocoder makes the waveform again, at a
-    rate of its own (`decoded_rate`). Both compute in float32.
+    second; latents are whitened as in `LTX2Pipeline`. The vocoder turns a decoded spectrogram into
+    a waveform, at a rate of its own (`decoded_rate`). Autoencoder and vocoder compute in float32.
     """
 
     name = "ltx2"
@@ -109,10 +109,10 @@ class Ltx2Sound(SoundCodec):
             return vocoder(mel_1CTB)[0].float().cpu()
 
     def spectrogram(self, samples_CS: Tensor) -> Tensor:
-        """The log-mel spectrogram [C, T, B] of a waveform, with Slaney's mel scale and norm.
+        """The log-mel spectrogram [C, T, B] of a waveform [C, S], with Slaney's mel scale and norm.
 
-        Its frames are `mel_hop_length` samples apart, and the middle of the first one is the first
-        sample. Waveforms that are shorter than half a window end with silence.
+        Frames are `mel_hop_length` samples apart (a setting of the model); the first frame is
+        centred on the first sample. Waveforms shorter than half a window are padded with silence.
         """
         config = self._config
         missing = _WINDOW // 2 + 1 - samples_CS.shape[1]

@@ -23,7 +23,10 @@ ABOUT = "sound"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSound:
-    """Sound of a sample, as stored in a shard."""
+    """The latent of a sample's sound, as stored in a shard, and the form of its waveform.
+
+    The waveform had `rate` samples per second, `channels` channels and `samples` samples.
+    """
 
     latent_KA: Tensor
     rate: int
@@ -31,7 +34,10 @@ class StoredSound:
     samples: int
 
     def waveform(self, codec: SoundCodec) -> Tensor:
-        """Decodes the waveform [C, S], without the silence that pads its last frame."""
+        """Decodes the latent to a waveform [C, S].
+
+        The silence that filled the last latent frame is cut off.
+        """
         return codec.decode(self.latent_KA, self.samples)
 
     @property
@@ -40,16 +46,21 @@ class StoredSound:
 
 
 def about_sound(codec: SoundCodec, samples_CS: Tensor) -> dict[str, int]:
-    """The object about the sound of a sample in its `.json`, for the waveform `samples_CS`."""
+    """The object in a sample's `.json` about its sound, the waveform `samples_CS` [C, S].
+
+    Its keys are `rate` (samples per second), `channels` and `samples`.
+    """
     channels, samples = samples_CS.shape
     return {"rate": codec.rate, "channels": channels, "samples": samples}
 
 
 def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSound | None:
-    """The sound of a sample, from its files `parts` and its `.json` `about`; None without sound.
+    """Reads the sound of a sample; None if the sample has none.
+
+    `parts` are the contents of the sample's files by their endings; `about` is its parsed `.json`.
 
     Raises:
-        ValueError: file or object is missing or damaged, or they contradict each other.
+        ValueError: the file or its object in the `.json` is damaged, or only one of them is there.
     """
     said, payload = about.get(ABOUT), parts.get(PART)
     if said is None and payload is None:

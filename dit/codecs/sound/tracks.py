@@ -90,11 +90,15 @@ class SoundTrack:
     def of(
         cls, file: Path | BinaryIO, *, rate: int, channels: int, number: int | None = None
     ) -> Self:
-        """Opens the track `number` of a file; None: its default track, or else its first.
+        """Reads the header of a file and chooses its sound track `number`, counted from 0.
+
+        With `number` None it is the file's default track, or else the first one. `rate` (Hz) and
+        `channels` are those that `read_span` shall return.
 
         Raises:
             SoundError: there is no such track, or the track cannot be decoded.
             OSError: the file cannot be opened, or FFmpeg does not know its format.
+            ValueError: `channels` is not 1 or 2, or `rate` is below 1.
         """
         if channels not in (1, 2) or rate < 1:
             raise ValueError(f"{channels=} must be 1 or 2, and {rate=} at least 1")
@@ -154,7 +158,8 @@ class SoundTrack:
     def _runs(self, begin: float, end: float) -> list[_SoundRun]:
         """Runs of samples near the span from `begin` to `end`, in seconds.
 
-        Decoding starts `_BEFORE` seconds before the span, or else at the start of the file.
+        Decoding starts `_BEFORE` seconds before the span. Where the file cannot be sought, or the
+        first decoded frame is too late for that, decoding starts at the beginning of the file.
         """
         for seek_to in (begin - _BEFORE, None):
             with _opened(self.file) as container:
@@ -195,7 +200,11 @@ class _SoundRun:
         return median(self.starts)
 
     def continues(self, frame: _HeardFrame, tolerance: float) -> bool:
-        """Whether `frame` follows this run within `tolerance` seconds, in the same form."""
+        """Whether `frame` has this run's rate and channels and begins where the run ends.
+
+        The frame's time may be off by `tolerance` seconds. A frame of unknown time is taken to
+        begin there.
+        """
         if (frame.rate, len(frame.samples_CS)) != (self.rate, len(self.pieces[0])):
             return False
         at = frame.time
@@ -209,10 +218,10 @@ class _SoundRun:
 
 
 def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], float]:
-    """Runs of samples of a stream near the span from `begin` to `end`, in seconds.
+    """The runs of samples of a stream near the span from `begin` to `end`, and when decoding began.
 
-    The second value is the time of the first decoded frame, in seconds; callers check that it
-    precedes the span.
+    All times are in seconds. The second value is the time of the first decoded frame, or the start
+    of the stream if there is no frame; callers check that it precedes the span.
     """
     tolerance, runs = _JITTER + float(stream.time_base), list[_SoundRun]()
     heard, now = None, _start_of(stream)  # `now` is where the last frame ended
@@ -233,7 +242,9 @@ def _runs_of(stream: Any, begin: float, end: float) -> tuple[list[_SoundRun], fl
 
 
 def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
-    """Yields all decoded frames of a stream, from the present position of its container.
+    """Yields the decoded frames of a stream, from the present position of its container.
+
+    Damaged packets before `begin` or after `end` (seconds) are skipped.
 
     Raises:
         SoundError: a packet between `begin` and `end` (seconds) is damaged.
@@ -260,10 +271,11 @@ def _frames_of(stream: Any, begin: float, end: float) -> Iterator[_HeardFrame]:
 
 
 def _few_channels(frame: Any, mixers: dict[Any, Any]) -> np.ndarray:
-    """Samples of a frame, float32 [C, S], with one or two channels; more are mixed into two.
+    """Samples of a frame, float32 [C, S]; more than two channels are mixed into two.
 
-    `mixers` caches resamplers by format, layout and rate. FFmpeg's matrix for the layout mixes the
-    channels, which preserves the loudness of the front ones.
+    FFmpeg's matrix for the channel layout mixes them, which preserves the loudness of the front
+    channels. `mixers` caches resamplers by (format, layout, rate). The frame's time stamp is set to
+    None, so read it before.
     """
     import av
 
@@ -278,14 +290,17 @@ def _few_channels(frame: Any, mixers: dict[Any, Any]) -> np.ndarray:
 
 
 def mixed(samples_CS: np.ndarray, channels: int) -> np.ndarray:
-    """Mono or stereo samples converted to `channels` channels: by copies, or by their mean."""
+    """Converts mono or stereo samples [C, S] to `channels` channels.
+
+    Mono is copied to both channels of stereo; mono of stereo is the mean of its channels.
+    """
     if channels < len(samples_CS):
         return samples_CS.mean(0, keepdims=True)
     return np.broadcast_to(samples_CS, (channels, samples_CS.shape[1]))
 
 
 def resampled(samples_CS: np.ndarray, old: int, new: int) -> np.ndarray:
-    """Samples at `old` Hz resampled to `new` Hz; the first sample keeps its time."""
+    """Resamples a waveform [C, S] from `old` to `new` Hz; its first sample keeps its time."""
     import av
 
     if old == new:
@@ -304,7 +319,10 @@ def resampled(samples_CS: np.ndarray, old: int, new: int) -> np.ndarray:
 
 @contextmanager
 def _opened(file: Path | BinaryIO) -> Iterator[Any]:
-    """Opens the container in `file`; titles in any encoding raise no error."""
+    """A context with the PyAV container in `file`; metadata in any encoding raise no error.
+
+    A stream is read from its first byte and stays open afterwards; a file of a path is closed.
+    """
     import av
 
     stream = file.open("rb") if isinstance(file, Path) else file
@@ -318,9 +336,9 @@ def _opened(file: Path | BinaryIO) -> Iterator[Any]:
 
 
 def _sought(stream: Any, time: float) -> bool:
-    """Seeks the container to a packet of `stream` at `time` (seconds) or before.
+    """Seeks the container to a packet of `stream` at or before `time`, in seconds.
 
-    Returns False if it cannot seek there.
+    Returns False, without seeking, if the stream begins at `time` or later, or if seeking fails.
     """
     import av.error
 

@@ -36,10 +36,13 @@ text_encoder_named = TEXT_ENCODERS.named
 def text_encoder_of_card(
     card: dict[str, Any], location: ModelLocation | None = None
 ) -> TextEncoder:
-    """The text encoder of the dataset with this `card`, to encode prompts.
+    """The text encoder that a dataset card describes, to encode prompts.
+
+    `location` says where its model is now; None: as in the card.
 
     Raises:
-        CodecError: the card names no known encoder, or one whose embeddings have changed since.
+        CodecError: the card names no known encoder, or one whose embeddings have changed since, or
+            lacks a setting; or the encoder's model is missing.
     """
     encoder = TEXT_ENCODERS.of_card(card, location)
     revision = part_of_card(card, TextEncoder.card_part).get("revision")

@@ -1,7 +1,8 @@
 """Text encoders of Anima, by functions of its pipeline: Qwen3, with or without conditioner.
 
-The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3: its
-output has a row for each token. Training fills these rows up with zeros (`model.text_pad_to`).
+The conditioner starts from embeddings of T5's tokens, which attend to the states of Qwen3. Its
+output has a row for each token of T5. Training fills these rows up with zeros
+(`model.text_pad_to`).
 """
 
 # L tokens of T5, S states of Qwen3, E width of the embedding
@@ -53,7 +54,10 @@ class AnimaText(PretrainedTextEncoder):
         return super().is_cut(caption) or len(ids) > self.max_length
 
     def read(self, caption: str) -> dict[str, Any]:
-        """States of Qwen3 and token ids of T5 for `caption`, each with its mask of padding."""
+        """The states of Qwen3 and the token ids of T5 for `caption`, by the pipeline's names.
+
+        Each has a mask of padding beside it.
+        """
         from diffusers.modular_pipelines.anima.encoders import AnimaTextEncoderStep
 
         return AnimaTextEncoderStep.encode_prompt(
@@ -80,8 +84,8 @@ class AnimaText(PretrainedTextEncoder):
 class AnimaStates(AnimaText):
     """Text encoder that returns the inputs of Anima's conditioner, for networks that contain it.
 
-    They are the hidden states of Qwen3 and token ids of T5. For the empty caption Qwen3 has no
-    token, so one row of zeros replaces its states, which adds nothing in attention.
+    The inputs are the hidden states of Qwen3 and the token ids of T5. The empty caption has no
+    token of Qwen3; one row of zeros, which adds nothing in attention, stands for its states.
     """
 
     name = "anima_states"

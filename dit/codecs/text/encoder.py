@@ -46,9 +46,10 @@ class TextEncoder(DatasetEncoder):
 
     @abstractmethod
     def encode(self, caption: str) -> Tensor:
-        """The embedding [L, E] of `caption` without padding, as stored in shards.
+        """The embedding [L, E] of `caption`, as stored in shards.
 
-        The empty caption gives the null text.
+        That of the empty caption is the null text. It has no rows of padding, unless an encoder
+        says otherwise.
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:
@@ -60,10 +61,11 @@ class TextEncoder(DatasetEncoder):
         return self.encode_all(prompt)
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """The tensors of a caption that edits `pictures`, or of a clip whose first frame is given.
+        """The tensors, by name, of a caption with the `pictures` that an encoder reads beside it.
 
-        The pictures are upright RGB, or RGBA with `sees_alpha`. An encoder for edits also returns
-        `null_text`: the embedding of the empty caption with the same pictures.
+        They are the pictures to edit, or the first frame of a clip: upright RGB, or RGBA with
+        `sees_alpha`. An encoder for edits also returns `null_text`, the embedding of the empty
+        caption with the same pictures.
         """
         del pictures
         return self.encode_all(caption)
@@ -86,7 +88,7 @@ class TextEncoder(DatasetEncoder):
         return self.length_of(caption) > self.max_length
 
     def notes_on(self, caption: str) -> tuple[str, ...]:
-        """Notes on `caption` that the summary of a packing counts."""
+        """Notes on `caption`, which the summary of a data_prep run counts; empty without any."""
         return (f"caption cut to {self.max_length} tokens",) if self.is_cut(caption) else ()
 
 
@@ -109,9 +111,11 @@ WORDS = "words"
 
 
 def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
-    """The number of distinct words in `captions`, and the counts of the most frequent ones.
+    """Counts the words of `captions`, for the dataset card.
 
-    Returns an entry of the dataset card; it is empty for encoders that do not read whole words.
+    Returns {"words": {"distinct": their number, "counts": {word: count}}}; counts are those of the
+    `MOST_WORDS` most frequent words, largest first. The dict is empty for encoders that do not read
+    whole words.
     """
     counts = Counter(chain.from_iterable(map(encoder.words_of, captions)))
     if not counts:
@@ -123,10 +127,11 @@ def vocabulary(captions: Iterable[str], encoder: TextEncoder) -> dict[str, Any]:
 def unknown_words(
     prompts: Iterable[str], encoder: TextEncoder, card: Mapping[str, Any]
 ) -> str | None:
-    """A sentence on words of `prompts` that are not in the captions of the data, or None.
+    """A sentence that lists the words of `prompts` that the word list of the dataset lacks.
 
-    None also if the `card` has no list of words, as those of earlier versions, and of encoders that
-    do not read whole words.
+    `card` is the dataset card, whose list may have only the most frequent words. None if no word is
+    lacking, or if there is no list, as in cards of earlier versions and of encoders that do not
+    read whole words.
     """
     listed = card.get(WORDS) or {}
     known = listed.get("counts") or {}

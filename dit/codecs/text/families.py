@@ -37,8 +37,8 @@ _LTX = {
     "LTXImageToVideoPipeline": (False, 128),
     "LTXConditionPipeline": (True, 256),
 }
-"""For each pipeline class of LTX-Video: whether T5 gets the mask of padding, tokens of a caption.
-"""
+"""By pipeline class of LTX-Video: whether T5 gets the mask of padding, and most tokens of a
+caption."""
 _TEMPLATE = 30  # tokens of Predict2.5's instruction before and after a caption, about
 
 
@@ -51,7 +51,7 @@ class CosmosText(MaskedTextEncoder):
 
 
 class ChromaText(MaskedTextEncoder):
-    """Text encoder of Chroma: T5 with a mask, which keeps the first token of padding."""
+    """Text encoder of Chroma: T5, which masks padding; the first row of padding is stored, too."""
 
     name = "chroma"
     network = "T5EncoderModel"
@@ -171,9 +171,7 @@ class HunyuanText(PretrainedTextEncoder):
 
 @dataclass(frozen=True, kw_only=True)
 class CosmosPredict25Text(PretrainedTextEncoder):
-    """Text encoder of Cosmos-Predict2.5: concatenated states of all layers of Qwen2.5-VL.
-
-    The states are normalised first.
+    """Text encoder of Cosmos-Predict2.5: the normalised states of all layers of Qwen2.5-VL, joined.
 
     The pipeline pads captions to `max_length` tokens and gives the encoder no mask. The network
     attends to rows of padding, which depend on the caption before them, so all rows are kept.
@@ -290,7 +288,7 @@ class LtxText(PretrainedTextEncoder):
 
     @property
     def _of_pipeline(self) -> tuple[bool, int]:
-        """Whether T5 gets the mask of padding in this pipeline, and the tokens of a caption.
+        """Whether T5 gets the mask of padding in this pipeline, and the most tokens of a caption.
 
         Raises:
             CodecError: the class of the pipeline is unknown.
@@ -320,7 +318,7 @@ def projection_of(folder: str) -> tuple[Tensor, Tensor]:
     """Weight and bias of `crossattn_proj` in the Diffusers transformer in `folder`, float32.
 
     Raises:
-        CodecError: the folder has none.
+        CodecError: the files in the folder cannot be read, or do not have both.
     """
     found = dict[str, Tensor]()
     try:

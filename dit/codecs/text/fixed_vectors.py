@@ -80,7 +80,10 @@ class FixedVectors(TextEncoder):
 
     @abstractmethod
     def pool(self, caption: str) -> np.ndarray:
-        """One vector [E] of `caption`, float64 with unit variance, for any order of words."""
+        """One vector [E] of `caption`, float64 with unit variance.
+
+        It does not depend on the order of the tokens.
+        """
 
     def encode(self, caption: str) -> Tensor:
         return torch.from_numpy(self.rows(caption).astype(np.float16))
@@ -225,7 +228,10 @@ class WordTable(FixedVectors):
         return text_LE / (1 + _POSITION**2) ** 0.5
 
     def pool(self, caption: str) -> np.ndarray:
-        """The scaled sum of the vectors of distinct words, or a special vector without words."""
+        """The sum of the vectors of distinct words, scaled to unit variance.
+
+        A caption without words has a vector of its own.
+        """
         words = dict.fromkeys(self._kept(caption))
         if not words:
             return drawn("", self.width)

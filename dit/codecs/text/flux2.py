@@ -75,7 +75,7 @@ class Flux2Text(WholeTextEncoder):
 class Flux2KleinText(Flux2Text):
     """The text encoder of FLUX.2 klein: Qwen3, without thinking.
 
-    The caption is the user's turn of a chat whose answer is begun.
+    The caption is the user's message of a chat, which ends where the answer begins.
     """
 
     name = "flux2_klein"
@@ -103,7 +103,7 @@ class Flux2KleinText(Flux2Text):
 class Flux3KleinText(Flux2Text):
     """The text encoder of FLUX.3 klein: Qwen3-VL, padded to whole windows of 80 tokens.
 
-    The caption is the user's turn of a chat whose answer is begun.
+    The caption is the user's message of a chat, which ends where the answer begins.
     """
 
     name = "flux3_klein"
@@ -152,10 +152,11 @@ class Flux3KleinText(Flux2Text):
 
 
 class Ideogram4Text(PretrainedTextEncoder):
-    """The text encoder of Ideogram 4: Qwen3-VL.
+    """The text encoder of Ideogram 4: Qwen3-VL, of which it uses the states of thirteen layers.
 
-    The caption is the user's turn of a chat whose answer is begun. The features of a token are the
-    first feature of all thirteen layers, then the second one of all layers, and so on.
+    The caption is the user's message of a chat, which ends where the answer begins. The features of
+    a token are the first feature of all thirteen layers, then the second one of all layers, and so
+    on.
     """
 
     name = "ideogram4"

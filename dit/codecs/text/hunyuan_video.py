@@ -69,7 +69,11 @@ class HunyuanVideoText(PretrainedTextEncoder):
         return {"text": text_1LE[mask_1L.bool()], "pooled_text": pooled_1P[0]}
 
     def _check_network(self) -> None:
-        """Raises CodecError if the folder has the text encoder of the other pipeline."""
+        """Checks the network of the pipeline's folder.
+
+        Raises:
+            CodecError: its type is not `model_type`.
+        """
         folder = self.subfolders[0]
         kind = load(self._part("AutoConfig", folder)).model_type
         if kind != self.model_type:
@@ -83,8 +87,8 @@ class HunyuanVideoText(PretrainedTextEncoder):
 class HunyuanVideoImageText(HunyuanVideoText):
     """Text encoders of HunyuanVideo I2V: Llava on first frame and caption, and CLIP-L.
 
-    A caption without a frame is a negative prompt: the pipeline adds a black picture and keeps
-    every second of its rows, whatever the network.
+    A caption without a frame is a negative prompt: the pipeline encodes it with a black picture, of
+    whose rows it keeps every second, whatever the network.
     """
 
     name = "hunyuanvideo_i2v"
@@ -143,7 +147,9 @@ class HunyuanVideoImageText(HunyuanVideoText):
         )
 
     def _keeping(self, interleave: int | None) -> Self:
-        """This encoder with the interval of a picture's rows; None: that of the folder's network.
+        """A copy that keeps the first of each `interleave` rows of a picture.
+
+        With None the interval is that of the network in the folder.
 
         Raises:
             CodecError: the folder does not say which network it has, or has another one.

@@ -23,9 +23,9 @@ from dit.codecs.pretrained import load
 from dit.codecs.text.pretrained_encoder import WholeTextEncoder, as_stored
 
 _INNER = "\ue000"
-"""A character in place of the apostrophe in words. In a text with two words such as `don't` and
-`it's`, the pipelines swap them, in an order that each process draws anew; with this character they
-find no such word."""
+"""A character that replaces the apostrophe in words. If a text has two words such as `don't` and
+`it's`, the pipelines may exchange them, in an order that each process draws anew; with this
+character they find no such word."""
 _PICTURE_ROWS = 1400 // 4  # of a quarter of a megapixel, about: one for 28 x 28 pixels
 
 
@@ -85,7 +85,10 @@ class LongCatText(WholeTextEncoder):
 
 
 class LongCatEditText(LongCatText):
-    """Text encoder of LongCat-Image-Edit: the caption, after one picture at half its size."""
+    """Text encoder of LongCat-Image-Edit, which also reads a picture before the caption.
+
+    The picture is resized to about a quarter of a megapixel.
+    """
 
     name = "longcat_edit"
     default_model = "meituan-longcat/LongCat-Image-Edit"
@@ -119,7 +122,10 @@ class LongCatEditText(LongCatText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] of `caption` with the picture; `null_text` [M, E] of the empty caption."""
+        """The embeddings `text` [L, E] of `caption` and `null_text` [M, E] of the empty caption.
+
+        Both are encoded with the only picture in `pictures`.
+        """
         (picture,) = pictures
         with torch.inference_mode():
             pipe = self.pipeline

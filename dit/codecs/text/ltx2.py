@@ -1,9 +1,9 @@
 """Text encoders of LTX-2: all hidden states of Gemma, projected for each stream, and connectors.
 
-The connectors turn the projected rows of a caption into as many rows as the encoder pads captions
-to, by learned rows in the place of padding. `ltx2` stores the rows before the connectors, which are
-as many as the caption has tokens, for networks that contain frozen connectors
-(`model.text_connectors=frozen`). `ltx2_connected` stores the rows after them.
+The connectors replace the padding of a caption by learned rows; their output has as many rows as
+the pipeline pads captions to. `ltx2` stores the rows before the connectors, one for each token of
+the caption, for networks that contain frozen connectors (`model.text_connectors=frozen`).
+`ltx2_connected` stores the rows after the connectors.
 """
 
 # L tokens, E width of the projected rows, G width of Gemma, N its hidden states
@@ -28,14 +28,14 @@ _LIBRARY = "diffusers.pipelines.ltx2"
 _NETWORKS = ("Gemma3ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration")
 """Text encoders of LTX-2.0 and 2.3, and of 2.5."""
 _SCALE = 8
-"""Factor of normalised states in LTX-2.0."""
+"""Factor by which normalised states are multiplied in LTX-2.0."""
 
 
 class Ltx2Text(PretrainedTextEncoder):
-    """The text encoder of LTX-2, up to the linears before the connectors.
+    """The text encoder of LTX-2, up to the linear projections before the connectors.
 
-    Shards hold `text` [L, E] and, from 2.3 on, `sound_text` [L, E] of another width; in 2.0 both
-    connectors read `text`.
+    Shards hold `text` [L, E]. Since 2.3 they also hold `sound_text` [L, E] of another width; in 2.0
+    the connectors of both streams read `text`.
     """
 
     name = "ltx2"
@@ -74,7 +74,10 @@ class Ltx2Text(PretrainedTextEncoder):
         return caption.strip()
 
     def states(self, caption: str) -> tuple[Tensor, Tensor]:
-        """All hidden states of Gemma [1, L, G * N] and their mask [1, L], as the pipeline pads."""
+        """All hidden states of Gemma [1, L, G * N] and their mask [1, L].
+
+        The pipeline pads the caption in front, to `max_length` tokens.
+        """
         pipeline = self.pipeline_of(
             published("diffusers:LTX2Pipeline"), audio_vae=None, vocoder=None, connectors=None
         )
@@ -137,7 +140,11 @@ class Ltx2ConnectedText(Ltx2Text):
 
 @lru_cache
 def _architecture(part: PipelineComponent) -> str:
-    """The class in the config.json of a text encoder, one of `_NETWORKS`."""
+    """The class name in the config.json of a text encoder, one of `_NETWORKS`.
+
+    Raises:
+        CodecError: there is no config.json, or it names no such class.
+    """
     try:
         config = published("transformers:AutoConfig").from_pretrained(part.place, **part.where)
     except (OSError, ValueError) as error:

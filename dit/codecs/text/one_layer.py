@@ -2,10 +2,10 @@
 
 Lumina Image 2.0, ERNIE-Image and Z-Image use the layer before the last. Lumina's captions follow an
 instruction, but its negative prompts and the empty caption do not; ERNIE-Image has no instruction.
-Z-Image reads the caption as a user's turn of a chat, whose answer is begun. OmniGen2 uses the last
-states of Qwen2.5-VL, without pictures: the caption is the user's turn after a system prompt
-(`OmniGen2Pipeline.encode_prompt` of the published code). In both chats no rows are cut off, and
-negative prompts and the empty caption are chats, too.
+Z-Image's caption is the user's message of a chat, up to where the answer begins. OmniGen2 uses the
+last states of Qwen2.5-VL, without pictures: the caption is the user's message after a system prompt
+(`OmniGen2Pipeline.encode_prompt` of the published code). The embeddings of Z-Image and OmniGen2
+have rows for all tokens of the chat, and negative prompts and the empty caption are chats, too.
 """
 
 # L tokens, E width of the embedding

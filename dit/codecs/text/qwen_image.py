@@ -48,7 +48,7 @@ class QwenImageText(PretrainedTextEncoder):
         return super().length_of(caption) + self.rows_after
 
     def count(self, caption: str) -> int:
-        """Number of rows of `caption` if it is not cut, with the instruction's end after it."""
+        """Number of rows of the uncut `caption` and of the instruction's end behind it."""
         pipe, tokenizer = self.pipeline, self.load_tokenizer(self.subfolders[1])
         whole = tokenizer(pipe.prompt_template_encode.format(caption), verbose=False).input_ids
         return len(whole) - pipe.prompt_template_encode_start_idx
@@ -161,7 +161,10 @@ class QwenImageEditText(QwenImageText):
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """`text` [L, E] of `caption`, `null_text` [M, E] of the empty one, with the pictures."""
+        """The embeddings `text` [L, E] of `caption` and `null_text` [M, E] of the empty caption.
+
+        Both are encoded with the same pictures.
+        """
         with torch.inference_mode():
             pipe = self.pipeline
             shown = self.shown(pipe, pictures)
@@ -245,19 +248,22 @@ class QwenImage21Text(QwenImageText):
         return {"text": rows_1LE[0]}
 
     def cut(self, caption: str) -> str:
-        """`caption` cut to `max_length` tokens, which the pipeline itself does not do."""
+        """`caption`, cut so that it has at most `max_length` tokens with the chat around it.
+
+        At least one token of the caption is kept. The pipeline itself does not cut.
+        """
         tokenizer = self.load_tokenizer(self.subfolders[1])
         tokens = tokenizer(caption, add_special_tokens=False, verbose=False).input_ids
         most = self.max_length - self.rows_after
         return caption if len(tokens) <= most else tokenizer.decode(tokens[: max(most, 1)])
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """The tensors of a caption with pictures, whose places in the text split it into parts.
+        """The tensors of a caption with pictures, which split the text of the chat into parts.
 
-        They are `text_before_0`, ... [L, E], the rows before each picture, `text` after the last
-        one, and `null_text`, which is `text` for the empty caption. In place of the encoder's
-        states of a picture the network has latents. The caption comes last, so the parts before
-        pictures do not depend on it.
+        `text_before_0`, `text_before_1`, ... [L, E] are the rows before each picture, `text` [L, E]
+        those after the last picture, and `null_text` the latter for the empty caption. The
+        encoder's rows of pictures are left out, as the network has latents in their place. The
+        caption is at the end of the chat, so the parts before pictures do not depend on it.
         """
         with torch.inference_mode():
             pipe = self._pipeline(self.load_processor())

@@ -30,10 +30,13 @@ codec_named = CODECS.named
 
 
 def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -> Codec:
-    """The codec that encoded the dataset with this `card`; its `decode` restores pictures.
+    """The codec that encoded a dataset, by its `card`; `decode` turns its latents into pictures.
+
+    `location` says where its model is now; None: as in the card.
 
     Raises:
-        CodecError: the card names no known codec, lacks a setting, or its model is missing.
+        CodecError: the card names no known codec, lacks a setting, or has a wrong number of means
+            and deviations; or the codec's model is missing.
     """
     codec = CODECS.of_card(card, location)
     latent = part_of_card(card, "latent")
@@ -50,9 +53,10 @@ def codec_of_card(card: dict[str, Any], location: ModelLocation | None = None) -
 
 
 def usual_size(card: dict[str, Any]) -> dict[str, int]:
-    """The most frequent size in a dataset: num_frames, height and width, if its card says so.
+    """The most frequent size in a dataset: a dict with `num_frames`, `height` and `width` (pixels).
 
-    If the card lists no sizes, a codec for pictures implies one frame.
+    If the card lists no sizes, the dict has only `num_frames` 1 for a codec of pictures alone, and
+    is empty otherwise.
     """
     if sizes := card.get("sizes"):
         return sizes[0]

@@ -28,7 +28,6 @@ from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE,
 
 _STORED = ("model_name", "precision", "stochastic", "image_conditioning")
 """Settings that every dataset card of these codecs has."""
-"""Tensors of a shard that have a latent distribution."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +199,10 @@ class Autoencoder(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """The tensors to store for each of `videos` [C, F, H, W], by name, encoded as one batch.
+        """The tensors to store for each of `videos` [C, F, H, W]: a dict by name.
 
-        `keys` are the keys of the samples, which seed random draws.
+        The videos are encoded as one batch. `keys` are the keys of their samples, which seed random
+        draws of a `stochastic` codec.
         """
         video_NCFHW = torch.stack(list(videos))
         if self.latent_distribution:
@@ -241,11 +241,11 @@ class Autoencoder(Codec):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """The inputs of image-to-video models for each video, float32 on the CPU, by name.
+        """The inputs of image-to-video models: for each video a dict by name, float32 on the CPU.
 
-        `first_NCHW` are the first frames, in [-1, 1]. `first_frame_latent` [C, 1, H, W] is the
-        latent of a first frame, `image_embed` [tokens, E] has its features if the model has an
-        image encoder.
+        `first_NCHW` are the first frames, in [-1, 1]; last frames and the number of frames are for
+        subclasses. `first_frame_latent` [C, 1, H, W] is the latent of a first frame. `image_embed`
+        [tokens, E] has the features of this frame, if the model has an image encoder.
         """
         del last_NCHW, frames
         firsts = self._encode(first_NCHW[:, :, None], None)
@@ -272,9 +272,10 @@ class Autoencoder(Codec):
         return variances + inputs * LATENT_DTYPE.itemsize
 
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
-        """Latents [N, C, F, H, W] before whitening, on the CPU.
+        """Encodes videos as latents [N, C, F, H, W] before whitening, on the CPU.
 
-        They are means, or if `keys` are given, random draws, each seeded by its key.
+        Latents are means; with `keys`, and if the VAE has a variance, they are random draws, each
+        seeded by the key of its sample.
         """
         mean, logvar = self._distribution(video_NCFHW)
         if keys is None or logvar is None:
@@ -292,7 +293,10 @@ class Autoencoder(Codec):
         return {k: v.to(DISTRIBUTION_DTYPE) for k, v in zip(DISTRIBUTION, both, strict=True)}
 
     def _distribution(self, video_NCFHW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Means and log variances [N, c, F, H, W] of the VAE; None if the VAE has no variance."""
+        """Means and log variances [N, C, F, H, W] of the VAE's latents of videos.
+
+        Log variances are None if the VAE has none. A VAE of pictures encodes the first frame alone.
+        """
         if len(video_NCFHW) > 1 and not self.takes_batches:
             means, logvars = zip(*map(self._distribution, video_NCFHW.split(1)), strict=True)
             return torch.cat(means), None if logvars[0] is None else torch.cat(logvars)
@@ -305,7 +309,7 @@ class Autoencoder(Codec):
         return mean[:, :, None], None if logvar is None else logvar[:, :, None]
 
     def _image_embeds(self, pictures: list[Image.Image]) -> Tensor:
-        """Features of `pictures` [N, tokens, E] from the image encoder, float32."""
+        """The image encoder's features [N, tokens, E] of N `pictures`, float32 on the CPU."""
         part = self._image_part
         assert part is not None, f"{self.name} has no image encoder"
         processor = load(replace(part, kind="AutoImageProcessor", subfolder=self.image_processor))

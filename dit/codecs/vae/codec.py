@@ -41,15 +41,16 @@ class Codec(DatasetEncoder):
     """Side of a patch in latent cells, in the networks that take these latents."""
 
     side_cells: ClassVar[int | None] = None
-    """Number of latent cells that must divide a picture's sides; None: that of a patch."""
+    """Sides of pictures are multiples of this many latent cells; None: of `patch` cells."""
 
     edits_pictures: ClassVar[bool] = False
     """Whether pipelines with these latents edit pictures, which they scale to `reference_size`."""
 
     tuning: ClassVar[tuple[str, ...]] = ()
-    """Configuration file, then keys, to fine-tune a published network with these latents."""
+    """Configuration file, then settings `key=value`, to fine-tune a published network of these
+    latents."""
     tuning_of_edits: ClassVar[tuple[str, ...]] = ()
-    """Additional keys to fine-tune a network that edits pictures."""
+    """Additional settings `key=value`, to fine-tune a network that edits pictures."""
     crops_references: ClassVar[bool] = False
     """Whether editing pipelines crop reference pictures to whole tokens, around the centre."""
 
@@ -97,14 +98,14 @@ class Codec(DatasetEncoder):
 
     @abstractmethod
     def decode_raw(self, latent_CFHW: Tensor) -> Tensor:
-        """The video of a latent before whitening, float32; the counterpart of `encode_raw`."""
+        """The video [C, F, H, W], float32, of a latent that is not whitened."""
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """The (width, height) to which the pipeline scales a picture of this size to be edited.
+        """The (width, height) to which the pipeline scales a picture of this size to edit it.
 
         Raises:
-            NotImplementedError: the codec has no `edits_pictures`.
+            NotImplementedError: `edits_pictures` is False.
         """
         raise NotImplementedError("only codecs with edits_pictures have sizes for them")
 
@@ -129,9 +130,9 @@ class Codec(DatasetEncoder):
 
     @contextmanager
     def visiting(self, device: torch.device) -> Iterator[None]:
-        """While the context is open, the codec's network is on `device`.
+        """A context in which the codec's network is on `device`.
 
-        Afterwards it returns to its former device.
+        Afterwards the network returns to its former device.
         """
         del device
         yield
@@ -139,10 +140,10 @@ class Codec(DatasetEncoder):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """The tensors of each video by their names in a shard.
+        """The tensors to store for each video: a dict by their names in a shard.
 
-        `videos` have one shape [C, F, H, W], float32 in [-1, 1]. Codecs that draw random numbers
-        seed them by `keys`, the keys of the samples.
+        `videos` have one shape [C, F, H, W], float32 in [-1, 1]. `keys` are the keys of their
+        samples, which seed random draws.
         """
         del keys
         return [{"latent": self.encode(video_CFHW)} for video_CFHW in videos]

@@ -79,12 +79,13 @@ class Wan(Autoencoder):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """The inputs of image-to-video models for each video, float32 on the CPU, by name.
+        """The inputs of image-to-video models: for each video a dict by name, float32 on the CPU.
 
-        Besides those of `Autoencoder` there is `condition_latent` [C, F, H, W]: the latent of a
-        clip with the given first (and last) frame and grey frames elsewhere, which differs from the
-        first frame's latent in later frames, too. `image_embed` has the features of both frames in
-        order. Networks that take the first frame clean have no `condition_latent`.
+        `first_NCHW` and `last_NCHW` are first and last frames in [-1, 1]. Networks that take the
+        first frame clean get the inputs of `Autoencoder`. Others also get `condition_latent` [C, F,
+        H, W]: the latent of a clip of `frames` frames, which has the given frames and is grey
+        elsewhere. Their `image_embed` has the rows of the first frame, then those of the last one
+        if it is given.
         """
         if self._keeps_first_frame:
             return super().image_inputs(first_NCHW, last_NCHW, frames=frames)
@@ -113,7 +114,7 @@ class Wan(Autoencoder):
 class CosmosPredict2(Wan):
     """The codec of Cosmos-Predict2: the autoencoder of Wan 2.1.
 
-    Video-to-world takes given frames from the latent itself.
+    Video-to-world needs no further inputs: the frames to continue are those of the latent itself.
     """
 
     name = "cosmos_predict2"

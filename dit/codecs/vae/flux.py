@@ -42,7 +42,7 @@ class Flux(FluxAutoencoder):
     def reference_size(width: int, height: int) -> tuple[int, int]:
         """The resolution in Kontext's list with the nearest aspect, as in FluxKontextPipeline.
 
-        All are multiples of 16 pixels, the side of a token.
+        Returns (width, height), which are multiples of 16 pixels, the side of a token.
         """
         from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
 
@@ -164,9 +164,9 @@ class OmniGen2(FluxAutoencoder):
 
     @staticmethod
     def reference_size(width: int, height: int) -> tuple[int, int]:
-        """`width` and `height` scaled down to at most 1024 x 1024 pixels, as in OmniGen2Pipeline.
+        """`width` and `height` scaled down to at most 1024 pixels each, as in OmniGen2Pipeline.
 
-        Sides are rounded down to multiples of 16 pixels.
+        Sides are rounded down to multiples of 16 pixels, and are at least 16.
         """
         # Equal for squares but for rounding, which takes a token from the sides of some.
         ratio = min(1024 / max(width, height), (1024**2 / (width * height)) ** 0.5, 1.0)

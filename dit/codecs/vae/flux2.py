@@ -118,7 +118,7 @@ class Flux2Klein(Flux2):
 class Flux3Klein(Flux2):
     """The codec of FLUX.3 klein: FLUX.2's, with FLUX.3's text encoder.
 
-    References are scaled as by FLUX.3's pipeline for several of them.
+    Reference pictures are scaled as FLUX.3's pipeline scales them if it is given several.
     """
 
     name = text_encoder = "flux3_klein"

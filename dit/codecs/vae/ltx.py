@@ -35,7 +35,7 @@ class Ltx(Autoencoder):
     decoder_level: ClassVar[float] = 0.05
     """Timestep of decoders that expect noise (`timestep_conditioning`)."""
     decoder_noise: ClassVar[float] = 0.025
-    """Fraction of noise that is mixed into the latents for them."""
+    """Fraction of noise that is mixed into the latents for decoders that expect noise."""
 
     @classmethod
     def whitening_of(cls, config: dict[str, Any]) -> Whitening:
@@ -93,7 +93,7 @@ class Ltx2(Ltx):
 
 
 class Ltx2Connected(Ltx2):
-    """The codec of LTX-2 if shards hold the texts that its connectors make."""
+    """The codec of LTX-2 for shards that hold the text embeddings that its connectors make."""
 
     name = text_encoder = "ltx2_connected"
     description = "as ltx2; text for model.text_connectors=stored"

@@ -139,9 +139,9 @@ class Pixel(Codec):
     def encode_batch(
         self, videos: Sequence[Tensor], *, keys: Sequence[str]
     ) -> list[dict[str, Tensor]]:
-        """The tensors to store for each of `videos` [C, F, H, W], by name.
+        """The tensors to store for each of `videos` [C, F, H, W]: a dict by name.
 
-        With `image_conditioning` they include the inputs of image-to-video models.
+        With `image_conditioning` it includes the inputs of image-to-video models.
         """
         found = super().encode_batch(videos, keys=keys)
         if not self.image_conditioning:
@@ -156,11 +156,11 @@ class Pixel(Codec):
     def image_inputs(
         self, first_NCHW: Tensor, last_NCHW: Tensor | None, *, frames: int
     ) -> list[dict[str, Tensor]]:
-        """The inputs of image-to-video models for each picture, as Wan's codec computes them.
+        """The inputs of image-to-video models: for each first frame a dict, as by Wan's codec.
 
-        Pictures are in [-1, 1]. `condition_latent` [C, F, H, W] is the latent of a clip with the
-        given first (and last) frame and grey frames elsewhere; `first_frame_latent` [C, 1, H, W] is
-        the first frame's latent.
+        `first_NCHW` and `last_NCHW` are first and last frames in [-1, 1]. `condition_latent` [C, F,
+        H, W] is the latent of a clip of `frames` frames, which has the given frames and is grey
+        elsewhere; `first_frame_latent` [C, 1, H, W] is the first frame's latent.
         """
         samples, _, *size = first_NCHW.shape
         video_NCFHW = first_NCHW.new_zeros(samples, self.colours, frames, *size)  # 0 is mid grey
@@ -171,7 +171,7 @@ class Pixel(Codec):
         return [{"condition_latent": c, "first_frame_latent": c[:, :1]} for c in conditions]
 
     def _coloured(self, picture_NCHW: Tensor) -> Tensor:
-        """Pictures [N, C, H, W] in this codec's number of colours; grey as in ITU-R 601-2."""
+        """Converts pictures [N, C, H, W] to this codec's number of colours; grey by ITU-R 601-2."""
         if picture_NCHW.shape[1] == self.colours:
             return picture_NCHW
         weights_C = picture_NCHW.new_tensor([0.299, 0.587, 0.114])  # ITU-R 601-2

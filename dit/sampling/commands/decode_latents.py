@@ -57,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """The codecs that the dataset card beside the latents names; `keeps_wav` also writes WAV."""
+    """The codecs that the dataset card beside the latents names.
+
+    With `keeps_wav` the sound of videos is written as WAV, too.
+    """
 
     video: Any
     sound: Any = None  # None where the dataset has no sound
@@ -69,9 +72,9 @@ def decode(
 ) -> Written:
     """Decodes the latents of `entries` and writes their pictures and videos to `folder`.
 
-    `entries` are those of samples.json in the folder `latents`; one that cannot be decoded is
-    reported. If `folder` is the folder of the latents, every entry stays in its samples.json with
-    its latent.
+    `entries` are those of samples.json in the folder `latents`. The result's `lost` names those
+    that could not be decoded. If `folder` is the folder of the latents, every entry stays in its
+    samples.json with its latent.
     """
     at_home = folder.resolve() == latents.resolve()
     lost: list[NotShown] = []

@@ -9,14 +9,20 @@ from dit.sampling.commands.options import GenerationOptions
 
 
 def generation_options(args: argparse.Namespace) -> GenerationOptions:
-    """The sampling options in `args`; those that are None keep their defaults."""
+    """Options of generation with `num_steps`, `guidance`, `sampler` and `weights` of `args`.
+
+    Those that are None keep their defaults.
+    """
     names = ("num_steps", "guidance", "sampler", "weights")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return GenerationOptions(**given)
 
 
 def report_folder(args: argparse.Namespace) -> Path:
-    """The folder of the report, which is created: --output_dir, or else that of the run."""
+    """The folder of the report, which is created if it does not exist.
+
+    It is --output_dir, or else --checkpoint_path itself, or the folder of that file.
+    """
     checkpoint = Path(args.checkpoint_path)
     folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)
     folder.mkdir(parents=True, exist_ok=True)

@@ -51,12 +51,12 @@ def generate_opened(
     track: Track = no_progress,
     watch: Watch | None = None,
 ) -> list[Picture]:
-    """A picture or video for each of `prompts`, in order, with its prompt and settings.
+    """Generates a picture or video for each of `prompts`, in their order.
 
-    The i-th starts from the noise of seed + i. With `latents` each picture also keeps its latent.
-    With several processes, each data-parallel replica generates a part; the first process returns
-    all pictures, the others an empty list. `track` shows the progress of the first process; `watch`
-    is as in `generate_latents`.
+    The i-th starts from the noise of the seed `seed` + i. With `latents` each picture also keeps
+    its latent. With several processes, each data-parallel replica generates a part; the first
+    process returns all pictures, the others an empty list. `track` shows the progress of the first
+    process; `watch` is as in `generate_streams`.
     """
     asked, options = options, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
@@ -176,7 +176,7 @@ def _pictures_of(
 def _stream_files(
     prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
 ) -> list[StreamFiles]:
-    """The files of given frames and of given sound, for each prompt.
+    """The files whose frames or sound are known, for each prompt.
 
     Raises:
         ValueError: the network makes no sound, or a sample has none.
@@ -189,7 +189,7 @@ def _stream_files(
 
 
 def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[ConditionFile, ...]:
-    """The pictures and clips in `options` that are given at certain frames of a video.
+    """The pictures and clips in `options` that are shown at certain frames of a video.
 
     Raises:
         ValueError: the network takes none, or one of their options is wrong.
@@ -278,10 +278,10 @@ def _picture(
 def _with_sound(
     picture: Picture, sound_KA: Tensor, opened: OpenCheckpoint, *, fps: float, keep: bool
 ) -> Picture:
-    """`picture` with its sound, decoded by the sound codec of the dataset card.
+    """`picture` with its sound, which is decoded by the sound codec of the dataset card.
 
-    The sound is as long as the video; None if the card has no sound codec. With `keep` the picture
-    also keeps the latent of the sound.
+    The sound is as long as the video at `fps` frames per second; it is None if the card has no
+    sound codec. With `keep` the picture also keeps the latent of the sound.
     """
     codec = sound_codec_of_card(opened.card)
     latent_KA = sound_KA.cpu()
@@ -295,9 +295,9 @@ def _with_sound(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """`options`, with guidance scales that are not set taken from the run.
+    """`options`, with guidance scales that are None taken from the run.
 
-    With a --guider, the scale of its guiders is used instead.
+    With --guider, `guidance` is that of the guider instead, and `reference_guidance` is 1.
 
     Raises:
         ValueError: a scale is given for which the network has no input, or which has no effect.
@@ -341,8 +341,8 @@ def options_of_prompt(
 ) -> GenerationOptions:
     """The options for one prompt, with its size, its pictures and its negative prompt.
 
-    What the prompt itself does not state is taken from `options`, and a size that these do not
-    state, either, is the most frequent one in the dataset.
+    What the prompt does not state is taken from `options`. A size that neither states is the most
+    frequent one in the dataset.
 
     Raises:
         ValueError: the size is unknown, as the dataset card lists none; or the network does not

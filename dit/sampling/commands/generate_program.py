@@ -68,5 +68,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shown_progress() -> Track:
-    """Shows progress on stderr; what takes less than five seconds leaves no line in a log."""
+    """A `Track` that shows progress on stderr; what takes less than five seconds leaves no line."""
     return progress_on(Console(stderr=True), quiet_s=_QUIET_S)

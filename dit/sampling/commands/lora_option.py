@@ -25,9 +25,9 @@ class ScaledFile(NamedTuple):
 
 
 def scaled_file(text: str, *, option: str) -> ScaledFile:
-    """Splits FILE or FILE:SCALE into file and scale; the scale is 1 if missing.
+    """Splits FILE or FILE:SCALE into file and scale; without SCALE the scale is 1.
 
-    `option` names the option in messages.
+    A `text` that is an existing path is not split. Messages call the option `option`.
 
     Raises:
         ValueError: the scale is no number, or beyond 1000.
@@ -54,10 +54,11 @@ def add_adapters(
     option: str,
     without_text_encoder: Callable[[str], None] | None = None,
 ) -> None:
-    """Adds the sum of the adapters in files to a loaded network.
+    """Adds the sum of the adapters in files to a loaded network, in place.
 
-    `given` has texts FILE or FILE:SCALE; adapters with scale 0 have no effect, and those of the
-    checkpoint itself stay. `without_text_encoder` is as in `read_lora`. All ranks must call this.
+    `given` has texts FILE or FILE:SCALE, and messages call their option `option`. Adapters with
+    scale 0 have no effect; those of the checkpoint itself stay. `without_text_encoder` is as in
+    `read_lora`. All ranks must call this.
 
     Raises:
         ValueError: a file cannot be read, or belongs to another network.

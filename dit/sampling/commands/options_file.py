@@ -52,12 +52,13 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
-    """The arguments in the file of `--config`, if there is one, then those in `argv`.
+    """The arguments that the file of `--config` stands for, if there is one, then those in `argv`.
 
-    Options in the file that `argv` also sets are left out.
+    Options in the file that `argv` also sets are left out. AutoModel's names are replaced by ours;
+    keys that belong to other programs are named on stderr.
 
     Raises:
-        ValueError: a key or value of the file is not allowed; names the file, the key and what is.
+        ValueError: a key or value of the file is not allowed, or the file cannot be read.
     """
     for token in argv:
         _refuse_lightricks(token.partition("=")[0], token)
@@ -87,10 +88,10 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
 
 
 def _refuse_lightricks(option: str, shown: str) -> None:
-    """Refuses an option that only Lightricks' own pipeline of LTX-Video has.
+    """Checks that an option is not one of Lightricks' own pipeline of LTX-Video alone.
 
     Raises:
-        ValueError: the option exists only there; names it as `shown`, and its effect.
+        ValueError: it is; the message calls it `shown`, and says what it does.
     """
     name = option.replace("-", "_")
     for start, what in _LIGHTRICKS.items():
@@ -145,7 +146,7 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
 def _tokens(action: argparse.Action, name: str, value: Any, named: str) -> list[str]:
     """The command-line arguments for a setting `name` of the file with the value `value`.
 
-    `named` is the setting in messages.
+    `action` is the option of the parser; messages call the setting `named`.
 
     Raises:
         ValueError: the option takes another type or number of values.

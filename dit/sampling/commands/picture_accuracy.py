@@ -98,7 +98,7 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
 def draw_samples(pictures: Pictures, *, count: int, seed: int) -> list[int]:
     """Indices of `count` training pictures, drawn at random by `seed`.
 
-    Their captions differ if there are enough distinct ones.
+    All are returned if there are fewer. Their captions differ if there are enough distinct ones.
     """
     numbers = random.Random(seed).sample(range(len(pictures.captions)), len(pictures.captions))
     seen = set[str]()
@@ -121,10 +121,10 @@ def distances(made_HW3: np.ndarray, pictures: Pictures) -> np.ndarray:
 
 
 def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[int, int]:
-    """The index of the right training picture for a generated one, and the rank of the right one.
+    """(index of the right training picture, its rank) for a generated picture.
 
     The right picture is the closest with this caption. Its rank is the number of pictures with
-    other captions that are closer.
+    other captions that are closer; 0 is the best.
     """
     distance_M = distances(made_HW3, pictures)
     own_M = np.array([one == caption for one in pictures.captions])
@@ -133,9 +133,10 @@ def right_one(made_HW3: np.ndarray, caption: str, pictures: Pictures) -> tuple[i
 
 
 def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> float:
-    """Probability that `nearest` pictures, drawn at random, include one with the right `caption`.
+    """The probability that `nearest` random pictures include one with the right `caption`.
 
-    They are drawn without repetition from those of the size of the picture number `right`.
+    They are drawn without repetition from the pictures that have the size of picture number
+    `right`.
     """
     shape = pictures.pixels[right].shape
     alike = [n for n, one in enumerate(pictures.pixels) if one.shape == shape]
@@ -144,7 +145,7 @@ def by_chance(right: int, caption: str, pictures: Pictures, *, nearest: int) -> 
 
 
 def even_pixels(picture_HW3: np.ndarray) -> np.ndarray:
-    """A mask [H, W] of the pixels whose 5 x 5 surroundings have one colour.
+    """A mask [H, W] of the pixels whose 5 x 5 surroundings have one colour, to 2 of 255 levels.
 
     At the edge of the picture the surroundings are smaller.
     """
@@ -161,10 +162,11 @@ def _around(picture_HW3: np.ndarray, reach: int) -> np.ndarray:
 
 
 def errors_on(even_HW: np.ndarray, made_HW3: np.ndarray, right_HW3: np.ndarray) -> np.ndarray:
-    """The squared deviation and the squared noise [E, 2], for each even pixel and colour.
+    """(squared deviation, squared noise) [3 E, 2], for each of the three colours of E even pixels.
 
-    The deviation is generated - right; the noise is that of the generated pixel from the mean of
-    the 3 x 3 pixels around it, on a scale of 0 to 1.
+    On a scale of 0 to 1, the deviation is generated - right. The noise is the difference between a
+    generated pixel and the mean of the 3 x 3 pixels around it, scaled so that white noise keeps its
+    variance.
     """
     made, right = made_HW3 / 255, right_HW3 / 255
     # White noise of variance 1 keeps 8/9 of it when the mean of nine pixels is taken away.
@@ -265,8 +267,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Generates pictures for captions of the training data and prints their score.
 
-    Returns exit code 0, or 1 if fewer pictures are right, or more noise is left, than options
-    demand.
+    Returns exit code 1 if fewer pictures are right than options demand, or if the deviation is
+    larger than they allow; else 0.
     """
     args = parser().parse_args(argv)
     check_count("count", args.count, most=MOST_SAMPLES)
@@ -308,7 +310,8 @@ def conclude(
 ) -> int:
     """Prints the score of the pictures in `made`, writes evaluation.json and a sheet of pairs.
 
-    Returns the exit code: 1 if fewer pictures are right, or more noise is left, than `args` demand.
+    Returns exit code 1 if fewer pictures are right than `args` demand, or if the deviation is
+    larger than they allow; else 0.
     """
     console, folder = Console(), report_folder(args)
     result = score(made, captions, pictures)

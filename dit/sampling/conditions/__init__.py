@@ -1,8 +1,8 @@
-"""Conditions: pictures and clips that are given at certain frames of a video.
+"""Conditions: pictures and clips shown at certain frames of a video, and known sound.
 
 clips         video files -> their pictures
 files         options of generation -> latents of conditions
 tokens        latents -> their effect on a pack's tokens, at the start and at each step
-sound         a video and its sound as one state of a sampler, and what of both is given
-stream_files  files of given frames and of given sound -> what is given
+sound         a video and its sound as one state of a sampler; known parts of it stay unchanged
+stream_files  a file of known frames, and one of known sound -> their latents
 """

@@ -1,7 +1,7 @@
-"""Reads the pictures and clips that are given at certain frames of a video, as latents.
+"""Encodes the pictures and clips that are shown at certain frames of a video, as latents.
 
 They come from the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`.
-A single picture at frame 0 is the first frame in `given_pictures` instead.
+A single picture without these options is the first frame in `given_pictures` instead.
 """
 
 # F H W frames, rows and columns, of pixels or of a latent
@@ -69,11 +69,11 @@ class ConditionFile:
 
 
 def condition_files(options: Any) -> tuple[ConditionFile, ...]:
-    """The conditions in the generation options `options`; empty for a single first frame.
+    """The conditions that the options of generation name; empty for a single first frame.
 
     Raises:
-        ValueError: the numbers of files, frames and strengths do not match, or a strength is out of
-            range.
+        ValueError: the numbers of files, frames and strengths do not match; a strength is out of
+            range; or --last_image stands beside conditions.
     """
     images, videos = options.image, options.video
     files = [("--image", file) for file in images] + [("--video", file) for file in videos]

@@ -1,4 +1,4 @@
-"""Treats a video and its sound as one state of a sampler, of which parts may be given.
+"""Treats a video and its sound as one state of a sampler, of which parts may be known.
 
 All streams of a pack form one sequence of tokens: latents, then sound. Solvers treat each number by
 the noise level of its sample, so one solver serves both streams; features that the narrower stream
@@ -33,7 +33,7 @@ from dit.sampling.ode_solvers import Network
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoundRequest:
-    """The sound of a video to generate, and the parts of sound and video that are given."""
+    """The sound of a video to generate, and the known parts of sound and video."""
 
     frames: int
     """Latent frames of the sound; 0: the video has no sound."""
@@ -58,7 +58,7 @@ class SoundRequest:
         return {SOUND: sound_KA}
 
     def video(self, blank_CFHW: Tensor) -> Tensor:
-        """The latent of the video: `blank_CFHW`, with given frames in place of the first ones."""
+        """The latent of the video: `blank_CFHW`, with known frames in place of its first ones."""
         if self.given_CFHW is None:
             return blank_CFHW
         frames = self.given_CFHW.shape[1]
@@ -77,7 +77,10 @@ def sound_frames(model: ModelConfig, *, frames: int, fps: float) -> int:
 
 
 def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]) -> PatchLayout:
-    """`layout`, with room for given sound or frames if any of `sounds` has them."""
+    """`layout`, which allows clean tokens if any of `sounds` has known sound or frames.
+
+    None in `sounds` stands for a sample without sound.
+    """
     given = [one for one in sounds if one is not None]
     if not any(one.given_KA is not None or one.given_CFHW is not None for one in given):
         return layout
@@ -87,9 +90,9 @@ def layout_with_given(layout: PatchLayout, sounds: Sequence[SoundRequest | None]
 def with_given(
     batch: PackedBatch, sounds: Sequence[SoundRequest | None], layout: PatchLayout
 ) -> PackedBatch:
-    """The pack `batch`, in which the given part of each sample has no noise.
+    """The pack `batch`, in which known frames and known sound are marked as clean tokens.
 
-    `sounds` has an entry for each sample.
+    `sounds` has an entry for each sample; None for one without sound.
     """
     frames, heard = [0] * len(sounds), [0] * len(sounds)
     for n, one in enumerate(sounds):
@@ -132,7 +135,8 @@ class JointStreams:
     def noise(self, of_latents_TC: Tensor, seeds: Sequence[int]) -> Tensor:
         """Standard normal noise [T, C] for both streams.
 
-        `of_latents_TC` is that of the latents; the noise of the sound is drawn by the same `seeds`.
+        `of_latents_TC` is the noise of the latents. The noise of the sound is drawn here, by the
+        same `seeds`, one for each sample, but from other random numbers.
         """
         sound = self.pack.others[SOUND]
         drawn = [
@@ -149,7 +153,11 @@ class JointStreams:
         return {name: part[:, :features] for (name, (_, features)), part in parts}
 
     def network(self, model: Callable[..., Any], path: SamplingPath) -> Network:
-        """`model` as a function of the state of all streams, at one noise level for each sample."""
+        """`model` as a function that maps the state of all streams to its raw output, both [T, C].
+
+        Its second argument has one timestep for each sample; known tokens get the timestep of clean
+        ones.
+        """
 
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:
             parts, others = self.apart(with_given_tokens(input_TC, self.row)), {}

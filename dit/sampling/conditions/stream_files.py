@@ -1,7 +1,7 @@
-"""Files of given frames and of given sound, for networks with sound, and their latents.
+"""Reads known frames or known sound of a sample from files, for networks with sound, as latents.
 
 They are the options `--frames_of` and `--sound_of` of `generate_dit.py`: the network makes the
-sound of frames, or the frames of a sound. A file that is shorter than the sample gives its
+sound of the frames, or the frames of the sound. A file that is shorter than the sample is its
 beginning.
 """
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 FRAMES_OF, SOUND_OF = "--frames_of", "--sound_of"
 _SECONDS = 0.01
-"""Seconds by which a clip may be longer or shorter than its frames at --fps without a notice."""
+"""Seconds by which a clip and as many frames at --fps may differ in length without a notice."""
 
 
 class _Film(NamedTuple):
-    """The pictures of a file, as far as its sound goes with them."""
+    """The start and the frame rate of a file's video stream."""
 
     begin: float  # time of the first one on the clock of the file, in seconds
     fps: float | None
@@ -42,25 +42,29 @@ class _Film(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFiles:
-    """The file of a sample's given frames, and that of its given sound."""
+    """The file whose frames a sample takes over, and the file whose sound it takes over."""
 
     frames_of: str | None = None
     sound_of: str | None = None
     place: str = ""
-    """Position of the prompt in its file, before each error."""
+    """Position of the prompt in its file, with which error messages begin."""
 
     @classmethod
     def of(cls, options: Any, place: str) -> StreamFiles:
-        """The files among the options of generation."""
+        """The files that `options` of generation name in `frames_of` and `sound_of`.
+
+        `place` is the position of the prompt in its file, for messages.
+        """
         files = (options.frames_of, options.sound_of)
         frames_of, sound_of = (None if file is None else str(file) for file in files)
         return cls(frames_of=frames_of, sound_of=sound_of, place=f"{place}: " if place else "")
 
     def check(self, opened: OpenCheckpoint, *, frames: int) -> None:
-        """Refuses files that the network or the sample has no place for.
+        """Checks that the network and a sample of `frames` frames can take the files.
 
         Raises:
-            ValueError: names the option and the remedy.
+            ValueError: the network makes no sound, the sample is a single picture, or `frames_of`
+                has no ending of a video.
         """
         model = opened.config.model
         for file, option in ((self.frames_of, FRAMES_OF), (self.sound_of, SOUND_OF)):
@@ -80,10 +84,14 @@ class StreamFiles:
             check_video(self.frames_of, option=f"{self.place}{FRAMES_OF}")
 
     def request(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> SoundRequest | None:
-        """The sound of a sample of `size` (F, H, W), and what is given; None without sound.
+        """The sound to generate for a sample, with the latents of known frames and known sound.
+
+        `size` is (frames, rows, columns) in pixels, `fps` in frames per second. None for a sample
+        without sound.
 
         Raises:
-            ValueError: a file cannot be read, a codec is missing, or both streams are given whole.
+            ValueError: a file cannot be read, a codec is missing, or all frames and all sound are
+                known.
         """
         model = opened.config.model
         count = sound_frames(model, frames=size[0], fps=fps)
@@ -102,7 +110,11 @@ class StreamFiles:
         return SoundRequest(frames=count, given_KA=given_KA, given_CFHW=given_CFHW)
 
     def _frames(self, opened: OpenCheckpoint, size: Size) -> Tensor:
-        """The latent of the given frames: all, or those of whole tokens."""
+        """The latent [C, F, H, W] of the file's frames, cut to those that fill whole tokens.
+
+        Raises:
+            ValueError: the VAE is missing, or the file cannot be read or is shorter than a token.
+        """
         option, decoder, stride = f"{self.place}{FRAMES_OF}", opened.decoder, opened.latent_stride
         assert self.frames_of is not None
         if decoder is None:
@@ -126,7 +138,14 @@ class StreamFiles:
         return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
 
     def _sound(self, opened: OpenCheckpoint, count: int, seconds: float) -> Tensor:
-        """The latent of the given sound: all `count` frames, or those that the file fills."""
+        """The latent [K, A] of the first `seconds` of the file's sound.
+
+        It has `count` frames, or as many as the sound fills if the file is shorter.
+
+        Raises:
+            ValueError: the data have no sound codec, or the file cannot be read or is shorter than
+                a frame.
+        """
         from dit.codecs.sound.tracks import SoundTrack
 
         where, codec = f"{self.place}{SOUND_OF} {self.sound_of}", sound_codec_of_card(opened.card)
@@ -156,7 +175,11 @@ class StreamFiles:
         return codec.encode(samples_CS)[:, :count]
 
     def notes(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> list[str]:
-        """Notices of files that are shorter than the sample, or of another frame rate."""
+        """Notices about the file of frames; empty if there is no need for any.
+
+        They say that the file is shorter than the sample, or has another frame rate than `fps`.
+        `size` is (frames, rows, columns) of the sample in pixels.
+        """
         found = []
         if self.frames_of is not None:
             film, frames = _film_of(self.frames_of), size[0]
@@ -175,7 +198,7 @@ class StreamFiles:
 
 
 def _film_of(file: str) -> _Film | None:
-    """The pictures of a file; None where it has none."""
+    """The start and the frame rate of a file's video; None for a file without video."""
     import av
 
     with av.open(f"file:{file}") as container:
@@ -189,7 +212,10 @@ def _film_of(file: str) -> _Film | None:
 
 
 def _begin(file: str) -> float:
-    """Where the given sound begins in a file: with its first picture, else with its track."""
+    """The time in seconds, on the file's clock, from which on its sound is read.
+
+    It is that of the first picture, or the start of the sound track if there is no video.
+    """
     import av
 
     film = _film_of(file)

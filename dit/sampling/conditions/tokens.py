@@ -1,4 +1,4 @@
-"""Pictures and clips given at any frame of a video, during sampling.
+"""Pictures and clips that condition a video from any of its frames on, during sampling.
 
 The arithmetic is that of Diffusers' `LTXConditionPipeline`:
 
@@ -6,9 +6,9 @@ The arithmetic is that of Diffusers' `LTXConditionPipeline`:
 2. At a later frame it becomes additional tokens with the position of that frame; of a clip only
    the first latent frames do, and the others are mixed into the noise at their place.
 3. A token of strength s has a timestep of at most 1 - s, and is not stepped above that level.
-4. Tokens of strength 1 may get some noise at each step, times the square of its level.
+4. Tokens of strength 1 may get some noise at each step, times the square of the step's level.
 
-A sample's tokens of conditions follow those of its references.
+In a sample, the tokens of conditions follow those of its references.
 """
 
 # C patch features, T packed tokens, N samples, S + 1 levels of S steps, A axes of positions
@@ -39,7 +39,7 @@ _NAME = "condition_{}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A picture, or a clip of 8n + 1 frames, given in a video from a certain frame on."""
+    """A picture, or a clip of 8n + 1 frames, that a video shows from a certain frame on."""
 
     latent_CFHW: Tensor
     """The condition's latent, whitened, with the rows and columns of the video's."""
@@ -49,7 +49,10 @@ class Condition:
     """Strength, above 0 and at most 1: 1 shows the condition unchanged."""
 
     def own_tokens(self, rules: ConditionRules) -> Tensor | None:
-        """The latent frames [C, F, H, W] that become additional tokens; None at frame 0."""
+        """The latent frames [C, F, H, W] that become additional tokens.
+
+        None for a condition that begins at frame 0.
+        """
         return self.latent_CFHW[:, : rules.prefix_frames] if self.frame else None
 
     def mixed_in(self, rules: ConditionRules) -> tuple[int, Tensor]:
@@ -61,14 +64,20 @@ class Condition:
 
 
 def own_latents(conditions: Sequence[Condition], rules: ConditionRules) -> dict[str, Tensor]:
-    """The latent frames of `conditions` that become additional tokens, by name of an input."""
+    """The latent frames of `conditions` that become additional tokens.
+
+    The keys are names of inputs, `condition_0`, `condition_1` and so on.
+    """
     found = [one.own_tokens(rules) for one in conditions]
     there = [latent for latent in found if latent is not None]
     return {_NAME.format(number): latent for number, latent in enumerate(there)}
 
 
 def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]]) -> PatchLayout:
-    """The layout of samples whose `conditions` become additional tokens."""
+    """The layout of samples with an optional input for each condition that adds tokens.
+
+    `conditions` are those of each sample; the one with the most such conditions decides.
+    """
     rules, layout = family_of(config.model).conditions(config.model), PatchLayout.of(config)
     if rules is None:
         return layout
@@ -88,7 +97,8 @@ class ConditionTokens:
     """Factor of the noise in the initial state, [T, 1]."""
     strength_T1: Tensor
     rows: tuple[tuple[int, float], ...]
-    """(sample, strength) of each row that is appended to the table of noise levels."""
+    """(index of a sample, strength) of each level that conditions append to the pack's noise
+    levels."""
 
     def to(self, device: torch.device) -> ConditionTokens:
         each = (self.given_TC, self.noise_T1, self.strength_T1)
@@ -96,9 +106,10 @@ class ConditionTokens:
         return replace(self, given_TC=given_TC, noise_T1=noise_T1, strength_T1=strength_T1)
 
     def told(self, level_N: Tensor, path: SamplingPath) -> Tensor:
-        """Timesteps of the rows that conditions append to the table of noise levels.
+        """Timesteps [R] of the R rows that conditions append to the table of noise levels.
 
-        `level_N` has the timesteps of the samples.
+        `level_N` has the timesteps of the samples. A row has the timestep of its sample, but at
+        most that of the noise level 1 - strength.
         """
         most = torch.tensor([1 - strength for _, strength in self.rows], dtype=torch.float64)
         most_R = path.network_level(most).to(level_N)
@@ -183,7 +194,8 @@ class ConditionedSteps:
     batch: PackedBatch
     seeds: Sequence[int]
     noise: float
-    """Factor of the noise that tokens of strength 1 get at each step, times the squared level."""
+    """At each step tokens of strength 1 get noise of this factor times the square of the step's
+    level."""
     steps: StepLevels
     noise_SN: Tensor
     """Noise levels of the schedule for each of the S steps and N samples."""
@@ -205,7 +217,7 @@ class ConditionedSteps:
     def stepped(self, raw_TC: Tensor, step: int) -> Tensor:
         """Network output `raw_TC`, with zeros for tokens that do not move at this step.
 
-        A token does not move while the noise level is above its own.
+        A token of strength s does not move while the noise level is above 1 - s.
         """
         t_T1 = per_token(self.noise_SN[step], self.batch).float()
         moves_T1 = (self.tokens.strength_T1 == 0) | (t_T1 - _NEAR < 1 - self.tokens.strength_T1)

@@ -23,7 +23,10 @@ from dit.system_errors import explained
 
 
 class FeatureExtractor:
-    """A network that computes features; it is on `device` only meanwhile, and else on the CPU."""
+    """A network that computes features of pictures on `device`, and of captions on the CPU.
+
+    Between calls of `pictures` its weights are in host memory.
+    """
 
     def __init__(self, name: str, device: torch.device):
         """Opens the network `name`, a TorchScript file or a folder of Transformers.
@@ -144,10 +147,10 @@ def _moments(features_ND: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(*sets: Tensor) -> None:
-    """Checks that each set of features [N, D] is of at least two pictures, else it has no spread.
+    """Checks that each set of features [N, D] has at least two rows, whose spread a distance needs.
 
     Raises:
-        ValueError: a set has fewer.
+        ValueError: a set has fewer rows.
     """
     for features_ND in sets:
         if len(features_ND) < 2:

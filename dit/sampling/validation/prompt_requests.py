@@ -80,7 +80,7 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures
 
 
 def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
-    """The pictures of a prompt, which can be read and which the network takes.
+    """The pictures of a prompt, after checks that they can be read and that the network takes them.
 
     Raises:
         ValueError: a picture is missing, damaged or too many.
@@ -156,10 +156,12 @@ def _negative(prompt: Prompt, validation: ValidationConfig) -> str:
 def _encode(
     prompts: Sequence[Prompt], given: Sequence[GivenPictures], run: TrainState
 ) -> tuple[Texts, list[PromptTexts]]:
-    """Encodes texts without a picture by text, and both texts of each prompt.
+    """Encodes the texts of all prompts.
 
-    The former are the empty text, and negative prompts. Without an option that needs the text
-    encoder, only the null text of the run is returned.
+    The first value has the tensors of the empty text and of negative prompts, encoded without
+    pictures, by text. The second value has both texts of each prompt. If no option needs the text
+    encoder, the first value has only the run's null text, and the second is empty. Otherwise all
+    models that this process has loaded are forgotten at the end.
 
     Raises:
         ValueError: the text encoder of the data is not on this machine, or needs pictures that are
@@ -216,7 +218,7 @@ def _check_pictures(
     """Checks that the pictures that the text encoder reads with a text are given.
 
     Raises:
-        ValueError: a picture is missing; names the prompt, or the option.
+        ValueError: a picture is missing; the message names the prompt, or the option that needs it.
     """
     for pictures in given:
         pictures.check_seen_by(encoder)
@@ -231,7 +233,7 @@ def _check_pictures(
 
 
 def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
-    """The decoder of the data with its weights, and an empty text; or None with the reason."""
+    """(decoder of the data, ""); or (None, why there is none) if it is not on this machine."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
         return None, "the data name no decoder: latents, in false colours"

@@ -35,7 +35,7 @@ from dit.sampling.prompts import unguided
 from dit.train.train_state import TrainState
 
 Texts = Mapping[str, Mapping[str, Tensor]]
-"""The text encoder's tensors by name, for each text."""
+"""The text encoder's tensors of each text: text -> name -> tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +71,10 @@ Features = Callable[[Tensor], Tensor]
 def requests_of_captions(
     run: TrainState, found: PreparedPrompts, features: Features | None
 ) -> list[ValidationRequest]:
-    """Requests for captions of the validation packs, each caption once before any is repeated.
+    """Requests for `validation.num_captions` captions of the validation packs.
 
-    All ranks must call it. The choice does not depend on the layout.
+    Each caption occurs once before any is repeated. The choice does not depend on how the run is
+    divided among ranks. All ranks must call it.
     """
     first, replicas = run.data_ranks.rank(), run.data_ranks.size()
     packs = run.validation["val_loss"].packs if run.replica.reads else []
@@ -162,8 +163,8 @@ def _request_of_caption(
 def inputs_of_held_out(config: RunConfig, pack: PackedBatch, index: int) -> dict[str, Tensor]:
     """The inputs of the held-out sample `index`, by name, with which it is generated again.
 
-    If training draws the number of given frames, the fewest above 0 that training draws are given,
-    and at least one frame is left to generate.
+    If training conditions on a random number of first frames, the sample is conditioned on the
+    smallest such number above 0, but at least one latent frame is left to generate.
     """
     layout = PatchLayout.of(config)
     inputs = sample_inputs(pack, index, layout)

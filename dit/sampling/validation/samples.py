@@ -79,6 +79,8 @@ FOLDER, WITHOUT = "validation_generation", "without_adapter"
 def open_samples(run: TrainState) -> Samples:
     """Prepares the samples that every validation generates; all ranks must call it.
 
+    Notices about them are added to `run.notes`.
+
     Raises:
         ValueError: the file of prompts, the text encoder, a size, a picture or an input is missing.
     """
@@ -111,9 +113,9 @@ def _prompts(validation: ValidationConfig) -> list[Prompt]:
 
 
 def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | None:
-    """The network of the quality metrics, on the ranks that decode; None on others.
+    """The network of the quality metrics, on ranks that decode samples.
 
-    None also if the run has no such network.
+    None on other ranks, and if the run names no such network.
 
     Raises:
         ValueError: the network is not on this machine, or there is no decoder.
@@ -159,8 +161,8 @@ class ValidationSamples:
     sound: SoundCodec | None = None
     """Codec of the sound of videos, on the ranks that decode."""
     frozen: dict[int, Generated] = field(default_factory=dict)
-    """What was generated without the adapters, by sample number: once, as base weights are frozen.
-    """
+    """What was generated without the adapters, by sample number. It is generated once, because base
+    weights are frozen."""
 
     def __call__(self, run: TrainState, model: nn.Module) -> DrawnSamples | None:
         folder, undrawn, adapted = _folder(run), [], run.model.adapters is not None
@@ -273,9 +275,10 @@ class ValidationSamples:
         *,
         adapter: bool = True,
     ) -> list[GeneratedSample]:
-        """Writes the files of this replica; a failure of one does not affect the others.
+        """Writes the files of this replica's samples; a failure of one does not affect the others.
 
-        `generated` are the samples with the numbers `numbers`; `undrawn` gets notices of what
+        `generated` are the samples with the numbers `numbers`. `adapter` is False for samples
+        without the adapters, which get a folder of their own. `undrawn` gets notices of what
         failed.
         """
         written = []
@@ -312,9 +315,9 @@ class ValidationSamples:
     def _pictures(
         self, numbers: Sequence[int], latents: Sequence[Tensor], undrawn: list[NotShown]
     ) -> list[np.ndarray | None]:
-        """Videos [F, H, W, 3] of `latents`; None for a latent that cannot be decoded.
+        """Videos [F, H, W, 3], uint8, of `latents`; None for a latent that cannot be decoded.
 
-        `undrawn` gets a notice of it.
+        `undrawn` gets a notice of each that cannot be. Without a decoder all are in false colours.
         """
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]
