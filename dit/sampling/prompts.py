@@ -57,13 +57,13 @@ def unused(prompts: Sequence[Prompt]) -> str:
     """A notice of unknown keys in a file of prompts; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
-    return f"not used, of the file of prompts: {shown}" if names else ""
+    return f"keys in the file of prompts that are not used: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
     """A notice that negative prompts have no effect without guidance; else empty."""
     return (
-        "guidance 1 is none: negative prompts are not used"
+        "negative prompts are not used, because guidance is 1, which is none"
         if guidance == 1 and any(negatives)
         else ""
     )
@@ -184,7 +184,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for name, value in pairs:
         if name in entry:
-            raise ValueError(f"{name!r} stands in one entry twice")
+            raise ValueError(f"{name!r} stands in one entry twice, so leave one out")
         entry[name] = value
     return entry
 
