@@ -128,7 +128,11 @@ class Refusals:
         reasons = "; ".join(self.lines)
         where = "refused.jsonl in the output folder names each file"
         if not total:
-            raise PrepError("nothing was packed: all files that were found are left out")
+            raise PrepError(
+                "nothing was packed: all files that were found are left out, by num_repeats or"
+                " skip_empty_caption of --dataset_config, or as control or rejected pictures;"
+                " change these keys, or add files"
+            )
         if len(self) == total:
             raise PrepError(
                 f"nothing was packed: all {total} files were refused ({reasons}); {where}"

@@ -96,7 +96,8 @@ def _figures(
     if not kept.exists():
         if folder.exists():
             raise ValueError(
-                f"{folder} was broken off; remove it, so that all its CPU seconds are counted"
+                f"the training in {folder} was broken off; remove that folder, so that all CPU"
+                " seconds of its training are counted"
             )
         words = [PRETRAIN, "--config-file", options.config_file, *options.keys, *keys]
         cpu_s = _run([*words, f"checkpoint.save={folder}", f"rng.seed={seed}"])

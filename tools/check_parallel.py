@@ -47,7 +47,9 @@ def read_layout(name: str) -> RankLayout:
     """
     if found := re.fullmatch(r"(ddp|fsdp2)(?:\+dp([1-9]\d*))?(?:\+cp([1-9]\d*))?", name):
         return RankLayout(name, found[1], int(found[2] or 1), int(found[3] or 1))
-    raise argparse.ArgumentTypeError(f"{name!r} is no layout, such as {', '.join(DEFAULT)}")
+    raise argparse.ArgumentTypeError(
+        f"{name!r} is no layout; give one such as {', '.join(DEFAULT)}"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

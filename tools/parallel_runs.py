@@ -149,8 +149,8 @@ def _refuse_others(every: list[dict[str, str]], start: dict[str, str], layout: R
     """
     for rank, mine in enumerate(every):
         if names := [name for name in start | mine if mine.get(name) != start.get(name)]:
-            where = f"on rank {rank} of {layout.name} and in one process"
-            raise RefusedModuleError(f"build gives other values of {names[0]} {where}")
+            where = f"on rank {rank} of {layout.name} than in one process"
+            raise RefusedModuleError(f"build gives {names[0]} other values {where}")
 
 
 def _wrapped(module: nn.Module, layout: RankLayout, *, unused: bool) -> nn.Module:
@@ -193,7 +193,9 @@ def _backward(found: Any) -> float:
     pair = found if isinstance(found, (tuple, list)) else [found]
     if len(pair) != 2 or not isinstance(pair[0], Tensor) or pair[0].numel() != 1:
         names = ", ".join(type(one).__name__ for one in pair)
-        raise RefusedModuleError(f"forward_loss returns {names}, not a sum and a count")
+        raise RefusedModuleError(
+            f"forward_loss returns {names}, not a sum and a count; return both"
+        )
     sums = torch.tensor([pair[0].item(), float(pair[1])], dtype=torch.float64)
     dist.all_reduce(sums)
     if not sums[1] > 0:

@@ -260,7 +260,7 @@ def main() -> int:
             say(f"{name:<22}{run.processes} x {run.covers}")
         return 0
     if len(args.places) != 2:
-        parser.error("give two places")
+        parser.error("give two PLACEs: two trees, or two recordings with --compare")
     first, second = args.places
     if args.record:
         record(first, second, args.runs or list(RUNS), jobs=args.jobs)

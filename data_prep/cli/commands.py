@@ -124,8 +124,8 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
     forms = [_form(c) for c in (other, codec)]
     if forms[0] != forms[1]:
         raise PrepError(
-            f"--whitening_from {folder} has latents of {forms[0]}, and these are of {forms[1]};"
-            " give a dataset that was packed with the same options of the processor"
+            f"--whitening_from {folder} has latents of {forms[0]}, and this command makes those"
+            f" of {forms[1]}; give a dataset that was packed with the same options of the processor"
         )
     return other.whitening
 
@@ -151,11 +151,14 @@ def _form(codec: Codec) -> str:
 def run_digits(args: argparse.Namespace) -> int:
     if args.side != SIDE and (args.moving or args.edits):
         kind = "--moving" if args.moving else "--edits"
-        raise PrepError(f"--side {args.side}: digits of {kind} have {SIDE} pixels; leave one out")
+        raise PrepError(
+            f"--side {args.side}: digits of {kind} always have {SIDE} pixels; leave --side or"
+            f" {kind} out"
+        )
     if args.pixel_block and (args.moving or args.edits or args.side % args.pixel_block):
         raise PrepError(
-            f"--pixel_block {args.pixel_block}: it divides --side {args.side} of plain digits;"
-            " give a divisor of it, or leave it out"
+            f"--pixel_block {args.pixel_block} must divide --side {args.side}, and is not for"
+            " --moving or --edits; give a divisor, or leave --pixel_block out"
         )
     encoder = text.text_encoder_named(args.text_encoder or Pixel.text_encoder).from_arguments(args)
     source, config = partial(Digits, side=args.side), "conf/dit_digits.yaml"
@@ -244,7 +247,10 @@ def run_media(args: argparse.Namespace) -> int:
         for sentence in unused_options(args, args.parser, readers):
             Console().print(sentence)
     if ranks.rank == 0 and asked == "torchvision":
-        Console().print("--video_loader_type torchvision: it decodes no videos any more; PyAV does")
+        Console().print(
+            "--video_loader_type torchvision: torchvision no longer decodes videos, so that PyAV is"
+            " used; leave the option out"
+        )
     with ExitStack() as ends:
         ends.callback(ranks.leave)
         if ranks.rank == 0:  # holds the lock for all ranks of this packing
@@ -303,7 +309,8 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
         )
         if done.left_out:
             names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
-            Console().print(f"{args.output_format} has no place for {names}; the shards have it")
+            kept = "only the shards have them"
+            Console().print(f"{args.output_format} has no place for {names}; {kept}")
     return inspect_folder(args.output_dir) if args.verify else 0
 
 
@@ -329,7 +336,7 @@ def _plan(args: argparse.Namespace, packing: Packing) -> int:
         _notify(
             f"packing would publish nothing: {len(refusals)} of {plan.total} files are refused,"
             f" more than --max_bad_fraction {args.max_bad_fraction} allows; repair or remove them,"
-            " or raise it"
+            " or raise that option"
         )
     return 0
 
@@ -344,7 +351,10 @@ def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
         raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
     if args.engine == "ray":
         if ranks.world > 1:
-            raise PrepError("--engine ray spreads the work itself; start one process")
+            raise PrepError(
+                f"--engine ray starts the workers itself, and this command runs in {ranks.world}"
+                " processes; start it once, without torchrun or srun"
+            )
         return RayWorkers(workers=args.num_workers)
     devices = _devices(ranks)
     workers, few = args.num_workers, 0

@@ -56,10 +56,13 @@ def inspect_folder(folder: Path, page: Path | None = None) -> int:
     show_words(Console(), words_of(folder))
     for line in filter(None, (*duplicates.lines, crop_line_of(folder))):
         Console().print(line)
-    problems = check_encoders(folder)
-    problems += [problem for report in reports for problem in report.problems]
+    damage = [problem for report in reports for problem in report.problems]
+    problems = [*check_encoders(folder), *damage]
     for problem in problems:
         Console(stderr=True).print(f"error: {problem}")
+    if damage:
+        remedy = "pack or convert the data again with --overwrite"
+        Console(stderr=True).print(f"error: shards of {folder} are damaged; {remedy}")
     if page is not None:
         track = progress_on(Console(stderr=True))
         write_inspection(folder, page, reports, duplicates, track=track)

@@ -24,7 +24,7 @@ def minutes(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: give minutes, such as 40") from None
     if not 0 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000; 40 is usual")
     return number

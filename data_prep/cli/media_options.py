@@ -61,7 +61,7 @@ def source_of(args: Namespace, codec: Codec, sound: SoundCodec | None = None) ->
     if args.size_multiple % codec.stride:
         raise PrepError(
             f"--size_multiple {args.size_multiple} must be a multiple of the {codec.stride}"
-            f" pixels of one latent cell of processor {codec.name!r}"
+            f" pixels of one latent cell of processor {codec.name!r}, such as {2 * codec.stride}"
         )
     basis = Input(
         collection=FolderCollection(root=Path()),
@@ -179,8 +179,8 @@ def _collections(args: Namespace) -> list[Collection]:
     ):
         if folder is not None and not found:
             raise PrepError(
-                f"{folder.option} {folder.root} has {what} for --image_dir and --video_dir, and"
-                f" neither is given; in a file of --dataset_config each folder has its {key}"
+                f"{folder.option} {folder.root} has {what} for --image_dir and --video_dir; give"
+                f" one of these, or write {key} into the file of --dataset_config"
             )
     if args.hf_dataset:
         found.append(huggingface_rows(args, captions))

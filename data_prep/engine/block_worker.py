@@ -270,10 +270,14 @@ class BlockWorker:
             return self.text.encode_all(clip.caption)
         named = f"text encoder {self.text.name} reads a caption with"
         if not found:
-            raise RefusedError(Reason.NO_REFERENCE, f"{named} a control picture, and it has none")
+            raise RefusedError(
+                Reason.NO_REFERENCE,
+                f"{named} a control picture, and this file has none; give --control_dir",
+            )
         if found > most:
             raise RefusedError(
-                Reason.BAD_REFERENCE, f"{named} at most {most} pictures, and it has {found}"
+                Reason.BAD_REFERENCE,
+                f"{named} at most {most} pictures, and this file has {found}; leave some out",
             )
         shown = clip.originals if self.text.sees_alpha else [*map(to_rgb, clip.originals)]
         return self.text.encode_beside(clip.caption, shown)

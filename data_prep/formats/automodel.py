@@ -187,7 +187,10 @@ def relocate(folder: Path) -> int:
             rows = automodel_rows(folder / name)
             shards[name] = [row | {"cache_file": str(_local(folder, row))} for row in rows]
         except (OSError, ValueError) as error:
-            raise PrepError(f"{folder / name}: {printable(explained(error))}") from None
+            raise PrepError(
+                f"{folder / name} cannot be corrected: {printable(explained(error))}; nothing was"
+                " changed"
+            ) from None
     for name, rows in shards.items():
         write_atomically(folder / name, json.dumps(rows, indent=1).encode())
     return sum(map(len, shards.values()))
@@ -268,7 +271,10 @@ def _record(folder: Path, row: Any) -> CachedSample:
     source = row.get("image_path") or row.get("video_path") or f"{path.parent.name}/{path.name}"
     content = load_untrusted(path)
     if not isinstance(content, dict):
-        raise RefusedError(Reason.UNREADABLE, f"the file holds a {type(content).__name__}, no dict")
+        raise RefusedError(
+            Reason.UNREADABLE,
+            f"the file holds a {type(content).__name__}, not a dict of tensors; write it again",
+        )
     tensors = _tensors(content)
     model = str(content.get("model_type") or row.get("model_type"))
     if model.startswith("hunyuan") and "image_embed" in tensors:
@@ -309,7 +315,9 @@ def _text(value: Any, content: dict[str, Any]) -> Tensor:
     rows_LE = numbers(value, "LE", what="text")
     text_LE = unmasked(rows_LE, content["text_mask"], what="text_mask")
     if not len(text_LE):
-        raise RefusedError(Reason.UNREADABLE, "text_mask leaves no row of the text")
+        raise RefusedError(
+            Reason.UNREADABLE, "text_mask is 0 in all rows of the text; write the file again"
+        )
     return text_LE
 
 

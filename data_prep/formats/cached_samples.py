@@ -86,7 +86,7 @@ def read_tars(
                 name = f"{path.stem}/{key}"
                 yield read_or_refuse(name, partial(record, name, key, parts))
         except (tarfile.TarError, OSError) as error:
-            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
+            detail = f"the rest cannot be read: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
@@ -138,7 +138,9 @@ def checked_description(about: Any) -> dict[str, Any]:
         RefusedError: a value is missing or of a wrong type.
     """
     if not isinstance(about, Mapping):
-        raise RefusedError(Reason.UNREADABLE, f"a {type(about).__name__} describes the sample")
+        raise RefusedError(
+            Reason.UNREADABLE, f"its description is a {type(about).__name__}, not an object"
+        )
     for name in ("caption", "source"):
         if not isinstance(about.get(name), str):
             raise _odd(name, about, "a text")

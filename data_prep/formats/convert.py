@@ -63,8 +63,8 @@ def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
     if tars_below(folder):
         return read_dfm(folder)
     raise PrepError(
-        f"{folder} holds no cache that is known: metadata.json of AutoModel, *.parquet of"
-        " FastVideo, or *.tar of DFM or MLPerf"
+        f"{folder} holds no known cache: neither metadata.json of AutoModel, nor *.parquet of"
+        " FastVideo, nor *.tar of DFM or MLPerf; give the folder that one of these wrote"
     )
 
 
@@ -83,7 +83,7 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
         if args.latents == "raw":
             raise PrepError(
                 "--latents raw: latents of MLPerf are normalised by the benchmark's constants;"
-                " leave it out"
+                " leave --latents out"
             )
         return "normalised"
     measured = codec is not None and codec.whitens_by_dataset
@@ -100,11 +100,12 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     found = args.latents or ("raw" if is_raw else "normalised")
     if found == "raw" and codec is None:
         raise PrepError(
-            "--latents raw needs --processor, whose normalisation it lacks"
+            "--latents raw: such latents are normalised as their codec does; name it, such as"
+            " --processor wan"
             if args.latents
             else "the Parquet of FastVideo, and DFM's shards of FLUX, hold latents before their"
             " normalisation: name their codec, such as --processor wan or flux, or give --latents"
-            " normalised where they are (data_prep wrote them so before it did the same)"
+            " normalised if they are normalised already (old versions of data_prep wrote such)"
         )
     return found
 
@@ -157,7 +158,8 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
         counts = Counter({Split.TRAIN: counts.total()})
         notices.append(all_in_train_notice(counts))
     elif empty:
-        notices.append(f"--split {args.split} leaves {' and '.join(empty)} without a sample")
+        lost = f"leaves {' and '.join(empty)} without a sample"
+        notices.append(f"--split {args.split} {lost}; set that fraction to 0, or raise it")
     card = _card(args, codec, checked, shards, refusals)
     null_text = null_text or checked.null_text
     if encoder is not None:
@@ -343,7 +345,8 @@ def _converted(record: CachedSample, whitened_by: Codec | None) -> CachedSample 
         channels = whitened_by.channels
         if len(latent_CFHW) != channels:
             detail = (
-                f"the latent has {len(latent_CFHW)} channels, {whitened_by.name} has {channels}"
+                f"the latent has {len(latent_CFHW)} channels, and processor {whitened_by.name} has"
+                f" {channels}; give the --processor that encoded it"
             )
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=detail)
         latent_CFHW = whitened_by.whitening.apply(latent_CFHW)

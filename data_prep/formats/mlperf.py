@@ -69,7 +69,9 @@ def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
         raise RefusedError(Reason.UNREADABLE, lacking)
     tensors, about = mlperf_tensors(parts), parse_json(parts["json"])
     if not isinstance(about, dict):
-        raise RefusedError(Reason.UNREADABLE, f".json holds a {type(about).__name__}, no object")
+        raise RefusedError(
+            Reason.UNREADABLE, f".json holds a {type(about).__name__}, not an object"
+        )
     sizes = mlperf_sizes(numbers(tensors["latent"], "CFHW", what="mean"))
     known = {"caption": "", "source": str(about.get("key", name)), "fps": None, **sizes}
     known |= {f"original_{side}": sizes[side] for side in ("height", "width")}
@@ -127,7 +129,7 @@ def _lacking(parts: Iterable[str]) -> str | None:
     """A message that names a missing file of a sample; None if `parts` has them all."""
     missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
     found = ", ".join(f".{part}" for part in parts) or "nothing"
-    return f"no .{min(missing)}, found {found}" if missing else None
+    return f"there is no .{min(missing)}, only {found}" if missing else None
 
 
 def _outline(path: Path) -> tuple[list[int], list[int]]:

@@ -128,7 +128,7 @@ def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                         yield read_or_refuse(name, partial(_record, row))
         # Text that is no UTF-8 and huge sizes raise errors when rows become Python objects.
         except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-            detail = f"the rest of it: {type(error).__name__}: {explained(error)}"
+            detail = f"the rest cannot be read: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 

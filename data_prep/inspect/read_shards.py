@@ -353,7 +353,7 @@ def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) 
         report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")
         return False
     if not (torch.isfinite(latent_CFHW).all() and torch.isfinite(text_LE).all()):
-        report.problems.append(f"{where}: NaN or Inf")
+        report.problems.append(f"{where}: NaN or Inf in its latent or text")
         return False
     report.text_lengths.append(len(text_LE))
     report.moments.add(latent_CFHW)

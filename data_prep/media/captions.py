@@ -181,7 +181,8 @@ class Captions:
             if len(content) > _MOST_SIDECAR:
                 raise RefusedError(
                     Reason.BAD_CAPTION,
-                    f"{sidecar} has {len(content)} bytes, more than any caption ({_MOST_SIDECAR})",
+                    f"{sidecar} has {len(content)} bytes, and a file of captions at most"
+                    f" {_MOST_SIDECAR}; shorten it",
                 )
             return decode_utf8(content).replace("\r\n", "\n")  # of editors on Windows
         except OSError as error:
@@ -193,9 +194,11 @@ class Captions:
         try:
             content = parse_json(self._text(sidecar), pairs=JsonObject)
         except ValueError as error:
-            raise RefusedError(Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}") from error
+            raise RefusedError(
+                Reason.BAD_CAPTION, f"{sidecar} is no JSON: {error}; correct it"
+            ) from error
         if not isinstance(content, JsonObject):
-            why = f"{sidecar} holds {short_repr(content)}, and not an object with field"
+            why = f"{sidecar} holds {short_repr(content)}; write an object with the field"
             raise RefusedError(Reason.BAD_CAPTION, f"{why} {self.field!r}")
         return content
 
@@ -207,7 +210,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
         RefusedError: `missing` is REFUSE.
     """
     if missing is MissingCaption.REFUSE:
-        why = "neither .json nor .txt nor table, and --missing_caption refuse"
+        why = "no .json, .txt or table has it; add one, or leave --missing_caption refuse out"
         raise RefusedError(Reason.NO_CAPTION, why)
     if missing is MissingCaption.EMPTY:
         return Caption(text="", origin="nothing (empty)")
@@ -237,7 +240,7 @@ def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
     except (TypeError, ValueError, OverflowError):
         weight = math.nan
     if not 0 <= weight <= _LARGEST_WEIGHT:
-        why = f"{path} has loss_weight {short_repr(value)}, no number from 0 to"
+        why = f"{path} has loss_weight {short_repr(value)}; give a number from 0 to"
         raise RefusedError(Reason.BAD_WEIGHT, f"{why} {_LARGEST_WEIGHT:g}")
     return weight
 
@@ -261,15 +264,15 @@ def texts_in(
     is_null = bool(held) and all(fields[name] is None for name in held)
     if is_null and missing is MissingCaption.EMPTY:
         return ("",)
-    said = [f"in field {name!r}, which holds {short_repr(fields[name])}" for name in held]
+    said = [f"field {name!r} holds {short_repr(fields[name])}" for name in held]
     if held:
         remedy = f"write a text there{NULL_REMEDY if is_null else ''}"
-        why = f"{' nor '.join(said)}; {remedy}"
+        why = f"{' and '.join(said)}; {remedy}"
     else:
-        found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "no fields"
-        why = f"in field {names[0]!r}, but {found}; name the field with --caption_field"
+        found = ", ".join(short_repr(key) for key in list(fields)[:20]) or "none"
+        why = f"there is no field {names[0]!r}; name one with --caption_field (fields: {found})"
     kind = Reason.NO_CAPTION if is_null else Reason.BAD_CAPTION
-    raise RefusedError(kind, f"{place} has no text for it {why}")
+    raise RefusedError(kind, f"{place} has no caption: {why}")
 
 
 def read_regular_file(path: Path) -> bytes:
@@ -280,7 +283,9 @@ def read_regular_file(path: Path) -> bytes:
         RefusedError: the path is no regular file.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        raise RefusedError(Reason.BAD_CAPTION, f"{path.name} is no regular file")
+        raise RefusedError(
+            Reason.BAD_CAPTION, f"{path.name} is no regular file, but a folder, pipe or device"
+        )
     return path.read_bytes()
 
 
@@ -311,5 +316,7 @@ def caption(text: str, *, origin: str, loss_weight: float | None = None) -> Capt
         why = f"{origin} has bytes that are not UTF-8: {short_repr(text)}; write it in UTF-8"
         raise RefusedError(Reason.BAD_CAPTION, why) from error
     if "\0" in text:
-        raise RefusedError(Reason.BAD_CAPTION, f"{origin} gives a text with a NUL in it")
+        raise RefusedError(
+            Reason.BAD_CAPTION, f"{origin} gives a text with a NUL character; remove it"
+        )
     return Caption(text=text.strip(), origin=origin, loss_weight=loss_weight)

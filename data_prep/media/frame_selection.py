@@ -71,9 +71,7 @@ class FrameRule:
             )
         if self.buckets and min(self.buckets) < 1:
             least = min(self.buckets)
-            raise PrepError(
-                f"--frame_buckets: {least} must be at least 1 frame, as must all others"
-            )
+            raise PrepError(f"--frame_buckets: {least} frames are too few; each needs at least 1")
 
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
         """Selects the frames of each sample that the video with the timeline `line` becomes.
@@ -122,8 +120,8 @@ class FrameRule:
         if count > _MOST_FRAMES:
             raise RefusedError(
                 Reason.VIDEO_DAMAGED,
-                f"{line.duration:.0f} s at {fps:g} frames a second are more than {_MOST_FRAMES}"
-                " frames; cut the video, or lower --train_fps",
+                f"{line.duration:.0f} s at --train_fps {fps:g} are more than the {_MOST_FRAMES}"
+                " frames that a video may have; cut the video, or lower --train_fps",
             )
         begin, tick = line.shown[0] + line.rounding, float(line.tick)
         times = [begin + (k / fps + 1e-9) / tick for k in range(count)]

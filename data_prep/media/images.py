@@ -167,7 +167,8 @@ def _damage_refused(stream: BinaryIO) -> Iterator[None]:
         what = what_it_is(head) or "it is of another kind, or cut short; convert it to JPEG or PNG"
         raise RefusedError(Reason.NO_IMAGE, what) from error
     except Image.DecompressionBombError as error:
-        raise RefusedError(Reason.TOO_LARGE, str(error)) from error
+        size = str(error).partition(", could be")[0]  # without what it says about attacks
+        raise RefusedError(Reason.TOO_LARGE, f"{size}; scale it down") from error
     except Exception as error:  # damage makes Pillow raise errors of any type
         raise RefusedError(Reason.DAMAGED, f"{type(error).__name__}: {error}") from error
 
@@ -232,7 +233,7 @@ def what_it_is(head: bytes) -> str | None:
         if re.match(pattern, head, re.DOTALL):
             return words
     if head and head.isascii() and not re.search(rb"[\x00-\x08\x0e-\x1f]", head):
-        return "it is text, and no media"
+        return "it is text, not a picture or video"
     return None
 
 

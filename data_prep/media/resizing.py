@@ -75,13 +75,13 @@ class Fit:
         """
         size = self.scaled(width, height)
         if min(size) < self.size_multiple:
-            found = f"{size[0]} x {size[1]} pixels, and a side needs {self.size_multiple}"
+            found = f"{size[0]} x {size[1]} pixels, and each side needs {self.size_multiple}"
             if min(width, height) < self.size_multiple:
                 raise RefusedError(Reason.TOO_SMALL, found)
             raise RefusedError(
                 Reason.SCALED_AWAY,
                 f"{width} x {height} becomes {found}: allow more than {self.max_pixels} pixels"
-                " (--max_pixels, --resolution_preset), or leave it out",
+                " (--max_pixels, --resolution_preset), or remove the file",
             )
         wide, high = (side - side % self.size_multiple for side in size)
         at_budget = Placement(size, (wide, high))
@@ -200,8 +200,8 @@ def spaced_ratios(*, least: float, most: float, count: int) -> tuple[float, ...]
     """
     if not 0 < least <= most or count < 1:
         raise PrepError(
-            f"min_ar {least}, max_ar {most}, num_ar_buckets {count}: ratios must be above 0, the"
-            " least no larger than the most, and at least one"
+            f"min_ar {least}, max_ar {most}, num_ar_buckets {count}: give min_ar above 0, max_ar no"
+            " less than min_ar, and num_ar_buckets of at least 1"
         )
     if count == 1:
         return (math.sqrt(least * most),)

@@ -103,9 +103,11 @@ def _film_of(container: Any) -> Any:
         sound = "sound without pictures" if container.streams.audio else "no video stream"
         raise RefusedError(Reason.NO_VIDEO, f"it holds {sound}")
     if film.codec_context is None:
-        raise RefusedError(Reason.NO_VIDEO, "its codec is unknown")
+        raise RefusedError(Reason.NO_VIDEO, "its codec is unknown; convert it to H.264")
     if not film.time_base:
-        raise RefusedError(Reason.VIDEO_DAMAGED, "its frames have no unit of time")
+        raise RefusedError(
+            Reason.VIDEO_DAMAGED, "it says no unit for the times of its frames; convert it again"
+        )
     return film
 
 
@@ -149,7 +151,9 @@ def scan(
             see(packet)
         # Packets before the first key frame are not needed.
         if packet.is_corrupt and any(info.is_key for info in packets):
-            raise RefusedError(Reason.VIDEO_DAMAGED, f"the packet of frame {len(packets)} is cut")
+            raise RefusedError(
+                Reason.VIDEO_DAMAGED, f"the data of frame {len(packets)} are cut short"
+            )
     if not any(not info.is_hidden for info in packets):
         raise RefusedError(Reason.VIDEO_DAMAGED, "it holds no frame")
     return PacketScan(

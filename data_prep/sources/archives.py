@@ -61,7 +61,9 @@ class Contents:
         name = _normal(member.name)
         path = f"{self.archive}/{name}"
         if name.startswith("../") or name in ("", ".."):
-            self.refused[f"{self.archive}/{member.name}"] = "its name leads out of the archive"
+            self.refused[f"{self.archive}/{member.name}"] = (
+                "its name leads out of the archive; rename it"
+            )
             return
         if any(part.startswith(".") for part in name.split("/")):
             self.ignored["hidden"] += 1
@@ -87,7 +89,7 @@ class Contents:
         if target in self.places:
             self.places[path] = self.places[target]
         else:
-            self.refused[path] = f"it is a hard link to {target}, which cannot be read"
+            self.refused[path] = f"it is a hard link to {target}, which is not in the archive"
 
 
 def _normal(name: str) -> str:

@@ -173,7 +173,9 @@ class FoundReference:
             RefusedError: this video ends before the clip does, or its target is a picture.
         """
         if clip is None:
-            raise RefusedError(Reason.BAD_REFERENCE, "it is a video, and its sample a picture")
+            raise RefusedError(
+                Reason.BAD_REFERENCE, "it is a video, and its sample a picture; give a picture"
+            )
         if own.counts_as(clip):
             return tuple(own.shown[number] for number in clip.numbers_of(kept.shown))
         seconds = [(at - clip.shown[0]) * clip.tick for at in kept.shown]

@@ -203,9 +203,9 @@ class CaptionTables:
             if content is None and self.missing is MissingCaption.EMPTY:
                 return ("",)
             if texts is None:
-                why = f"{row.place(path)} has {short_repr(content)} for it, and no text"
+                why = f"{row.place(path)} has {short_repr(content)} as its caption; write a text"
                 if content is None:
-                    raise RefusedError(Reason.NO_CAPTION, f"{why}; write one{NULL_REMEDY}")
+                    raise RefusedError(Reason.NO_CAPTION, f"{why}{NULL_REMEDY}")
                 raise RefusedError(Reason.BAD_CAPTION, why)
             return texts
         names = CAPTION_FIELDS if self.caption_field == "caption" else (self.caption_field,)
@@ -288,7 +288,7 @@ def _paths(path: str, row: TableRow, wanted: re.Pattern[str], *, quiet: bool = F
         if names is None or any(not name or "\0" in name for name in names):
             if quiet:
                 continue
-            why = f"{row.place(path)} has {short_repr(content[key])} in {key}, no path of a picture"
+            why = f"{row.place(path)} has {short_repr(content[key])} in {key}; write a path there"
             is_control = wanted is _CONTROL_FIELD
             raise RefusedError(Reason.BAD_REFERENCE if is_control else Reason.BAD_REJECTED, why)
         folder = PurePosixPath(path).parent

@@ -67,13 +67,17 @@ def inputs_of(args: Namespace, basis: Input) -> list[Input]:
     name = next((name for name in ("directory", "directories") if name in content), "directory")
     folders = content.pop(name, None)
     if not isinstance(folders, list) or not folders:
-        raise PrepError(f"{path} needs a list 'directory', each item with a 'path'")
+        raise PrepError(
+            f"--dataset_config {path} needs a list 'directory', each item with a 'path'"
+        )
     common = checked(str(path), content)
     inputs = []
     for item in folders:
         folder = item.get("path") if isinstance(item, dict) else None
         if not isinstance(folder, str) or not folder or "\0" in folder:
-            raise PrepError(f"{path}: an item of '{name}' has no 'path': {short_repr(item)}")
+            raise PrepError(
+                f"{path}: item {short_repr(item)} of '{name}' has no 'path'; write its folder there"
+            )
         where = f"{path}, folder {folder}"
         own = checked(where, {key: value for key, value in item.items() if key != "path"})
         try:
@@ -174,7 +178,7 @@ def _size_rules(
     for wide, high in settings.get("resolutions", ()):
         if wide * high < multiple**2:
             patch = f"one patch of {multiple} x {multiple} pixels"
-            raise ValueError(f"resolutions: {wide} x {high} is less than {patch}")
+            raise ValueError(f"resolutions: {wide} x {high} is less than {patch}; raise it")
         if ratios is None and args.bucketing == "native":
             rules.append(Fit(size_multiple=multiple, max_pixels=wide * high))
         else:
@@ -264,13 +268,13 @@ def _text(value: Any) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise _wrong(value, "a text that is Unicode") from None
+        raise _wrong(value, "valid Unicode") from None
     return value
 
 
 def _filled(value: Any) -> str:
     if not _text(value):
-        raise _wrong(value, "a text with something in it")
+        raise _wrong(value, "a non-empty text")
     return value
 
 

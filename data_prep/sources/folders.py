@@ -278,7 +278,9 @@ class FolderCollection:
             with (self.root / archive).open("rb") as stream:
                 # Checked before `size` bytes are allocated: the archive may have changed.
                 if os.fstat(stream.fileno()).st_size < start + size:
-                    raise RefusedError(Reason.UNREADABLE, f"{archive} is cut short")
+                    raise RefusedError(
+                        Reason.UNREADABLE, f"{archive} is cut short; copy or download it again"
+                    )
                 stream.seek(start)
                 return stream.read(size)
         except OSError as error:

@@ -53,8 +53,8 @@ def huggingface_rows(args: Namespace, captions: CaptionOptions) -> RowsCollectio
     medium = image or video
     if medium is None:
         raise PrepError(
-            f"dataset {name} has the columns {', '.join(columns)}; say with --image_column or"
-            " --video_column which one holds the media"
+            f"--hf_dataset {name} has the columns {', '.join(columns)}; name the one that holds the"
+            " media with --image_column or --video_column"
         )
     return RowsCollection(
         dataset=name,
@@ -101,7 +101,8 @@ def _dataset(name: str, split: str) -> Any:
             found = datasets.load_dataset(name, split=split)
     except (OSError, ValueError, KeyError) as error:
         raise PrepError(
-            f"--hf_dataset {name}, split {split!r}, cannot be opened: {explained(error)}"
+            f"--hf_dataset {name}, --dataset_split {split}, cannot be opened: {explained(error)};"
+            " give a folder or hub name, and a split that it has"
         ) from None
     for column, feature in found.features.items():
         if isinstance(feature, datasets.Image | datasets.Video):
@@ -150,8 +151,8 @@ class RowsCollection:
             origin = f"column {self.caption_column}"
             return [caption(text, origin=origin, loss_weight=weight) for text in texts]
         if value is not None:
-            why = f"row {index} has no text in column {self.caption_column!r}, but"
-            raise RefusedError(Reason.BAD_CAPTION, f"{why} {short_repr(value)}")
+            why = f"row {index} has {short_repr(value)} in column {self.caption_column!r}; write"
+            raise RefusedError(Reason.BAD_CAPTION, f"{why} a text there, or name another column")
         if self.captions.missing is not MissingCaption.EMPTY:  # rows have no file names
             why = f"row {index} has null in column {self.caption_column!r}; write a text there"
             if self.caption_column is None:
@@ -167,7 +168,9 @@ class RowsCollection:
             return io.BytesIO(value)
         if not isinstance(value, str):
             raise RefusedError(
-                Reason.UNREADABLE, f"row {where}: column {self.column!r} holds {short_repr(value)}"
+                Reason.UNREADABLE,
+                f"row {where}: column {self.column!r} holds {short_repr(value)}, neither bytes nor"
+                " a path or URL; name another column with --image_column or --video_column",
             )
         if value.startswith(("http://", "https://")):
             return self._fetch(value)

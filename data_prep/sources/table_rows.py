@@ -55,7 +55,7 @@ class Rows:
 
     def add(self, name: Any, content: Any, number: int) -> None:
         if not isinstance(name, str) or not name:
-            why = f"row {number} has a name in none of the fields {', '.join(NAME_FIELDS)}"
+            why = f"row {number} names no file in any of the fields {', '.join(NAME_FIELDS)}"
             is_bad = isinstance(content, RefusedError)
             self.problem = self.problem or (
                 content if is_bad else self.refusal(f"{why}: {short_repr(content)}")
@@ -122,7 +122,9 @@ def _add_lines(rows: Rows, text: str) -> None:
         try:
             row = parse_json(line, pairs=JsonObject)
         except json.JSONDecodeError as error:
-            rows.add_problem(f"line {number} is no JSON: {error.msg}, column {error.colno}")
+            rows.add_problem(
+                f"line {number} is no JSON: {error.msg}, column {error.colno}; correct it"
+            )
         except ValueError as error:
             rows.add_problem(f"line {number}: {error}")
         else:
@@ -142,7 +144,10 @@ def _add_document(rows: Rows, value: Any) -> None:
         for number, (name, row) in enumerate(value.items(), 1):
             rows.add(name, row, number)
     else:
-        rows.add_problem(f"it holds {short_repr(value)}, and no rows: a list or an object of names")
+        rows.add_problem(
+            f"it holds {short_repr(value)}; write a list of rows, or an object such as"
+            ' {"cat.jpg": "a cat"}'
+        )
 
 
 def _listed(value: Any) -> list[Any] | None:
@@ -172,7 +177,7 @@ def _add_csv(rows: Rows, text: str) -> None:
             rows.add_problem(f"line {reader.line_num}: {error}")
             continue
         if reader.line_num == len(lines) and _is_open(lines[start - 1 :], separator):
-            rows.add_problem(f"a quote that begins in the row of line {start} is never closed")
+            rows.add_problem(f"a quote in the row of line {start} is never closed; close it")
         elif head is None:
             head = _head(rows, cells)
         elif cells:

@@ -324,5 +324,5 @@ def _bytes(shard: Path, start: int, end: int) -> bytes:
             f"{path} cannot be read ({reason(error)}); start anew with --overwrite"
         ) from error
     if len(content) != end - start:
-        raise PrepError(f"{path} has lost its end; start anew with --overwrite")
+        raise PrepError(f"{path} is cut short; start anew with --overwrite")
     return content

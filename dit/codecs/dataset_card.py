@@ -27,7 +27,7 @@ def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:
     if version != FORMAT_VERSION:
         raise CodecError(
             f"{CARD_NAME} has format_version {version!r}, and this version of data_prep reads"
-            f" {FORMAT_VERSION}; use the version that packed the data"
+            f" {FORMAT_VERSION}; use the version that packed the data, or pack it again"
         )
     if not isinstance(card.get(part), dict):
         raise CodecError(f"{CARD_NAME} has no object {part!r}; pack the data again")
@@ -45,7 +45,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         card = parse_json(path.read_bytes())
     except OSError as error:
         raise CodecError(
-            f"{path} cannot be read ({reason(error)}); is {folder} a dataset?"
+            f"{path} cannot be read ({reason(error)}); give the folder of a packed dataset"
         ) from None
     except ValueError as error:
         raise CodecError(f"{path} is no JSON ({error}); pack the data again") from None

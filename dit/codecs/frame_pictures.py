@@ -251,7 +251,9 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height
     if size[0] * size[1] > LARGEST:
-        raise ValueError(f"{size[0]} x {size[1]} pixels: suspiciously large")
+        raise ValueError(
+            f"{size[0]} x {size[1]} pixels are more than {LARGEST}; scale the video down"
+        )
     return size
 
 

@@ -207,7 +207,9 @@ def _from_numbers(image: Image.Image, profile: bytes | None = None) -> Image.Ima
     white = 1.0 if image.mode == "F" else 65535.0
     low, high = numbers_HW.min(), numbers_HW.max()
     if not (low >= 0 and high <= white):  # catches NaN as well
-        raise ValueError(f"mode {image.mode} from {low:g} to {high:g}, not within 0 to {white:g}")
+        raise ValueError(
+            f"mode {image.mode} has values from {low:g} to {high:g}; scale them to 0 to {white:g}"
+        )
     levels_HW = numbers_HW * (255 / white)
     bytes_HW = transformed_numbers(levels_HW, profile) if profile else np.rint(levels_HW)
     made = Image.fromarray(bytes_HW.astype(np.uint8))

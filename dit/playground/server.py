@@ -57,12 +57,12 @@ class _Handler(LocalHandler):
             return
         length = self.headers.get("Content-Length", "")
         if self.path != "/make":
-            self.refuse(404, "only /make is asked by POST")
+            self.refuse(404, f"nothing answers a POST to {self.path[:80]}; only /make does")
         # No other site's page can send this type without asking first, which nobody answers.
         elif self.headers.get_content_type() != "application/json":
             self.refuse(415, "send JSON, as application/json")
         elif not length.isdecimal() or int(length) > _LONGEST:
-            self.refuse(413, f"a request has at most {_LONGEST} bytes, and says how many")
+            self.refuse(413, f"send a Content-Length of at most {_LONGEST} bytes")
         else:
             self._make(self.rfile.read(int(length)))
 

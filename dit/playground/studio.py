@@ -72,7 +72,7 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
         raise ValueError("the request is no JSON object")
     known = _OPTIONS | _OWN
     if unknown := sorted(map(str, content.keys() - known.keys())):
-        raise ValueError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+        raise ValueError(f"unknown keys {', '.join(unknown)}; known are {', '.join(known)}")
     if missing := sorted(_OWN.keys() - content.keys()):
         raise ValueError(f"{', '.join(missing)} is missing")
     given = {name: value for name, value in content.items() if value is not None}
@@ -81,7 +81,7 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
             kinds = " or ".join(kind.__name__ for kind in known[name])
             raise ValueError(f"{name}={value!r:.40} must be of type {kinds}")
         if type(value) is int and value.bit_length() > _BITS:
-            raise ValueError(f"{name} has more than {_BITS} bits")
+            raise ValueError(f"{name} is too large; give a number below 2**{_BITS}")
     return _checked(given, weights=weights, variants=variants)
 
 
@@ -92,9 +92,14 @@ def _checked(given: Mapping[str, Any], *, weights: str, variants: int) -> Wish:
     if any(
         len(one) > _LONGEST or "\0" in one for one in (prompt, given.get("negative_prompt", ""))
     ):
-        raise ValueError(f"a prompt has at most {_LONGEST} characters, and no NUL")
+        raise ValueError(
+            f"prompt or negative_prompt is too long, or holds a NUL character; give at most"
+            f" {_LONGEST} characters"
+        )
     if not 0 <= variant < variants:
-        raise ValueError(f"variant={variant} is none of the {variants} that are open")
+        raise ValueError(
+            f"variant={variant} must lie in 0 to {variants - 1}: the number of an open network"
+        )
     check_seed(seed, count=1)
     options = {name: given[name] for name in _OPTIONS if name in given}
     return Wish(

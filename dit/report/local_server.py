@@ -111,7 +111,7 @@ class LocalHandler(BaseHTTPRequestHandler):
         """
         name = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if self.server.only_local and name not in _LOCAL:
-            self.refuse(403, f"call it {self.server.url}; --host lets other names in")
+            self.refuse(403, f"open {self.server.url}, or start with --host to use other names")
             return False
         return True
 

@@ -214,7 +214,7 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportError(
-            f"{file} cannot be read ({reason(error)}); let yourself read it, or name another run"
+            f"{file} cannot be read ({reason(error)}); make it readable, or name another run"
         ) from error
 
 

@@ -100,8 +100,8 @@ def boundary_of(high: RunConfig, low: RunConfig) -> float:
         one, other = (getattr(run.objective, key) for run in (high, low))
         if one != other:
             problems.append(
-                f"objective.{key}={one} of --checkpoint_path and {other} of --checkpoint_path_low:"
-                " both experts sample at the same levels"
+                f"objective.{key}={one} of --checkpoint_path and {other} of --checkpoint_path_low"
+                " must be equal; give two experts that were trained with the same value"
             )
     problems += _other_inputs(high, low, "--checkpoint_path_low")
     if problems:
@@ -124,8 +124,8 @@ def _other_inputs(one: RunConfig, other: RunConfig, option: str) -> list[str]:
     if _reads(one.model) == _reads(other.model):
         return []
     return [
-        f"the networks of --checkpoint_path and {option} read other latents or inputs, so that"
-        " they are no two of one model"
+        f"the networks of --checkpoint_path and {option} read different latents or inputs; give two"
+        " checkpoints of one model"
     ]
 
 

@@ -39,7 +39,7 @@ class PictureOptions:
     reference_video: str
     frames: str
     missing: str  # remedy where a picture is missing; {} is `image`, `last_image` or `reference`
-    encoders: str  # where the VAE and the image encoder may lie
+    encoders: str  # beginning of a remedy: the options for the place of the VAE
     place: str = ""  # of the prompt in its file, before each error
 
     def of(self, prompt: Prompt) -> PictureOptions:
@@ -54,7 +54,7 @@ OF_COMMAND_LINE = PictureOptions(
     reference_video="--reference_video",
     frames="--num_video_frames",
     missing="give --{0} FILE, or {0}_path in the file of prompts",
-    encoders="--tokenizer_cache_dir and --tokenizer_model say",
+    encoders="set --tokenizer_cache_dir or --tokenizer_model to",
 )
 OF_VALIDATION = PictureOptions(
     first="image_path",
@@ -63,7 +63,7 @@ OF_VALIDATION = PictureOptions(
     reference_video="reference_path",
     frames="validation.num_video_frames",
     missing="give {0}_path beside the prompt, in .json or .jsonl",
-    encoders="model.vae_cache_folder says",
+    encoders="set model.vae_cache_folder to",
 )
 
 
@@ -127,7 +127,7 @@ class GivenPictures:
             if value is not None and number > most:
                 takes = "no picture" if most == 0 else "the first picture alone"
                 raise ValueError(
-                    f"{place}{option} {value}: the network is given {takes}; leave it out"
+                    f"{place}{option} {value}: the network takes {takes}; leave it out"
                 )
         if self.last is not None and self.first is None:
             raise ValueError(
@@ -159,13 +159,11 @@ class GivenPictures:
         option = f"{self._option('first')} {self.first}"
         if not hasattr(decoder, "image_inputs"):
             which = (
-                "is not on this machine"
+                f"is not on this machine; {self.options.encoders} the folder that has it"
                 if decoder is None
-                else f"({decoder.name}) reads no pictures"
+                else f"({decoder.name}) reads no pictures; {self.options.encoders} one that does"
             )
-            raise ValueError(
-                f"{option}: the VAE of the data {which}; {self.options.encoders} where one is"
-            )
+            raise ValueError(f"{option}: the VAE of the data {which}")
         frames, height, width = size
         first, last = self.first_picture(height, width), None
         if self.last is not None:
@@ -176,7 +174,7 @@ class GivenPictures:
             raise ValueError(
                 f"{option}: the network reads `{lost[0]}`, which the pipeline"
                 f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
-                f" {self.options.encoders} where one with an image_encoder is"
+                f" {self.options.encoders} a pipeline with an image_encoder"
             )
         return {name: made[name] for name in names if name in made}
 
@@ -258,7 +256,7 @@ class GivenPictures:
         if self.references and decoder is None:
             raise ValueError(
                 f"{self._named(self.references[0])}: the VAE of the data is not"
-                f" on this machine; {self.options.encoders} where one is"
+                f" on this machine; {self.options.encoders} the folder that has it"
             )
         names = [one.name for one in wanted if one.kind is InputKind.REFERENCE]
         found = {}
@@ -362,5 +360,5 @@ def _upright(file: str, *, option: str, clear: bool = False) -> Image.Image:
             return (to_rgba if clear else to_rgb)(upright(opened))
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"{option} {file} cannot be read as a picture ({reason(error)})"
+            f"{option} {file} cannot be read as a picture ({reason(error)}); give a PNG or JPEG"
         ) from error

@@ -61,10 +61,11 @@ class LatentStride:
 def rounding(asked: Size, made: Size) -> str:
     """A notice that the size `made` is generated in place of `asked`; empty if both are equal."""
     names = ("frames", "rows", "columns")
-    more = [f"{b} {name} for {a}" for name, a, b in zip(names, asked, made, strict=True) if a != b]
+    each = zip(names, asked, made, strict=True)
+    more = [f"{b} {name} instead of {a}" for name, a, b in each if a != b]
     if not more:
         return ""
-    return f"generates {', '.join(more)}: what decoder and patches take; the rest is cut off"
+    return f"generates {', '.join(more)}, as the decoder needs; what is too much is cut off"
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:

@@ -293,7 +293,9 @@ def _write_mp4(
     try:
         import av
     except ImportError as error:
-        raise ValueError("writing MP4 needs the package av: install the extra `prep`") from error
+        raise ValueError(
+            "writing MP4 needs the package av; install it with pip install 'megatron-dit[prep]'"
+        ) from error
 
     # Every player shows 4:2:0. It needs even sides, so the last row or column is repeated.
     _, height, width, _ = video_FHW3.shape

@@ -214,9 +214,10 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
     parts = model.model_parallel_size
     if world_size() % parts:
         raise ValueError(
-            f"{world_size()} processes do not divide by tensor * context * pipeline = {parts};"
-            f" start python -m torch.distributed.run --nproc-per-node {parts}"
-            " recipes/generate_dit.py ..."
+            f"{world_size()} processes are no multiple of {parts}, the product of"
+            " --tensor_model_parallel_size, --context_parallel_size and"
+            " --pipeline_model_parallel_size; start python -m torch.distributed.run"
+            f" --nproc-per-node {parts} recipes/generate_dit.py ..."
         )
     # Padding does not change results, so samples may be padded to a multiple that context ranks can
     # split evenly.

@@ -57,7 +57,7 @@ def unused(prompts: Sequence[Prompt]) -> str:
     """A notice of keys in a file of prompts that nothing reads; empty if there are none."""
     names = sorted({name for prompt in prompts for name in prompt.unused})
     shown = first_of([repr(name)[1:-1] for name in names], _SHOWN)
-    return f"not used, of the file of prompts: {shown}" if names else ""
+    return f"keys in the file of prompts that are not used: {shown}" if names else ""
 
 
 def unguided(negatives: Iterable[str], *, guidance: float) -> str:
@@ -66,7 +66,7 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
     Empty with other guidance, or if all of `negatives` are empty.
     """
     return (
-        "guidance 1 is none: negative prompts are not used"
+        "negative prompts are not used, because guidance is 1, which is none"
         if guidance == 1 and any(negatives)
         else ""
     )
@@ -187,7 +187,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     for name, value in pairs:
         if name in entry:
-            raise ValueError(f"{name!r} stands in one entry twice")
+            raise ValueError(f"{name!r} stands in one entry twice, so leave one out")
         entry[name] = value
     return entry
 

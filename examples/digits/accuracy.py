@@ -133,7 +133,10 @@ def check_arguments(args: argparse.Namespace) -> None:
         other = "--moving" if args.moving else "--edits"
         raise ValueError(f"{other} and --inverted exclude each other; leave one out")
     if is_address(args.checkpoint_path) and args.output_dir is None:
-        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
+        raise ValueError(
+            f"--checkpoint_path {args.checkpoint_path} is no folder here, so that the results have"
+            " no place; give --output_dir, too"
+        )
     generation_options(args)
 
 

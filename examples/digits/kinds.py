@@ -92,8 +92,8 @@ class Kind(ABC):
             ValueError: this kind is not compared with a teacher.
         """
         raise ValueError(
-            f"--teacher compares digits and clips (--teacher_per_prompt {each}), and not what is"
-            " made of given ones; leave it out"
+            f"--teacher compares digits and clips (--teacher_per_prompt {each}), but no edits of"
+            " given ones; leave --teacher out"
         )
 
     def drawn(self, pictures: Sequence[np.ndarray]) -> list[tuple[str, np.ndarray]]:  # noqa: ARG002

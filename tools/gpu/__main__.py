@@ -69,7 +69,10 @@ def _start(options: argparse.Namespace) -> list[Worker]:
         ValueError: this Python has no torch, or the wheels cannot be installed.
     """
     if find_spec("torch") is None:
-        raise ValueError(f"{sys.executable} has no torch; name one that has: make gpu PYTHON=")
+        raise ValueError(
+            f"{sys.executable} has no torch; name a Python that has it: make gpu"
+            " PYTHON=/path/to/python"
+        )
     if options.wheelhouse:
         began = time.monotonic()
         count = install(options.wheelhouse, options.site)

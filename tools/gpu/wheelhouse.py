@@ -97,7 +97,10 @@ def read_present(file: Path) -> dict[str, str]:
         if name:
             found[_normalised(name)] = version
     if "torch" not in found:
-        raise ValueError(f"{file} lists no torch, and a wheelhouse never brings it")
+        raise ValueError(
+            f"{file} lists no torch, and a wheelhouse never brings it; install it on that machine,"
+            " and list its packages again"
+        )
     return found
 
 
@@ -118,7 +121,10 @@ def requirements(checkout: Path, also: Sequence[str] = ()) -> list[str]:
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
     by_name = {_normalised(re.split(r"[^\w.-]", one)[0]): one for one in optional}
     if unknown := [name for name in also if name not in by_name]:
-        raise ValueError(f"--also {unknown[0]}: pyproject.toml has {', '.join(sorted(by_name))}")
+        raise ValueError(
+            f"--also {unknown[0]} is no optional dependency in pyproject.toml; give one of"
+            f" {', '.join(sorted(by_name))}"
+        )
     pinned = re.findall(r"^megatron-core==.+", image, re.MULTILINE)
     return [*project["dependencies"], *(by_name[name] for name in (*EXTRAS, *also)), *pinned]
 

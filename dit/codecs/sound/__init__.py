@@ -42,5 +42,8 @@ def sound_codec_of_card(
     codec, latent = SOUND_CODECS.of_card(card, location), part_of_card(card, SOUND_LATENT)
     scale = latent.get("scale")
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not scale > 0:
-        raise CodecError(f"the dataset card has {scale=} of its sound; pack the data again")
+        raise CodecError(
+            f"the dataset card has {SOUND_LATENT}.scale={scale!r}, not a number above 0; pack the"
+            " data again"
+        )
     return replace(codec, scale=float(scale))

@@ -42,7 +42,9 @@ class Wave(SoundCodec):
         if self.wave_channels not in (1, 2):
             raise CodecError(f"--wave_channels {self.wave_channels} must be 1 (mono) or 2 (stereo)")
         if not 1 <= self.frame <= self.wave_rate:
-            raise CodecError(f"--wave_frame {self.frame} must be 1 sample to a second of them")
+            raise CodecError(
+                f"--wave_frame {self.frame} must lie in 1 to {self.wave_rate} samples, a second"
+            )
 
     options = frozenset(option_names(WaveOptions))
 

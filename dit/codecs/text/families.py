@@ -227,7 +227,8 @@ class CosmosPredict25Text(PretrainedTextEncoder):
             return ()
         return (
             f"each caption takes {size / 1e6:.0f} MB ({self.max_length} tokens of {self.width:,}"
-            " numbers); --text_projection stores its projection, for training that freezes this",
+            " numbers); --text_projection FOLDER stores a small projection instead, for training"
+            " with that projection frozen",
         )
 
     def rows_of(self, caption: str) -> int:
@@ -327,7 +328,10 @@ def projection_of(folder: str) -> tuple[Tensor, Tensor]:
                 names = {_WEIGHT, _BIAS} & set(file.keys())
                 found |= {name: file.get_tensor(name).float() for name in names}
     except (OSError, SafetensorError) as error:
-        raise CodecError(f"--text_projection {folder}: {explained(error)}") from None
+        raise CodecError(
+            f"--text_projection {folder} cannot be read ({explained(error)}); give the folder"
+            " transformer of a Cosmos-Predict2.5 pipeline"
+        ) from None
     if len(found) < 2:
         raise CodecError(
             f"--text_projection {folder}: no *.safetensors in it has {_WEIGHT} and {_BIAS}; give"

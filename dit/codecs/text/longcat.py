@@ -118,7 +118,7 @@ class LongCatEditText(LongCatText):
     def embed(self, caption: str) -> dict[str, Tensor]:
         raise CodecError(
             f"text encoder {self.name!r} reads a caption together with the picture to edit,"
-            f" and got only {caption!r}"
+            f" and got only {caption!r}; give that picture as well"
         )
 
     def encode_beside(self, caption: str, pictures: Sequence[Image.Image]) -> dict[str, Tensor]:

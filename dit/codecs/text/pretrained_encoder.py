@@ -55,7 +55,7 @@ class PretrainedTextEncoder(TextEncoder):
         if cls.longest_text is not None and max_length > cls.longest_text:
             raise CodecError(
                 f"--max_sequence_length {max_length}: pipelines of text encoder {cls.name!r} take"
-                f" at most {cls.longest_text}"
+                f" at most {cls.longest_text}; give no more"
             )
         return cls(
             model_name=args.model_name or cls.default_model,

@@ -46,8 +46,8 @@ class HunyuanVideo(Hunyuan):
         if not self.image_conditioning:
             return ()
         return (
-            "texts are those of the captions alone; the published image-to-video networks read rows"
-            " before them that Llava makes of the first frame: --processor hunyuanvideo_i2v",
+            "texts are those of the captions alone; the published image-to-video networks also read"
+            " rows that Llava makes of the first frame: --processor hunyuanvideo_i2v stores these",
         )
 
 

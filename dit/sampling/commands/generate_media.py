@@ -311,8 +311,8 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     model, least = opened.config.model, options.guidance_least_norm
     if least and family_of(model).objective.keeps_norm(model) is None:
         raise ValueError(
-            f"--guidance_least_norm {least}: guidance of model.family={model.family} changes no"
-            " norm back; leave it out"
+            f"--guidance_least_norm {least}: guidance of model.family={model.family} does not"
+            " restore norms; leave it out"
         )
     usual, scale = opened.config.guidance, options.reference_guidance
     unused = family_of(model).unguided_by_references(model)
@@ -325,8 +325,8 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
     guidance = usual if options.guidance is None else options.guidance
     if options.reference_guidance not in (None, 1) and guidance == 1:
         raise ValueError(
-            f"--reference_guidance {scale}: guidance is 1, which is without any; give --guidance"
-            " above 1, or leave it out"
+            f"--reference_guidance {scale} has no effect with guidance 1, which is none; give"
+            " --guidance above 1, or leave --reference_guidance out"
         )
     return replace(
         options,
@@ -375,8 +375,8 @@ def options_of_prompt(
         frames, height, width = opened.latent_stride.pixels(most)
         raise ValueError(
             f"--num_video_frames {sized.num_video_frames} --height {sized.height} --width"
-            f" {sized.width} are a latent of {latent}, beyond {most}, the largest of the network;"
-            f" ask for at most {frames}, {height} and {width}"
+            f" {sized.width} is larger than the network takes (a latent of {latent}, beyond"
+            f" {most}); ask for at most {frames}, {height} and {width}"
         )
     return sized
 

@@ -142,7 +142,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
             )
         for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
             if (choice := getattr(self, name)) not in list(known):
-                raise ValueError(f"--{name} {choice} is none; choose of {', '.join(known)}")
+                raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(
                 f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 is none"
@@ -175,8 +175,8 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 raise ValueError(f"--guider {self.guider} {_HAS_ITS_OWN} --{name}")
         if self.guidance_after != 1 and self.guidance_steps == 1:
             raise ValueError(
-                f"--guidance_after {self.guidance_after}: all steps have --guidance; give"
-                " --guidance_steps below 1, the part of them before"
+                f"--guidance_after {self.guidance_after} has no effect, as --guidance_steps 1 lets"
+                " all steps use --guidance; give --guidance_steps below 1, such as 0.5"
             )
 
 
@@ -198,8 +198,8 @@ def check_seed(seed: int, *, count: int) -> None:
     """
     if not -(2**63) <= seed <= 2**64 - count:
         raise ValueError(
-            f"--seed {seed} must lie in [-2**63, 2**64 - {count}], for the i-th of {count} samples"
-            " takes seed + i, a number of 64 bit"
+            f"--seed {seed} must lie in [-2**63, 2**64 - {count}]: sample i of {count} uses"
+            " seed + i"
         )
 
 

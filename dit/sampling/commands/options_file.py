@@ -77,9 +77,10 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
         name = _AUTOMODEL.get(key, key.replace("-", "_"))
         action = options.get(f"--{name}")
         if action is None and key.partition(".")[0] in _GROUPS:
-            sys.stderr.write(f"{key} ({place}): read, not used: it belongs to another program\n")
+            sys.stderr.write(f"{key} ({place}) is not used: it is a key of another program\n")
         elif action is None or name in ("config", "help"):
-            near = get_close_matches(name, [o[2:] for o in options], n=1, cutoff=0.7)
+            known_keys = [o[2:] for o in options if o not in ("--config", "--help")]
+            near = get_close_matches(name, known_keys, n=1, cutoff=0.7)
             guess = f"did you mean {near[0]}?" if near else "--help=all lists the options"
             raise ValueError(f"{key}={_shown(value)} ({place}): unknown key; {guess}")
         elif not typed & _instead_of(action) and value is not None:

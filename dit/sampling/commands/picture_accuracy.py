@@ -91,7 +91,10 @@ def training_pictures(folder: Path, decoder: Codec) -> Pictures:
             pixels.append(decoder.decode(sample["latent"])[0].numpy())
             captions.append(sample["caption"])
     if not pixels:
-        raise ValueError(f"{folder} has no pictures in its training split; videos are not judged")
+        raise ValueError(
+            f"{folder} has no pictures in its training split, and videos are not judged; give"
+            " --dataset_path with pictures"
+        )
     return Pictures(pixels=pixels, captions=captions)
 
 
@@ -274,7 +277,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_count("count", args.count, most=MOST_SAMPLES)
     check_seed(args.seed, count=args.count)
     if is_address(args.checkpoint_path) and args.output_dir is None:
-        raise ValueError(f"--checkpoint_path {args.checkpoint_path}: give --output_dir, too")
+        raise ValueError(
+            f"--checkpoint_path {args.checkpoint_path} is no folder here, so that the results have"
+            " no place; give --output_dir, too"
+        )
     options = generation_options(args)
     # Imported late: --help and a wrong option answer at once.
     from dit.sampling.commands.generate_media import generate_opened

@@ -88,7 +88,8 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
         import av
     except ImportError as error:
         raise ValueError(
-            f"{option} {file}: reading a video needs the package av: install the extra `prep`"
+            f"{option} {file}: reading a video needs the package av; install it with pip install"
+            " 'megatron-dit[prep]'"
         ) from error
     try:
         # Of a relative path, FFmpeg takes `wan:lora` for a protocol.

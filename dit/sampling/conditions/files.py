@@ -54,7 +54,7 @@ class ConditionFile:
         if decoder is None:
             raise ValueError(
                 f"{where}: the VAE of the data is not on this machine;"
-                f" {OF_COMMAND_LINE.encoders} where one is"
+                f" {OF_COMMAND_LINE.encoders} the folder that has it"
             )
         frames, height, width = size
         self.check(frames)

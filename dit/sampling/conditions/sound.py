@@ -202,7 +202,9 @@ def check_sound(
     """
     if not has_sound(model):
         if any(one is not None for one in sounds):
-            raise ValueError(f"model.family={model.family} makes no sound; leave it out")
+            raise ValueError(
+                f"model.family={model.family} makes no sound; leave --frames_of and --sound_of out"
+            )
         return
     for wrong, what in (
         (sampler is Sampler.LCM, f"sampler {sampler}"),
@@ -211,6 +213,6 @@ def check_sound(
     ):
         if wrong:
             raise ValueError(
-                f"{what} is of networks with one stream of tokens, and model.family={model.family}"
-                " has two; leave it out"
+                f"{what} cannot be used with model.family={model.family}, which makes frames and"
+                " sound together; leave it out"
             )

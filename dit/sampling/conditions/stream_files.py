@@ -120,7 +120,7 @@ class StreamFiles:
         if decoder is None:
             raise ValueError(
                 f"{option} {self.frames_of}: the VAE of the data is not on this machine;"
-                f" {OF_COMMAND_LINE.encoders} where one is"
+                f" {OF_COMMAND_LINE.encoders} the folder that has it"
             )
         latent = stride.latent(size)
         frames, height, width = stride.pixels(latent)
@@ -130,8 +130,8 @@ class StreamFiles:
         if not cells:
             least = stride.pixels((stride.patch_temporal, *latent[1:]))[0]
             raise ValueError(
-                f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, less than the {least} of"
-                " a token; give a longer clip"
+                f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, and the network needs at"
+                f" least {least}; give a longer clip"
             )
         pixels_F3HW = pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
         # `encode` rounds to the type of shards.
@@ -171,7 +171,10 @@ class StreamFiles:
         if there < samples_CS.shape[1]:  # silence would be what the network has to go on with
             count = codec.frames_of(there + 1) - 1
         if not count:
-            raise ValueError(f"{where} is shorter than a latent frame of sound; give a longer one")
+            raise ValueError(
+                f"{where} is too short: the network reads at least one latent frame of sound; give"
+                " a longer file"
+            )
         return codec.encode(samples_CS)[:, :count]
 
     def notes(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> list[str]:

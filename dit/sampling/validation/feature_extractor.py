@@ -155,6 +155,6 @@ def _check(*sets: Tensor) -> None:
     for features_ND in sets:
         if len(features_ND) < 2:
             raise ValueError(
-                f"a distance of sets needs at least 2 pictures in each, and one has"
+                "the distance between two sets needs at least 2 pictures in each, and one has"
                 f" {len(features_ND)}; sample more"
             )

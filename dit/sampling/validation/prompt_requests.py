@@ -245,7 +245,7 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
     except ValueError:
         name = named.get("model_name", named.get("name"))
         return None, (
-            f"latents, in false colours, for the decoder {name} is not on this machine; set"
+            f"latents, in false colours, because the decoder {name} is not on this machine; set"
             " model.vae_cache_folder to the Hugging Face cache or pipeline folder that has it"
         )
 
@@ -271,7 +271,8 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
     if needed:
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, as the decoder is not on"
-            " this machine and the dataset card is of an older version; set model.vae_cache_folder"
+            " this machine and the dataset card is of an older version; set"
+            " model.vae_cache_folder to the folder that has it, or pack the data again"
         )
     return None
 

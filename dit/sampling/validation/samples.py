@@ -132,7 +132,8 @@ def no_pictures(extractor: str) -> ValueError:
     """The error of a run that names a network for quality metrics but has no decoder."""
     return ValueError(
         f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
-        " is not on this machine; set model.vae_cache_folder, or feature_extractor=null"
+        " is not on this machine; set model.vae_cache_folder to the folder that has it, or"
+        " validation.feature_extractor=null"
     )
 
 

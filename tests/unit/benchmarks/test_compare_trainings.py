@@ -52,7 +52,7 @@ def test_variants_seeds_and_judge(repo_root: Path, tmp_path: Path, monkeypatch) 
     with pytest.raises(ValueError, match=r"--judge -c pass wrote no .*evaluation\.json"):
         main([*words, "--seeds", "3"])
     (tmp_path / "fast" / "2" / "comparison.json").unlink()
-    with pytest.raises(ValueError, match="fast/2 was broken off; remove it"):
+    with pytest.raises(ValueError, match="fast/2 was broken off; remove that folder"):
         main(words)
 
 

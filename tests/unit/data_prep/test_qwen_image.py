@@ -191,7 +191,8 @@ def test_the_first_edit_model_sees_one_picture(folder, tmp_path: Path, controls,
     options = arguments(tmp_path, folder, "qwen_image_edit")
     assert main(["image", *options, *more]) == 1
     (line,) = (tmp_path / "out/refused.jsonl").read_text().splitlines()
-    few, many = "a control picture, and it has none", "with at most 1 pictures, and it has 2"
+    few = "a control picture, and this file has none"
+    many = "with at most 1 pictures, and this file has 2"
     said = many if controls else few
     assert said in json.loads(line)["detail"]
     assert "Traceback" not in capsys.readouterr().err

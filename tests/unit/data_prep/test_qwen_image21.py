@@ -143,7 +143,7 @@ def test_a_dataset_of_transparent_pictures_with_transparent_controls(
     words = ["image", *options, *many, "--output_dir", tmp_path / "many"]
     assert main([*map(str, words)]) == 1
     refused = [json.loads(x) for x in (tmp_path / "many/refused.jsonl").read_text().splitlines()]
-    assert any("with at most 10 pictures, and it has 11" in one["detail"] for one in refused)
+    assert any("with at most 10 pictures, and this file has 11" in one["detail"] for one in refused)
     assert (
         main(
             [

@@ -140,8 +140,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     empty.write_bytes(wav_file(np.zeros((1, 50), np.float32), RATE))
     for files, message, changes in (
         (StreamFiles(frames_of=clip, sound_of=sound), "nothing is left to make", {}),
-        (StreamFiles(frames_of=short), "has 2 frames, less than the 3 of a token", {}),
-        (StreamFiles(sound_of=str(empty)), "is shorter than a latent frame of sound", {}),
+        (StreamFiles(frames_of=short), "has 2 frames, and the network needs at least 3", {}),
+        (StreamFiles(sound_of=str(empty)), "is too short: .* one latent frame of sound", {}),
         (StreamFiles(sound_of=clip), "cannot be read as sound .*no sound track", {}),
         (StreamFiles(sound_of="gone.wav"), "--sound_of gone.wav cannot be read as sound", {}),
         (StreamFiles(sound_of=sound), "name no codec of sound", {"card": {}}),

@@ -43,6 +43,6 @@ def test_a_pair_of_networks(groups, tmp_path: Path) -> None:
     narrow = import_weights(tmp_path / "narrow", tmp_path / "other").path
     with pytest.raises(ValueError, match="are of different models; leave one of them out"):
         open_checkpoint(run.path, weights="model", options=both)
-    with pytest.raises(Problems, match="--checkpoint_path_away read other latents or inputs"):
+    with pytest.raises(Problems, match="--checkpoint_path_away read different latents or inputs"):
         options = replace(encoders, checkpoint_path_away=str(narrow))
         open_checkpoint(run.path, weights="model", options=options)

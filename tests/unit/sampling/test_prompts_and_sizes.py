@@ -46,7 +46,8 @@ def test_prompts_from_lines_and_from_json(tmp_path):
     sizes = {"height": 480, "width": 832, "num_video_frames": 77}
     cat = Prompt(text="a cat", **sizes, negative="blurred", unused=("num_inference_steps",))
     assert read_prompts(file) == [cat, Prompt(text="a dog")]
-    assert unused(read_prompts(file)) == "not used, of the file of prompts: num_inference_steps"
+    said = "keys in the file of prompts that are not used: num_inference_steps"
+    assert unused(read_prompts(file)) == said
     file.write_text(
         '{"fps": 3, "data": [{"prompt": "a", "video": "x"}, {"caption": "b", "prompt": "c"}]}'
     )
@@ -239,7 +240,7 @@ def test_sizes_are_rounded_up_to_what_decoder_and_patches_take(pixels, latent, m
     said = rounding(pixels, made)
     assert (not said) == (pixels == made)
     if pixels == (10, 240, 416):
-        assert said.startswith("generates 13 frames for 10") and said.endswith("cut off")
+        assert said.startswith("generates 13 frames instead of 10") and said.endswith("cut off")
 
 
 def test_encoders_are_found_where_the_user_says(tmp_path):

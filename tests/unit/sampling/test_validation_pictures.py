@@ -286,7 +286,7 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
     gone = run.card["processor"] | {"model_name": "nowhere/nothing"}
     card = run.card | {"processor": gone, "latent": run.card["latent"] | stride}
     with pytest.raises(
-        ValueError, match=r"VAE of the data is not on this machine; model.vae_cache_folder"
+        ValueError, match=r"VAE of the data is not on this machine; set model.vae_cache_folder"
     ):
         open_samples(training(run, tmp_path, [good], card=card))
     encoder = {"image_encoder": [None, None]}
@@ -295,7 +295,7 @@ def test_what_is_missing_is_named(groups, tmp_path: Path) -> None:
     from dit.codecs.pretrained import has_component
 
     has_component.cache_clear()
-    with pytest.raises(ValueError, match=r"`image_embed`.*no encoder for; model.vae_cache_folder"):
+    with pytest.raises(ValueError, match=r"`image_embed`.*no encoder for; set model.vae_cache_f"):
         open_samples(training(run, tmp_path, [good]))
 
 
@@ -303,7 +303,7 @@ def test_a_picture_for_a_network_that_takes_none(groups, tmp_path: Path) -> None
     pipeline(tmp_path, "t2v")
     first, _ = pictures(tmp_path, (48, 32))
     train = training(opened(tmp_path), tmp_path, [{"caption": "a", "image_path": str(first)}])
-    with pytest.raises(ValueError, match=r"image_path .*first.png: the network is given no pict"):
+    with pytest.raises(ValueError, match=r"image_path .*first.png: the network takes no picture"):
         open_samples(train)
 
 

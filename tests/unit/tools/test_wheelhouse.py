@@ -79,7 +79,7 @@ def test_what_the_machine_lacks_is_fetched_and_too_much_is_refused(tmp_path, run
         ("numpy==2.0\n", "", "lists no torch"),
         ("torch==2.1\n", "", r"(?s)alpha 1.0 depends on torch>=2.5.*does not run"),
         ("torch==2.6\n", "--python-version 3.9", "the machine has 3.9"),
-        ("torch==2.6\n", "--also gamma", "--also gamma: pyproject.toml has beta, delta, triton"),
+        ("torch==2.6\n", "--also gamma", "pyproject.toml; give one of beta, delta, triton"),
         ("torch==2.6\n", "--also triton", "triton==3.6 would be fetched"),
     ],
 )

@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     ),
     "picture that the network does not take": (
         lambda p: [given_picture(p)],
-        "the network is given no picture",
+        "the network takes no picture",
     ),
     "no text encoder": (
         lambda p: (

@@ -148,7 +148,7 @@ def trains(folder: Path, size: str, tiny: Any) -> None:
     ("key", "value", "words"),
     [
         ("text_mask", torch.ones(1, 5), r"text_mask .* no mask of a text with 12 rows"),
-        ("text_mask", torch.zeros(1, 12), "text_mask leaves no row"),
+        ("text_mask", torch.zeros(1, 12), "text_mask is 0 in all rows"),
         ("text_mask_2", None, "text_mask_2 'None' is no mask|text_mask_2 None is no mask"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_damaged_index_is_named(films: Path, wan: Path, tmp_path: Path, capsys
 def test_what_is_no_cache(tmp_path: Path, capsys) -> None:
     image(tmp_path / "in/a.png")
     assert main(["convert", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]) == 1
-    assert "holds no cache that is known" in capsys.readouterr().err
+    assert "holds no known cache" in capsys.readouterr().err
 
 
 def test_an_embedding_that_is_stored_once_is_used_everywhere(wan: Path, tmp_path: Path) -> None:

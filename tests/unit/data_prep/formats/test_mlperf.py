@@ -370,7 +370,7 @@ def test_a_tar_of_something_else_is_not_linked(theirs: Path, tmp_path: Path, cap
     (path,) = (theirs / "zip").glob("*.tar")
     assert convert(theirs, tmp_path / "out", "--link") != 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert f"{path}: key 00000000: no .clip.bytes, found .json, .txt" in printed
+    assert f"{path}: key 00000000: there is no .clip.bytes, only .json, .txt" in printed
     assert not (tmp_path / "out" / ".nv-meta").exists()
 
 

@@ -91,7 +91,7 @@ def test_a_loss_weight_stands_where_the_caption_stands(root: Path) -> None:
     assert found() == ("C", None)
     for weight in (-1, "much", True, [1], 1e7, 10**400):
         (root / "a/old_cat.json").write_text(json.dumps({"caption": "C", "loss_weight": weight}))
-        with pytest.raises(RefusedError, match=r"no number from 0 to 1e\+06") as refused:
+        with pytest.raises(RefusedError, match=r"give a number from 0 to 1e\+06") as refused:
             found()
         assert refused.value.reason is Reason.BAD_WEIGHT
 

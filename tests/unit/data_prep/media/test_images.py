@@ -330,7 +330,7 @@ def test_scaling_hits_whole_roots() -> None:
 def test_a_picture_smaller_than_a_patch_is_refused() -> None:
     fit = Fit(size_multiple=8, max_pixels=None)
     assert fit.place(8, 8).size == (8, 8)
-    with pytest.raises(RefusedError, match="7 x 8 pixels, and a side needs 8"):
+    with pytest.raises(RefusedError, match="7 x 8 pixels, and each side needs 8"):
         fit.place(7, 8)
     with pytest.raises(RefusedError, match="8000 x 80 becomes 80 x 0 pixels"):
         Fit(size_multiple=8, max_pixels=64).place(8000, 80)

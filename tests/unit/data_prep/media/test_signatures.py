@@ -69,6 +69,6 @@ def test_a_thin_picture_is_refused_for_the_budget_that_scales_it() -> None:
     with pytest.raises(RefusedError, match=r"400 x 9 becomes 213 x 4 .* needs 8.*1024") as found:
         Fit(size_multiple=8, max_pixels=1024).place(400, 9)
     assert found.value.reason == Reason.SCALED_AWAY
-    with pytest.raises(RefusedError, match="400 x 7 pixels, and a side needs 8") as found:
+    with pytest.raises(RefusedError, match="400 x 7 pixels, and each side needs 8") as found:
         Fit(size_multiple=8, max_pixels=None).place(400, 7)
     assert found.value.reason == Reason.TOO_SMALL

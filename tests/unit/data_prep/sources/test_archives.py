@@ -127,7 +127,7 @@ def test_members_are_looked_for_where_tar_would_unpack_them(root: Path, pictures
     (root / "x.tar").write_bytes(archive(*members))
     media, ignored = found(root)
     assert media["x.tar/etc/a.png"] == (pictures[0], "absolute")
-    assert media["x.tar/../../out.png"] == "its name leads out of the archive"
+    assert media["x.tar/../../out.png"] == "its name leads out of the archive; rename it"
     assert media["x.tar/b.png"] == (pictures[2], "b")
     assert media["x.tar/empty.png"] == "0 bytes" and len(media) == 5
     in_nas = "file in a folder @eaDir, which a file server or system adds"

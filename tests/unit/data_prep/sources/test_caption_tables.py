@@ -60,7 +60,7 @@ def test_meta_json_with_its_list_inside(wrapper: str, root: Path) -> None:
     (root / "meta.json").write_text(json.dumps({"version": 1, wrapper: rows}))
     assert found(root)["deep/er/c.png"] == ["C"]
     assert found(root, field="usr")["deep/er/c.png"] == ["U"]
-    assert "no text for it in field 'nothing'" in str(found(root, field="nothing")["deep/er/c.png"])
+    assert "there is no field 'nothing'" in str(found(root, field="nothing")["deep/er/c.png"])
 
 
 def test_the_nearest_table_wins_and_files_beside_the_medium_before_it(root: Path) -> None:

@@ -151,4 +151,4 @@ def test_other_sides_are_of_digits_that_stand(
 ) -> None:
     words = ["digits", *kind, "--side", "16", "--output_dir", str(tmp_path / "out")]
     assert main(words) == 1
-    assert f"--side 16: digits of {kind[0]} have 8 pixels" in capsys.readouterr().err
+    assert f"--side 16: digits of {kind[0]} always have 8 pixels" in capsys.readouterr().err

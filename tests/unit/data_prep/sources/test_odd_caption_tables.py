@@ -52,18 +52,18 @@ DEEP = '{"file_name": "b.png", "caption": ' + "[" * 50_000
     ("name", "line", "why"),
     [
         ("x.jsonl", "{", "x.jsonl: line 2 is no JSON"),
-        ("x.jsonl", "5", "x.jsonl: row 2 has a name in none of the fields file_name"),
-        ("x.jsonl", '["b.png"]', "x.jsonl: row 2 has a name"),
-        ("x.jsonl", '{"file_name": 7, "caption": "b"}', "x.jsonl: row 2 has a name"),
+        ("x.jsonl", "5", "x.jsonl: row 2 names no file in any of the fields file_name"),
+        ("x.jsonl", '["b.png"]', "x.jsonl: row 2 names no file"),
+        ("x.jsonl", '{"file_name": 7, "caption": "b"}', "x.jsonl: row 2 names no file"),
         ("x.jsonl", DEEP, "x.jsonl: line 2: the JSON is nested too deeply"),
         ("x.jsonl", '{"file_name": "b.png", "caption": "\\ud800"}', "x.jsonl: line 2: the JSON"),
-        ("x.jsonl", '{"file_name": "b.png", "caption": 3}', "which holds 3"),
-        ("x.jsonl", '{"file_name": "b.png", "caption": "a\\u0000b"}', "a NUL in it"),
+        ("x.jsonl", '{"file_name": "b.png", "caption": 3}', "field 'caption' holds 3"),
+        ("x.jsonl", '{"file_name": "b.png", "caption": "a\\u0000b"}', "a NUL character"),
         ("x.csv", "b.png,one, two", "x.csv: line 3 has 3 fields and the first line 2"),
-        ("x.csv", "b.png", "no text for it in field 'caption', but 'file_name'"),
-        ("x.csv", "b.png,a\0b", "a NUL in it"),
+        ("x.csv", "b.png", "has no caption: there is no field 'caption'; name one"),
+        ("x.csv", "b.png,a\0b", "a NUL character"),
         ("x.csv", "b.png,a\udce9b", "has bytes that are not UTF-8"),
-        ("x.csv", ',"no name"', "x.csv: row 3 has a name"),
+        ("x.csv", ',"no name"', "x.csv: row 3 names no file"),
     ],
 )
 def test_a_bad_row_costs_its_own_medium_alone(root: Path, name: str, line: str, why: str) -> None:
@@ -139,15 +139,15 @@ def test_no_message_shows_the_inside_of_the_program(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
-        ("m.jsonl", '{"file_name": "a.png", "text": null}', "m.jsonl, row 2, has no text for it in"
-         " field 'text', which holds null; write"),
-        ("m.jsonl", '{"file_name": "a.png", "cap": [], "text": true}', "m.jsonl, row 2, has no text"
-         " for it in field 'cap', which holds [] nor in field 'text', which holds true; write"),
-        ("captions.json", '{"z": "Z", "a.png": null}', "captions.json, row 2, has null for it"),
+        ("m.jsonl", '{"file_name": "a.png", "text": null}', "m.jsonl, row 2, has no caption: field"
+         " 'text' holds null; write"),
+        ("m.jsonl", '{"file_name": "a.png", "cap": [], "text": true}', "m.jsonl, row 2, has no"
+         " caption: field 'cap' holds [] and field 'text' holds true; write"),
+        ("captions.json", '{"z": "Z", "a.png": null}', "captions.json, row 2, has null as its"
+         " caption; write a text"),
         ("metadata.json", '[{"file_name": "z", "text": "Z"}, {"file_name": "a.png", "text": 5}]',
-         "metadata.json, row 2, has no text for it in field 'text', which holds 5; write"),
-        ("a.json", '{"caption": null}', "a.json has no text for it in field 'caption', which holds"
-         " null; write"),
+         "metadata.json, row 2, has no caption: field 'text' holds 5; write"),
+        ("a.json", '{"caption": null}', "a.json has no caption: field 'caption' holds null; write"),
     ],
 )  # fmt: skip
 def test_a_caption_that_is_null_is_named_with_its_row(
@@ -286,10 +286,10 @@ def test_a_pipe_is_not_waited_for(root: Path, name: str) -> None:
     ("content", "why"),
     [
         ("[" * 100_000, "a.json is no JSON: the JSON is nested too deeply"),
-        ("5", "a.json holds 5, and not an object with field 'caption'"),
-        ('{"caption": 3}', "no text for it in field 'caption', which holds 3"),
-        ('{"caption": ["x", null]}', "which holds ['x', None]"),
-        ('{"text": "x"}', "no text for it in field 'caption', but 'text'; name the field"),
+        ("5", "a.json holds 5; write an object with the field 'caption'"),
+        ('{"caption": 3}', "has no caption: field 'caption' holds 3; write a text there"),
+        ('{"caption": ["x", null]}', "field 'caption' holds ['x', None]"),
+        ('{"text": "x"}', "no field 'caption'; name one with --caption_field (fields: 'text')"),
     ],
 )
 def test_sidecars_say_what_is_wrong(root: Path, content: str, why: str) -> None:
@@ -302,7 +302,7 @@ def test_a_text_that_no_caption_is_as_long_as(root: Path) -> None:
     with (root / "a.txt").open("wb") as stream:
         stream.truncate(17 << 20)
         stream.write(b"words")
-    assert "more than any caption" in str(found(root)["a"])
+    assert "and a file of captions at most" in str(found(root)["a"])
 
 
 ROWS = [{"file_name": f"{stem}.png", "caption": f"œuf {stem}"} for stem in "abc"]

@@ -163,7 +163,7 @@ def test_a_column_that_holds_no_path(tmp_path: Path) -> None:
     assert pack(tmp_path / "out", *options) == 0
     reason, detail = refused(tmp_path / "out")["a.png"]
     assert reason == "control picture or video cannot be used"
-    assert "meta.json, row 1, has 5 in control_path, no path of a picture" in detail
+    assert "meta.json, row 1, has 5 in control_path; write a path there" in detail
 
 
 def test_several_folders_of_a_dataset_file(tmp_path: Path, read_samples) -> None:
