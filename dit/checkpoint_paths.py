@@ -230,7 +230,7 @@ def _named_by(pointer: Path) -> str:
     return name
 
 
-_NEWER = "install a version as new"
+_NEWER = "install that version, or a newer one"
 
 
 def _complete(path: Path) -> Path:
@@ -316,7 +316,7 @@ def saved_config(path: Path) -> RunConfig:
             raise damaged(file, error) from error
         raise CheckpointError(
             f"{file} was saved by {manifest.software}, and this is {SOFTWARE}, which cannot read"
-            f" it; install the other version. {explained(error)}"
+            f" it: {explained(error)}. Install {manifest.software}"
         ) from error
 
 
@@ -372,7 +372,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise damaged(file, error) from error
     if not isinstance(card, dict):
-        raise damaged(file, ValueError(f"it holds a {type(card).__name__}"))
+        raise damaged(file, ValueError(f"it holds a {type(card).__name__}, no object"))
     return card
 
 
@@ -394,8 +394,8 @@ def saved_null_inputs(path: Path) -> dict[str, Tensor]:
 def changed(path: Path, names: list[str]) -> CheckpointError:
     """The error for files `names` whose checksums are not those of the manifest."""
     return CheckpointError(
-        f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (the checksum"
-        f" is another); {remedy(path.parent, path.name)}"
+        f"{path} is damaged: {', '.join(sorted(names))} changed after it was saved (checksums"
+        f" differ from {MANIFEST}); {remedy(path.parent, path.name)}"
     )
 
 

@@ -104,11 +104,11 @@ def check_launch() -> None:
             _check_starter(os.environ)
         return
     if at >= size:
-        raise LaunchError(f"RANK={at} is none of WORLD_SIZE={size}: ranks are 0 to {size - 1}")
+        raise LaunchError(f"RANK={at} must be from 0 to {size - 1}, below WORLD_SIZE={size}")
     if local_rank() >= size:
-        raise LaunchError(f"LOCAL_RANK={local_rank()} is none of WORLD_SIZE={size}")
+        raise LaunchError(f"LOCAL_RANK={local_rank()} must be below WORLD_SIZE={size}")
     if not 0 < _whole("MASTER_PORT", 0) < 1 << 16:
-        raise LaunchError(f"MASTER_PORT={os.environ['MASTER_PORT']}: ports are 1 to 65535")
+        raise LaunchError(f"MASTER_PORT={os.environ['MASTER_PORT']} must be from 1 to 65535")
 
 
 def _whole(name: str, missing: int) -> int:

@@ -129,7 +129,9 @@ def parse_json(
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     except UnicodeEncodeError:
-        raise ValueError("the JSON holds half of a surrogate pair, which is no text") from None
+        raise ValueError(
+            "the JSON holds half of a surrogate pair, which is no character; remove it"
+        ) from None
     return value
 
 
@@ -177,7 +179,8 @@ def parse_yaml(text: str | bytes) -> Document:
             raise
         # Errors of PyYAML's constructors where a tag such as !!int stands before another value.
         raise YamlError(
-            "a value is not what its tag says, or a number of thousands of digits"
+            "a value does not fit the tag before it (such as !!int), or is a number of thousands"
+            " of digits"
         ) from None
 
 
@@ -236,8 +239,8 @@ def _check_node(node: yaml.Node) -> None:
     if kind not in _TAGS:
         tag = node.tag if kind == node.tag else f"!!{kind}"
         raise YamlError(
-            f"could not determine a constructor for the tag {tag}: no value names code to run or"
-            " a type; leave the tag out",
+            f"the tag {tag} is not supported, for no value names code to run or a type; leave the"
+            " tag out",
             node.start_mark.line + 1,
         )
     _check_keys(node)

@@ -117,7 +117,9 @@ def unmasked(text_LE: Tensor, mask: Any, *, what: str) -> Tensor:
     """
     if not isinstance(mask, Tensor) or mask.numel() != len(text_LE):
         shown = list(mask.shape) if isinstance(mask, Tensor) else f"{mask!r:.100}"
-        raise UnusableError(f"{what} {shown} is no mask of a text with {len(text_LE)} rows")
+        raise UnusableError(
+            f"{what} {shown} must have a number for each of {len(text_LE)} rows of text"
+        )
     return text_LE[mask.flatten().bool()]
 
 

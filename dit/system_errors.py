@@ -74,7 +74,10 @@ _TABLE: list[tuple[tuple[int, ...], str | Callable[[str], str]]] = [
     ((errno.ENXIO, errno.ENODEV, errno.ENOTCONN, errno.ENOMEDIUM), _GONE),
     ((errno.ESTALE,), "the file server has replaced it: mount the folder again, and start again"),
     ((errno.EBUSY, errno.ETXTBSY), "another program uses it; end that one, or name another path"),
-    ((errno.ENOLCK,), "its file server has no free lock; start its lock service"),
+    (
+        (errno.ENOLCK,),
+        "its file server cannot lock files; start its lock service, or name a path elsewhere",
+    ),
     ((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOTTY), _NOT_THERE),
     # the limits of processes
     ((errno.EMFILE,), _open_files),

@@ -149,7 +149,7 @@ class DistillConfig:
             *not_negative(self, "critic_lr_warmup_iters"),
             (
                 self.critic_ema_decay is None or 0 < self.critic_ema_decay < 1,
-                f"critic_ema_decay={self.critic_ema_decay} must lie between 0 and 1",
+                f"critic_ema_decay={self.critic_ema_decay} must be above 0 and below 1",
             ),
             within(self, "teacher_guidance", -MOST_GUIDANCE, MOST_GUIDANCE),
             (

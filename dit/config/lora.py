@@ -70,7 +70,7 @@ class LoraConfig:
             *positive(self, "alpha", "plus_ratio"),
             (
                 self.plus_ratio is None or self.enabled,
-                f"plus_ratio={self.plus_ratio} is of adapters, and rank=null trains all weights;"
+                f"plus_ratio={self.plus_ratio} needs adapters, and rank=null trains all weights;"
                 " set rank, or leave plus_ratio out",
             ),
             (0 <= self.dropout < 1, f"dropout={self.dropout} must lie in [0, 1)"),
@@ -80,17 +80,17 @@ class LoraConfig:
             ),
             (
                 self.streams is LoraStreams.BOTH or self.enabled,
-                f"streams={self.streams} is of adapters, and rank=null trains all weights; set"
+                f"streams={self.streams} needs adapters, and rank=null trains all weights; set"
                 " rank, or leave streams out",
             ),
             (
                 self.streams is LoraStreams.BOTH or self.init_from is None,
-                f"streams={self.streams} chooses linears, and those of init_from={self.init_from}"
-                " have the adapters; leave streams out",
+                f"streams={self.streams} chooses linears, but init_from={self.init_from} already"
+                " says which ones have adapters; leave streams out",
             ),
             (
                 self.base_dtype is None or self.enabled,
-                f"base_dtype={self.base_dtype} is of frozen weights, and rank=null trains all of"
+                f"base_dtype={self.base_dtype} stores frozen weights, and rank=null trains all of"
                 " them; set rank, or leave base_dtype out",
             ),
             (

@@ -193,9 +193,9 @@ class ModelConfig:
         return [
             (
                 self.text_pad_to is None or self.takes_stored_padding,
-                f"text_pad_to={self.text_pad_to} is of families whose published weights attend to"
-                f" what a text encoder makes of padding, and not of {self.family}; set it to a"
-                " number or to null",
+                f"text_pad_to={self.text_pad_to} is for families whose published weights attend to"
+                f" the padding of their text encoder, and those of {self.family} do not; set it to"
+                " a number or to null",
             )
         ]
 
@@ -267,7 +267,7 @@ class ModelConfig:
             ),
             (
                 self.fp8 is None or engine,
-                f"fp8={self.fp8} is Transformer Engine's; set transformer_impl=transformer_engine",
+                f"fp8={self.fp8} needs Transformer Engine; set transformer_impl=transformer_engine",
             ),
         ]
 
@@ -282,7 +282,11 @@ class ModelConfig:
                 f"fp8={self.fp8} takes matrices whose sides divide by 16 on each tensor rank:"
                 f" hidden_size={self.hidden_size} and its MLP of {ffn} must divide by {step}",
             ),
-            (ffn >= 1, f"mlp_ratio={self.mlp_ratio} leaves hidden_size={self.hidden_size} no MLP"),
+            (
+                ffn >= 1,
+                f"mlp_ratio={self.mlp_ratio} leaves hidden_size={self.hidden_size} no MLP; raise"
+                " mlp_ratio (4 is usual)",
+            ),
             (
                 self.hidden_size % heads == 0,
                 f"hidden_size={self.hidden_size} does not divide into"
@@ -300,7 +304,7 @@ class ModelConfig:
             (
                 ffn % tp == 0,
                 f"the MLP width {ffn} (hidden_size * mlp_ratio) does not divide by"
-                f" tensor_model_parallel_size={tp}",
+                f" tensor_model_parallel_size={tp}; choose a divisor of {ffn}",
             ),
         ]
 

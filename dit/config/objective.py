@@ -202,7 +202,7 @@ class FlowConfig:
         return [
             (
                 last is None or 0 < last < 1,
-                f"shift_terminal={last} must lie between 0 and 1, such as 0.02; null stretches"
+                f"shift_terminal={last} must be above 0 and below 1, such as 0.02; null stretches"
                 " nothing",
             ),
             (
@@ -370,8 +370,8 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             within(self, "given_text_dropout", 0, 1),
             (
                 self.sound_given + self.video_given <= 1,
-                f"sound_given={self.sound_given:g} and video_given={self.video_given:g} are of"
-                " different samples; together they must be at most 1",
+                f"sound_given={self.sound_given:g} and video_given={self.video_given:g} are"
+                " shares of different samples; together they must be at most 1",
             ),
             within(self, "guidance", 0, 1000),
             within(self, "drift_weight", 0, 1000),
@@ -381,12 +381,12 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             *self._given_frames(),
             (
                 self.level_range is None or self.name == ObjectiveName.FLOW,
-                f"level_range={list(self.level_range or ())} is of flow matching, and name is"
+                f"level_range={list(self.level_range or ())} needs flow matching, and name is"
                 f" {self.name}: set name=flow, or leave it null",
             ),
             (
                 self.prediction is FlowPrediction.VELOCITY or self.name == ObjectiveName.FLOW,
-                f"prediction={self.prediction} is of flow matching, and name is {self.name}: set"
+                f"prediction={self.prediction} needs flow matching, and name is {self.name}: set"
                 " name=flow, or prediction=velocity",
             ),
             *numbers(self),
@@ -416,13 +416,13 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
             (
                 self.preference is None or self.cfg_target is None,
-                f"{said} has errors to the data, and cfg_target={self.cfg_target} moves the"
-                " targets; leave one of them out",
+                f"{said} compares errors to the data, and cfg_target={self.cfg_target} moves the"
+                " targets away from them; leave one of them out",
             ),
             (
                 self.preference is None or self.drift_weight == 0,
-                f"{said} holds to the network without adapters by dpo_beta, and"
-                f" drift_weight={self.drift_weight:g} does so, too; leave it out",
+                f"{said} keeps near the network without adapters already, by dpo_beta; leave"
+                f" drift_weight={self.drift_weight:g} out",
             ),
         ]
 
@@ -463,9 +463,9 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
             (
                 self.image_condition_probability == 1,
-                f"given_frames={list(weights)} draws how many frames are which"
-                f" image_condition_probability={self.image_condition_probability} does, too; set"
-                " one of them",
+                f"given_frames={list(weights)} and"
+                f" image_condition_probability={self.image_condition_probability} both say how"
+                " often a first frame is given; set one of them",
             ),
         ]
 

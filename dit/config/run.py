@@ -137,19 +137,20 @@ def _validation(run: RunGroups) -> list[Rule]:
     return [
         (
             not run.validation.fixed_levels or run.objective.name == "flow",
-            "validation.fixed_levels=true has shares of noise in flow matching, and"
-            f" objective.name={run.objective.name}; set objective.name=flow, or leave it out",
+            "validation.fixed_levels=true needs the noise levels of flow matching, and"
+            f" objective.name={run.objective.name}; set objective.name=flow, or leave"
+            " validation.fixed_levels out",
         ),
         (
             target is None or (train.eval_interval > 0 and train.eval_iters > 0),
             f"validation.target={target} is a validation loss, and"
             f" train.eval_interval={train.eval_interval} with train.eval_iters={train.eval_iters}"
-            " never validates; set both above 0, or leave it null",
+            " never validates; set both above 0, or validation.target=null",
         ),
         (
             run.logger.mlperf_division is None or target is not None,
             f"logger.mlperf_division={run.logger.mlperf_division} logs the way to a target; set"
-            " validation.target, or leave it null",
+            " validation.target, or logger.mlperf_division=null",
         ),
     ]
 
@@ -176,21 +177,21 @@ def _tokens(run: RunGroups) -> list[Rule]:
             f" dataset.sample_multiple={multiple} does not divide by"
             f" {f'{parts}, for cp_comm_type=p2p gives each two pieces' if ring else 'it'}; use"
             f" dataset.sample_multiple={math.lcm(multiple, parts)} from the start of the run,"
-            " or other ranks",
+            " or another model.context_parallel_size",
         ),
         *_shares_of_samples(run, parts),
         (
             # Transformer Engine refuses it for packs, or pays for it with memory of T x T.
             not (ring and run.train.deterministic),
             "train.deterministic=true has no kernel for model.cp_comm_type=p2p, Transformer"
-            " Engine's ring; leave it out, or use cp_comm_type=a2a or all_gather",
+            " Engine's ring; set it to false, or use model.cp_comm_type=a2a or all_gather",
         ),
         (
             run.objective.preference is None
             or (run.model.token_route is None and run.objective.level_share is None),
             f"objective.preference={run.objective.preference} compares errors of whole"
-            " samples, and model.route_from and route_to leave tokens out, or"
-            " objective.second_level_rate parts them; leave one of them out",
+            " samples: leave model.route_from and route_to, which skip tokens, and"
+            " objective.second_level_rate, which parts a sample, out; or objective.preference",
         ),
     ]
 
@@ -206,12 +207,14 @@ def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
         (
             objective.level_share is None or not model.attends_to_padding,
             f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
-            f" sample, and model.family={model.family} attends to its padding; set it to 0",
+            f" sample, and model.family={model.family} attends to its padding; set"
+            " objective.second_level_rate=0",
         ),
         (
             objective.level_share is None or model.whole_samples_by is None,
             f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
-            f" sample, and {model.whole_samples_by} needs all of them together; set it to 0",
+            f" sample, and {model.whole_samples_by} needs all of them together; set"
+            " objective.second_level_rate=0",
         ),
     ]
     pieces = f" in each of {parts} pieces of a sample" if parts > 1 else ""
@@ -240,14 +243,14 @@ def _memory(run: RunGroups) -> list[Rule]:
         (
             not run.optimizer.narrow_moments or run.ddp.use_distributed_optimizer,
             f"optimizer.exp_avg_dtype={run.optimizer.exp_avg_dtype} and"
-            f" optimizer.exp_avg_sq_dtype={run.optimizer.exp_avg_sq_dtype} are Megatron-Core's"
-            " distributed optimizer's; set ddp.use_distributed_optimizer=true, or leave them"
+            f" optimizer.exp_avg_sq_dtype={run.optimizer.exp_avg_sq_dtype} need Megatron-Core's"
+            " distributed optimizer; set ddp.use_distributed_optimizer=true, or leave them"
             " out",
         ),
         (
             run.lora.base_dtype is None or run.model.fp8 is None,
-            f"model.fp8={run.model.fp8} rounds whole weights for products of Transformer"
-            f" Engine, and lora.base_dtype={run.lora.base_dtype} keeps none; leave one of"
+            f"model.fp8={run.model.fp8} rounds bfloat16 weights for each product, and"
+            f" lora.base_dtype={run.lora.base_dtype} keeps them in 8 bits already; leave one of"
             " them out",
         ),
         (
@@ -316,7 +319,7 @@ def _distillation(run: RunGroups) -> list[Rule]:
     return [
         (
             objective.name == ObjectiveName.FLOW,
-            f"{said} is of flow matching, and objective.name={objective.name}; distil a network of"
+            f"{said} needs flow matching, and objective.name={objective.name}; distil a network of"
             " objective.name=flow",
         ),
         (
@@ -354,8 +357,8 @@ def _levels_of_student(run: RunGroups) -> list[Rule]:
     return [
         (
             by_euler and (noisy or not lcm),
-            f"distill.method={c.method} has Euler's steps, and objective.sampling_levels={levels}"
-            " is of another sampler; set objective.sampling_levels=linear, or even where the"
+            f"distill.method={c.method} takes Euler's steps, and objective.sampling_levels={levels}"
+            " belongs to another sampler; set objective.sampling_levels=linear, or even where the"
             " pipeline hands its own levels to the scheduler (FLUX, Qwen-Image)",
         ),
         (
@@ -376,8 +379,8 @@ def _warm_start(run: RunGroups) -> list[Rule]:
     return [
         (
             kind is not EmaKind.NONE,
-            "train.warm_start_ema=true is of an average, and ema.kind=none keeps none; set"
-            " ema.kind, or leave it out",
+            "train.warm_start_ema=true goes on with an average, and ema.kind=none keeps none; set"
+            " ema.kind, or leave train.warm_start_ema out",
         ),
         (
             c.finetune or c.load_hf is not None,

@@ -95,8 +95,9 @@ class ParameterGroup:
             ),
             (
                 self.kind is not OptimizerKind.MUON,
-                f"pattern={self.pattern}: kind=muon is optimizer.kind's, for attention and"
-                " feed-forward; a group's kind is adamw, or left out",
+                f"pattern={self.pattern}: kind=muon is not for single groups: optimizer.kind=muon"
+                " takes the matrices of attention and feed-forward; write kind=adamw, or leave it"
+                " out",
             ),
             *not_negative(self, "weight_decay"),
             *numbers(self, lr=1000, lr_factor=1e6, weight_decay=1000),
@@ -239,7 +240,8 @@ class OptimizerConfig:
         return [
             (
                 self.kind is OptimizerKind.ADAMW or not wanted,
-                f"{setting} is of the moments of AdamW; leave it out, or set kind=adamw",
+                f"{setting} needs the moments of AdamW, which kind=muon lacks; leave it out, or set"
+                " kind=adamw",
             )
             for setting, wanted in without.items()
         ]
@@ -307,7 +309,7 @@ class EmaConfig:
 
     def __post_init__(self) -> None:
         check(
-            (0 < self.decay < 1, f"decay={self.decay} must lie between 0 and 1"),
+            (0 < self.decay < 1, f"decay={self.decay} must be above 0 and below 1"),
             (0 < self.sigma_rel < 0.28, f"sigma_rel={self.sigma_rel} must lie in (0, 0.28)"),
             within(self, "sigma_rel", 1e-3, 0.28),
             *numbers(self),
@@ -369,7 +371,8 @@ class DdpConfig:
             ),
             (
                 self.dp_replicate_size == 1 or self.use_distributed_optimizer,
-                "dp_replicate_size replicates a sharded optimizer: use_distributed_optimizer=true",
+                f"dp_replicate_size={self.dp_replicate_size} replicates a sharded optimizer; set"
+                " use_distributed_optimizer=true, or leave dp_replicate_size out",
             ),
             *at_least_one(self, "dp_replicate_size", "bucket_size", "prefetch_layers"),
             *numbers(self, bucket_size=2**62, dp_replicate_size=2**20, prefetch_layers=2**10),
@@ -385,13 +388,13 @@ class DdpConfig:
         return [
             (
                 whole or self.use_distributed_optimizer,
-                "sharding=weights shares the optimizer state out as well:"
+                "sharding=weights shares the optimizer state out as well; set"
                 " use_distributed_optimizer=true",
             ),
             *(
                 (
                     whole or not getattr(self, name),
-                    f"{name}=true is of sharding=optimizer; with sharding=weights each layer"
+                    f"{name}=true works with sharding=optimizer; with sharding=weights each layer"
                     " gathers its weights and reduces its gradients while others are computed:"
                     f" leave {name} out",
                 )
@@ -400,8 +403,8 @@ class DdpConfig:
             *(
                 (
                     not whole or getattr(self, name) == usual,
-                    f"{name}={str(getattr(self, name)).lower()} is of weights in shares: set"
-                    " sharding=weights, or leave it out",
+                    f"{name}={str(getattr(self, name)).lower()} has an effect with sharding=weights"
+                    f" alone: set that, or leave {name} out",
                 )
                 for name, usual in WHEN_GATHERED.items()
             ),

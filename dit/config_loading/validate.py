@@ -368,7 +368,7 @@ def check_streams(config: RunConfig) -> None:
         *(
             (
                 not chosen,
-                f"{said} is of networks with one stream of tokens, and model.family={family.name}"
+                f"{said} needs a network with one stream of tokens, and model.family={family.name}"
                 " has two, of frames and of sound; leave it out (docs/sound.md)",
             )
             for said, chosen in refused.items()

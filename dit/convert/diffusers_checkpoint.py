@@ -368,8 +368,8 @@ def _open_file(path: Path, *, option: str) -> DiffusersFolder:
                 headers=_with_scales(headers),
             )
     raise ConvertError(
-        f"{option} {path} is a file of no network that is read from single files; give a folder"
-        " that save_pretrained of Diffusers wrote"
+        f"{option} {path} has the names of no network that is read from a single file; give a"
+        " folder that save_pretrained of Diffusers wrote"
     )
 
 

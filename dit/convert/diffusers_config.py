@@ -82,29 +82,38 @@ def model_config(
         ours = checked_json(form.keys.kept_file, private.ours, place=place, within=OUR_KEY)
     if ours is None and isinstance(text_pad_to, int) and family.config.takes_stored_padding:
         raise ConvertError(
-            f"{place} is of a network whose captions are filled up with no zeros: --text-pad-to"
-            f" {text_pad_to} must be `{TextPadding.STORED}` or `none`"
+            f"--text-pad-to {text_pad_to} must be `{TextPadding.STORED}` or `none`: the network of"
+            f" {place} takes no captions that are filled up with zeros"
         )
     told = {} if isinstance(text_pad_to, Unsaid) else {"text_pad_to": text_pad_to}
     known, given = form.pipelines.get(pipeline or ""), given or {}
     of_pipeline = known.settings if known else {}
     if ours is None:
         _check_told(form, {**given, **of_pipeline}, place)
+    of_user = _told(form, given)
     try:
         settings = form.keys.settings(keys, ours, told)
         if ours is None:
-            settings = {**settings, **form.keys.told(given), **of_pipeline}
+            settings = {**settings, **of_user, **of_pipeline}
         if form.companion is not None:
-            settings |= _of_companion(form, settings, given, second, place)
+            settings |= _of_companion(form, settings, of_user, second, place)
         return family.config(name=CUSTOM_SIZE, precision=precision, **settings)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConvertError(f"{place} describes no model that can be trained: {error}") from error
 
 
+def _told(form: DiffusersForm, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `given` by a user; ConvertError names one that is wrong, and no file."""
+    try:
+        return form.keys.told(given)
+    except ValueError as error:
+        raise ConvertError(str(error)) from None
+
+
 def _of_companion(
     form: DiffusersForm,
     settings: Mapping[str, Any],
-    given: Mapping[str, Any],
+    of_user: Mapping[str, Any],
     second: Callable[[Companion], dict[str, Any] | None],
     place: object,
 ) -> dict[str, Any]:
@@ -119,7 +128,7 @@ def _of_companion(
     """
     one = form.companion
     assert one is not None
-    found, told = settings[one.field], form.keys.told(given).get(one.field)
+    found, told = settings[one.field], of_user.get(one.field)
     if told is not None and {told, found} == {one.value, one.instead}:
         found = told
     if found != one.value:

@@ -107,8 +107,8 @@ def _given_fields(
     if wrong := [word for word in of_model if word[6:].partition("=")[0] not in known]:
         can = " or ".join(f"model.{key}=..." for key in known) or "no key of model"
         raise ConvertError(
-            f"{wrong[0]!r} cannot be set: {source.path} tells it, or nothing has it; an import of"
-            f" {source.config.get('_class_name')} takes {can}"
+            f"{wrong[0]!r} cannot be set: {source.path} decides it, or its network has no such key;"
+            f" an import of {source.config.get('_class_name')} takes {can}"
         )
     return given, [word for word in words if word not in of_model]
 

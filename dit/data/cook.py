@@ -257,7 +257,8 @@ def _checked_logvar(
     if expected.layout.in_pairs:
         raise SampleRefused(
             Reject.LOGVAR,
-            f"`{LATENT_LOGVAR}` draws one latent of a pair, and objective.preference compares both",
+            f"`{LATENT_LOGVAR}` is for one latent of a pair, and objective.preference compares"
+            " both",
         )
     return _as_trained(logvar_CFHW).contiguous()
 

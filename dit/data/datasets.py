@@ -258,7 +258,9 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
         raise DataError(f"{path} has {', '.join(sorted(stored))}, and no `{name}`; {how}")
     value = stored[name]
     if not value.is_floating_point() or not value.isfinite().all():
-        raise DataError(f"{path}: {name} has NaN or Inf, or is {value.dtype}, no floats; {how}")
+        raise DataError(
+            f"{path}: {name} ({value.dtype}) must hold floats without NaN and Inf; {how}"
+        )
     axes = 1 if one.kind is InputKind.VECTOR else 2
     empty = value.numel() == 0 and not one.may_be_empty  # ByT5 has no rows of an empty caption
     if value.dim() != axes or empty or value.shape[-1] != one.width:

@@ -62,7 +62,9 @@ REMEDIES = {
     Reject.CHANNELS: "set model.in_channels to what the shards hold",
     Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
     Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
-    Reject.BEYOND_TABLE: "raise model.max_size, or pack smaller samples; some take no clips",
+    Reject.BEYOND_TABLE: (
+        "raise model.max_size, or pack smaller samples (some networks take no clips)"
+    ),
     Reject.NO_TEXT: "pack the data again with captions",
     Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
     Reject.TEXT_ROWS: "pack the data again with a smaller --max_sequence_length",
@@ -147,8 +149,9 @@ class RejectCounts(Savable):
         try:
             yield
         except DataError as error:
-            counts = f"Of {self.read} samples read were refused:{self.report() or ' none'}"
-            raise DataError(f"{error}. {counts}") from None
+            counts = f"{sum(self.refused.values())} of {self.read} samples read were refused"
+            listed = f":{report}" if (report := self.report()) else ""
+            raise DataError(f"{error}. {counts}{listed}") from None
 
     def copied(self) -> RejectCounts:
         return RejectCounts(self.read, dict(self.refused), dict(self.newest), dict(self.unknown))

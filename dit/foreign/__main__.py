@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_theirs(settings):
         raise ConfigError(
             [
-                f"{path}: is no configuration of a supported tool, or has keys of this project"
-                " already"
+                f"{path}: is no configuration of a supported tool (AutoModel, FastVideo,"
+                " diffusion-pipe, DFM), or has keys of this project already"
             ]
         )
 

@@ -45,7 +45,7 @@ _CLASSES = {
 def _weighting(value: Any) -> dict[str, Any]:
     words = {False: "none", True: "linear", "none": "none", "linear": "linear"}
     if not isinstance(value, bool | str) or value not in words:
-        raise ValueError("is not supported: objective.weighting is none or linear")
+        raise ValueError("is not supported; give none or linear")
     return {"objective.name": "flow", "objective.weighting": words[value]}
 
 

@@ -14,6 +14,7 @@ from dit.foreign.entry import (
     betas,
     flow,
     going_on,
+    is_number,
     network_of,
     probability,
     read_as,
@@ -53,7 +54,7 @@ def _dataset_file(value: Any) -> dict[str, Any]:
 def _precision(value: Any) -> dict[str, Any]:
     words = {"bfloat16": "bf16", "float32": "fp32"}
     if not isinstance(value, str) or value not in words:
-        raise ValueError("is not supported: model.precision is bf16 or fp32")
+        raise ValueError("is not supported; give bfloat16 or float32")
     return {"model.precision": words[value]}
 
 
@@ -65,7 +66,7 @@ def _base_type(value: Any) -> dict[str, Any]:
     if value in ("float8", "float8_e4m3fn"):
         return {"lora.base_dtype": "float8_e4m3"}
     if str(value).startswith("float8"):
-        raise ValueError("is not supported: lora.base_dtype is float8_e4m3")
+        raise ValueError("is not supported; give float8_e4m3fn, or leave it out")
     return {}  # model.precision decides
 
 
@@ -85,7 +86,7 @@ def _first_frame(value: Any) -> dict[str, Any]:
 def _adapter(value: Any) -> dict[str, Any]:
     """`lora.targets` for diffusion-pipe's adapters, which adapt every linear of the blocks."""
     if value != "lora":
-        raise ValueError("is not supported: adapters are plain LoRA, type = 'lora'")
+        raise ValueError("is not supported; give type = 'lora', the only kind of adapters")
     return {"lora.targets": ["*blocks.*"]}
 
 
@@ -97,12 +98,15 @@ def _huber(value: Any) -> dict[str, Any]:
     return {"objective.loss": "huber", "objective.huber_c": value}
 
 
+def _number(values: Mapping[str, Any], key: str, usual: float) -> float:
+    """The number of `key`, or `usual` if there is none."""
+    value = values.get(key)
+    return value if is_number(value) else usual
+
+
 def _range(values: Mapping[str, Any]) -> dict[str, Any]:
     """`level_range` from diffusion-pipe's limits: both restrict levels after their shift."""
-    ends = [values.get("model.min_t"), values.get("model.max_t")]
-    if any(isinstance(end, bool) or not isinstance(end, int | float | None) for end in ends):
-        raise ValueError("expected a number from 0 to 1")
-    low, high = (usual if end is None else end for end, usual in zip(ends, (0, 1), strict=True))
+    low, high = _number(values, "model.min_t", 0), _number(values, "model.max_t", 1)
     whole = low == 0 and high == 1
     return {
         "objective.name": "flow",
@@ -119,10 +123,7 @@ def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}
     else:
-        flags = [values.get(f"model.{name}", False) for name in ("flux_shift", "lumina_shift")]
-        if not all(isinstance(flag, bool) for flag in flags):
-            raise ValueError("expected true or false")
-        if not any(flags):
+        if not any(values.get(f"model.{name}") is True for name in ("flux_shift", "lumina_shift")):
             return {}
         # Whatever the network, get_lin_function of diffusion-pipe has these numbers, and counts
         # patches of 2 x 2 cells.
@@ -140,9 +141,7 @@ def _guided(values: Mapping[str, Any]) -> dict[str, Any]:
 
     The clipping norm is multiplied by w² to have the same effect.
     """
-    w, clip = (values.get(key, 1) for key in ("model.cfg", "gradient_clipping"))
-    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in (w, clip)):
-        raise ValueError("expected a number")
+    w, clip = (_number(values, key, 1) for key in ("model.cfg", "gradient_clipping"))
     keys: dict[str, Any] = {"optimizer.clip_grad": clip * w**2}
     return keys if w == 1 else keys | {"objective.cfg_target": w}
 
@@ -156,6 +155,13 @@ def _named(key: str) -> Foreign:
     return read_by(lambda value: {} if value == "" else {key: value})
 
 
+_NUMBER: dict[str, Any] = {"fits": is_number, "expected": "a number"}
+_LEVEL = _NUMBER | {"expected": "a number from 0 to 1"}
+_FLAG: dict[str, Any] = {
+    "fits": lambda value: isinstance(value, bool),
+    "expected": "true or false",
+}
+
 DIFFUSION_PIPE: dict[str, Foreign] = {
     "output_dir": read_as("checkpoint.save"),
     "dataset": read_by(
@@ -168,7 +174,7 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "max_steps": read_as("train.train_iters"),
     "pipeline_stages": read_as("model.pipeline_model_parallel_size"),
     "gradient_accumulation_steps": unused_key(PACKS),
-    "gradient_clipping": read_together(_guided),
+    "gradient_clipping": read_together(_guided, **_NUMBER),
     "warmup_steps": read_as("scheduler.lr_warmup_iters"),
     "force_constant_lr": read_by(_constant),
     "lr_scheduler": read_as("scheduler.lr_decay_style"),
@@ -209,8 +215,8 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
     "model.timestep_sample_method": flow("objective.density"),
     "model.sigmoid_scale": flow("objective.logit_std"),
     "model.shift": read_together(_shift),
-    "model.flux_shift": read_together(_shift),
-    "model.lumina_shift": read_together(_shift),
+    "model.flux_shift": read_together(_shift, **_FLAG),
+    "model.lumina_shift": read_together(_shift, **_FLAG),
     "model.type": network_of(_FAMILIES),
     "model.*_path": _PLACES,
     "model.diffusion_model": _PLACES,
@@ -224,14 +230,15 @@ DIFFUSION_PIPE: dict[str, Foreign] = {
         _guided,
         "samples whose caption is dropped keep their target here, which diffusion-pipe"
         " scales as well",
+        **_NUMBER,
     ),
     "model.merge_adapters": unused_key(_MERGE, [], None),
-    "model.min_t": read_together(_range),
-    "model.max_t": read_together(_range),
+    "model.min_t": read_together(_range, **_LEVEL),
+    "model.max_t": read_together(_range, **_LEVEL),
     "adapter.type": read_by(_adapter),
     "adapter.rank": read_as("lora.rank"),
     "adapter.alpha": unused_key(
-        "diffusion-pipe has alpha = rank, and refuses the key; so leave it out, or set lora.alpha",
+        "diffusion-pipe has alpha = rank, and refuses the key; lora.alpha sets another",
         None,
     ),
     "adapter.dropout": read_as("lora.dropout"),

@@ -52,17 +52,35 @@ def read_by(
 
 
 def read_together(
-    reading: Callable[[Mapping[str, Any]], dict[str, Any]], note: str = ""
+    reading: Callable[[Mapping[str, Any]], dict[str, Any]],
+    note: str = "",
+    *,
+    fits: Callable[[Any], bool] = lambda _: True,
+    expected: str = "",
 ) -> Foreign:
-    """Entry for one of several keys, whose values `reading` converts together."""
-    return Foreign(reading=lambda _, values: reading(values), instead=note)
+    """Entry for one of several keys, whose values `reading` converts together.
+
+    A value that does not fit is an error of its own key alone, "expected ...", so that `reading`
+    must take values of other keys that do not fit as if they were not set.
+    """
+
+    def read(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+        if not fits(value):
+            raise ValueError(f"expected {expected}")
+        return reading(values)
+
+    return Foreign(reading=read, instead=note)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def probability(key: str) -> Callable[[Any], dict[str, Any]]:
     """Function that reads a number from 0 to 1 as `key`."""
 
     def reading(value: Any) -> dict[str, Any]:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        if not is_number(value) or not 0 <= value <= 1:
             raise ValueError("expected a number from 0 to 1")
         return {key: value}
 
@@ -88,7 +106,7 @@ def recompute(value: Any) -> dict[str, Any]:
         return {"model.recompute_granularity": "full"}
     if value in ("", "none") or value is False:
         return {"model.recompute_granularity": "none"}
-    raise ValueError("is not supported: use true, false, or model.recompute_granularity")
+    raise ValueError("is not supported; give true or false, or model.recompute_granularity instead")
 
 
 def going_on(value: Any) -> dict[str, Any]:
@@ -104,7 +122,7 @@ def adapter_dtype(value: Any) -> dict[str, Any]:
     words = {"bfloat16": "bf16", "float32": "fp32"}
     name = str(value).removeprefix("torch.")
     if name not in words:
-        raise ValueError("is not supported: lora.dtype is bf16 or fp32")
+        raise ValueError("is not supported; give bfloat16 or float32")
     return {"lora.dtype": words[name]}
 
 
@@ -113,7 +131,7 @@ def first_of(key: str) -> Callable[[Any], dict[str, Any]]:
 
     def reading(value: Any) -> dict[str, Any]:
         if isinstance(value, list) and len(value) != 1:
-            raise ValueError(f"has {len(value)} values, and {key} takes one")
+            raise ValueError(f"has {len(value)} values; give one, for {key}")
         return {key: value[0] if isinstance(value, list) else value}
 
     return reading
@@ -125,7 +143,7 @@ def network_of(families: Mapping[str, str]) -> Foreign:
     def reading(value: Any) -> dict[str, Any]:
         if str(value) not in families:
             raise ValueError(
-                "names a network that this project lacks; remove the key, and set model.family, or"
+                "names a network that this project lacks; leave it out, and set model.family, or"
                 " checkpoint.load_hf to a Diffusers folder of weights"
             )
         return {"model.family": families[str(value)]}

@@ -20,6 +20,7 @@ from dit.foreign.entry import (
     first_of,
     flow,
     going_on,
+    is_number,
     read_as,
     read_by,
     recompute,
@@ -37,7 +38,8 @@ def _adapters(value: Any) -> dict[str, Any]:
     """`lora.targets` for FastVideo's default adapters, which adapt attention alone."""
     if value is not True:
         raise ValueError(
-            "is not supported: lora.rank turns adapters on; without them leave out all its keys"
+            "is not supported; leave out all keys of adapters to train without them (lora.rank"
+            " turns them on)"
         )
     return {"lora.targets": ["attention"]}
 
@@ -62,8 +64,8 @@ def _sparsity(value: Any) -> dict[str, Any]:
     """Keys for the fraction of Wan's cubes of tokens to which a cube does not attend."""
     if value in (None, False, 0, ""):
         return {}
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-        raise ValueError("expected a number from 0 to 1")
+    if not is_number(value) or not 0 < value < 1:
+        raise ValueError("expected a number from 0 to below 1")
     share = float(1 - Fraction(repr(float(value))))
     return {
         "model.family": "wan",
@@ -81,7 +83,7 @@ def _growth(key: str) -> Foreign:
     def reading(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value} if values.get("VSA_sparsity") else {}
 
-    return Foreign(reading=reading, instead="of VSA_sparsity above 0")
+    return Foreign(reading=reading, instead="used with VSA_sparsity above 0 alone")
 
 
 def _whole_sparsity(value: Any) -> dict[str, Any]:

@@ -185,12 +185,18 @@ def _read(theirs: Setting, entry: Foreign, values: dict[str, object]) -> tuple[S
         ValueError: the value asks for something unsupported.
     """
     if not entry.takes(theirs.value):
-        raise ValueError(f"is not supported: {entry.note(theirs.value)}")
+        raise ValueError(f"is not supported: {entry.note(theirs.value)}; {_remedy(entry)}")
     if theirs.value is None or entry.reading is None:
         return ()
     read = entry.reading(theirs.value, values)
     origin = f"{theirs.key}, {theirs.origin}"
     return tuple(replace(theirs, key=key, value=one, origin=origin) for key, one in read.items())
+
+
+def _remedy(entry: Foreign) -> str:
+    """What to write for a key whose value is not supported."""
+    given = " or ".join(shown(one) for one in entry.accepts or () if one)
+    return f"give {given}, or leave it out" if given else "leave it out"
 
 
 def _entry(key: str) -> Foreign | None:

@@ -205,9 +205,9 @@ def check_told(adapters: Adapters, start: Path, config: RunConfig, say: Say) -> 
     for key, told in (("rank", lora.rank), ("alpha", lora.alpha)):
         here = sorted({getattr(shape, key) for shape in adapters.values()})
         if told is not None and told not in here:
-            wrong.append(f"{key}={told:g}, and there {', '.join(f'{value:g}' for value in here)}")
+            wrong.append(f"{key}={told:g} here, {', '.join(f'{value:g}' for value in here)} there")
     if lora.init_from is not None:
-        wrong.append(f"init_from={lora.init_from}, and there other ones")
+        wrong.append(f"init_from={lora.init_from} holds other adapters")
     if wrong:
         raise Problems(
             [

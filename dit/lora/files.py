@@ -255,7 +255,8 @@ def _by_module(keys: list[LoraKey], file: Path) -> dict[str, dict[Factor, LoraKe
         parts = modules.setdefault(key.module, {})
         if key.part in parts:
             raise LoraFileError(
-                f"{file}: {key.key} and {parts[key.part].key} are the same factor of {key.module}"
+                f"{file}: {key.key} and {parts[key.part].key} are both {key.part} of {key.module};"
+                " remove one, or save the adapter again in one format"
             )
         parts[key.part] = key
     return modules
@@ -294,7 +295,8 @@ def _factors(
     key = parts[Factor.ALPHA].key
     if tensors[key].numel() != 1:
         raise LoraFileError(
-            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha is one number"
+            f"{file}: {key} has shape {list(tensors[key].shape)}, and alpha must be one number;"
+            " save the adapter again"
         )
     stored = _positive(tensors[key].item(), f"{file}: {key}")
     if told is not None and not math.isclose(stored, alpha, rel_tol=1e-2):  # bfloat16 has 3 digits
@@ -326,7 +328,8 @@ def _check_shapes(file: Path, parts: dict[Factor, LoraKey], down: Tensor, up: Te
     if down.shape[0] != up.shape[1]:
         raise LoraFileError(
             f"{file}: {parts[Factor.DOWN].key} of shape {list(down.shape)} and"
-            f" {parts[Factor.UP].key} of shape {list(up.shape)} have two ranks"
+            f" {parts[Factor.UP].key} of shape {list(up.shape)} have different ranks; save the"
+            " adapter again"
         )
 
 

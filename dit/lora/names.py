@@ -86,9 +86,12 @@ _REFUSED = (
     (r".*\.(?:[ab][12]\.weight|on_input)$", f"is of GLoRA or (IA)3, no factor of LoRA: {_MERGE}"),
     (r".*\.[wb]_norm$", f"is of a norm; only linears have adapters here: {_MERGE}"),
     (r".*(?:b?oft_|vera_lambda|lora_embedding_)", f"is no factor of LoRA: {_MERGE}"),
-    (r".*lora_mid", "is of a convolution, which is not supported"),
-    (r".*(?:\.bias|\.diff_b|lora_bias)$", "is of a bias; only weights have adapters here"),
-    (r".*\.diff$", "is a whole difference of weights, and no factor of LoRA"),
+    (r".*lora_mid", f"is of a convolution, which is not supported: {_MERGE}"),
+    (
+        r".*(?:\.bias|\.diff_b|lora_bias)$",
+        f"is of a bias; only weights have adapters here: {_MERGE}",
+    ),
+    (r".*\.diff$", f"is a whole difference of weights, and no factor of LoRA: {_MERGE}"),
 )
 
 

@@ -390,7 +390,7 @@ class Family:
         It is "" if the scale has an effect.
         """
         if not self.objective.guides_by_references:
-            return f"guidance of model.family={self.name} leads away from no references"
+            return f"model.family={self.name} has no guidance for references"
         if any(one.kind is InputKind.REFERENCE for one in self.inputs(model)):
             return ""
         return f"model.family={self.name} is given no references (model.reference_latents=0)"

@@ -88,7 +88,10 @@ def _check_order(groups: Sequence[ParameterGroup], found: Mapping[Weight, Parame
 def _table(model: ModelConfig) -> list[Pair]:
     if family_of(model).diffusers is None and family_of(model).names is None:
         raise Problems(
-            [f"optimizer.groups needs the names of weights, and model.family={model.family} has no"]
+            [
+                f"optimizer.groups needs names of weights, and model.family={model.family} has"
+                " none; leave it out"
+            ]
         )
     fixed = family_of(model).weights.fixed
     return [pair for pair in pairs(model) if pair.ours not in fixed]

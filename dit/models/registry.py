@@ -112,7 +112,12 @@ def family_places() -> dict[str, str]:
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
         name, equals, place = entry.strip().partition("=")
         if not (name and equals and ":" in place):
-            raise Problems([f"${VARIABLE}: {entry!r} is not of the form name=module:attribute"])
+            raise Problems(
+                [
+                    f"{VARIABLE}: {entry!r} is not of the form name=module:attribute; write for"
+                    f" example {VARIABLE}=foo=my_package.my_module:FAMILY"
+                ]
+            )
         places[name] = place
     return places
 
@@ -132,8 +137,8 @@ def family_named(name: str) -> Family:
     if name not in places:
         raise Problems(
             [
-                f"model.family={name} is no known family; use {', '.join(places)}, or say in"
-                f" ${VARIABLE} where it is. {OTHER_NETWORKS}"
+                f"model.family={name} is no known family; use {', '.join(places)}, or register your"
+                f" own: {VARIABLE}=foo=module:attribute. {OTHER_NETWORKS}"
             ]
         )
     return _loaded(name, places[name])
@@ -264,5 +269,5 @@ def named_model(size: str) -> ModelConfig:
     """
     family = family_of_size(size, first=default_family().name)
     if family is None:
-        raise Problems([f"model.name={size} is a size of no family"])
+        raise Problems([f"model.name={size} is a size of no family; docs/families.md lists them"])
     return family.config(name=size, **family.sizes[size])

@@ -72,12 +72,12 @@ class _Handlers(dict[int, Any]):
     def __getitem__(self, code: int) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise pickle.UnpicklingError(f"the pickle has over {_MOST_OPCODES} opcodes")
+            raise pickle.UnpicklingError(f"the pickle has over {_MOST_OPCODES} instructions")
         return super().__getitem__(code)
 
     def __missing__(self, code: int) -> Any:
         word = _WORDS.get(code, f"0x{code:02x}")
-        raise pickle.UnpicklingError(f"the pickle has the opcode {word}, which is not allowed here")
+        raise pickle.UnpicklingError(f"the pickle has the instruction {word}, not allowed here")
 
 
 # Python's unpickler in Python: the one in C allocates a memo as large as the number in a PUT, looks
@@ -243,7 +243,9 @@ def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], typ
         folder, found = pickles[0].removesuffix("data.pkl"), dict[str, Storage]()
         order = f"{folder}byteorder"
         if order in archive.namelist() and _entry(archive, order, limits) != b"little":
-            raise pickle.UnpicklingError("the archive is of a big-endian machine")
+            raise pickle.UnpicklingError(
+                "the archive is of a big-endian machine; save it on another one"
+            )
 
         def storage(pid: Any) -> Storage:
             dtype, key, size = _described(pid, parts=5)
@@ -251,7 +253,10 @@ def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], typ
                 content = _entry(archive, f"{folder}data/{key}", limits)
                 found[key] = Storage.of(dtype, bytearray(content))
             if found[key].dtype != dtype or len(found[key].content) != size:
-                raise pickle.UnpicklingError(f"the archive's data/{key} is not of {size} bytes")
+                raise pickle.UnpicklingError(
+                    f"the archive is damaged: data/{key} has {len(found[key].content)} bytes of"
+                    f" {found[key].dtype}, not {size} of {dtype}"
+                )
             return found[key]
 
         file = io.BytesIO(_entry(archive, pickles[0], limits))
@@ -263,7 +268,9 @@ def _read_zip(data: bytes, limits: Limits, classes: Mapping[tuple[str, str], typ
 def _entry(archive: zipfile.ZipFile, name: str, limits: Limits) -> bytes:
     entry = archive.getinfo(name)
     if entry.compress_type != zipfile.ZIP_STORED:
-        raise pickle.UnpicklingError(f"the archive's {name} is compressed")
+        raise pickle.UnpicklingError(
+            f"the archive's {name} is compressed; save it again by torch.save"
+        )
     if not entry.CRC:
         del entry.CRC  # torch.save can leave checksums out; zipfile then has none to check
     limits.spend(2 * entry.file_size)

@@ -94,7 +94,7 @@ def test_a_run_starts_from_a_folder_and_goes_on_without_it(enter: Enter, tmp_pat
 
     said = train("whole", *start)
     assert f"starting at step 0 from the weights of {hf}" in said
-    assert f"other than {hf} says: model.text_pad_to=64, and there 512" in said
+    assert f"other than {hf} says: model.text_pad_to=64 here and 512 there" in said
     train("parts", *start, "train.train_iters=2", "scheduler.lr_decay_iters=4")
     origin = (tmp_path / "parts/checkpoints/step_00000002/origin.json").read_text()
     assert json.loads(origin)["path"] == str(hf)

@@ -158,10 +158,10 @@ def test_one_process_of_a_starter_is_alone(launched, variables):
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is no whole number, at least 1"),
         ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0 is no whole number"),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no whole number"),
-        ({"RANK": "2"}, "RANK=2 is none of WORLD_SIZE=2"),
-        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 is none of WORLD_SIZE=2"),
-        ({"MASTER_PORT": "99999999"}, "MASTER_PORT=99999999: ports are 1 to 65535"),
-        ({"MASTER_PORT": "0"}, "MASTER_PORT=0: ports are 1 to 65535"),
+        ({"RANK": "2"}, "RANK=2 must be from 0 to 1, below WORLD_SIZE=2"),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2 must be below WORLD_SIZE=2"),
+        ({"MASTER_PORT": "99999999"}, "MASTER_PORT=99999999 must be from 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 must be from 1 to 65535"),
     ],
 )
 def test_a_wrong_value_is_named(launched, wrong, said):

@@ -95,7 +95,7 @@ def open_hf_weights(path: Path, model: ModelConfig) -> HfWeights:
             f" has model.family={model.family}; leave model.family and model.name out"
         )
     here, there = weight_settings(model), weight_settings(told)
-    lines = [f"model.{k}={here[k]}, and there {there[k]}" for k in here if here[k] != there[k]]
+    lines = [f"model.{k}={here[k]} here and {there[k]} there" for k in here if here[k] != there[k]]
     table = _fitting(source, model, told) if lines else theirs
     if table is None:
         raise ConvertError(
@@ -131,7 +131,9 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
     except ConvertError:  # its scheduler does not tell, so that the run had to
         found = found_objective(source, told, [f"objective.name={run.name}"])
     each = [(key, getattr(run, key), getattr(found.objective, key)) for key in found.stated]
-    other = [f"objective.{key}={mine}, and there {its}" for key, mine, its in each if mine != its]
+    other = [
+        f"objective.{key}={mine} here and {its} there" for key, mine, its in each if mine != its
+    ]
     return [f"objective {found.note}", *(f"other than {source.path} says: {one}" for one in other)]
 
 

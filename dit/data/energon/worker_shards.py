@@ -178,7 +178,7 @@ class FolderShard(WorkerShard):
                 f"{factory.path} gives {count} samples, fewer than the {worker_config.readers}"
                 f" readers ({worker_config.world_size} data-parallel ranks x"
                 f" {max(1, worker_config.num_workers)} workers); lower dataset.num_workers, start"
-                " fewer processes, or leave it out"
+                " fewer processes, or take this dataset out of the blend"
             )
         workers = range(max(1, worker_config.num_workers))
         slices = [self.slices(worker_config.reader(w), worker_config.readers) for w in workers]

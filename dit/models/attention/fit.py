@@ -80,7 +80,7 @@ def refusal(backend: AttentionBackend, case: AttentionCase) -> str:
     if case.capability is None:
         return "it needs an NVIDIA GPU"
     if not case.half:
-        return "it computes in bfloat16"
+        return "it computes only in bfloat16 (model.precision=bf16)"
     return next(filter(None, _RULES[backend](case)), "")
 
 

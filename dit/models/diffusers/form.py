@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from importlib import import_module
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 
 DIFFUSERS = "diffusers"
+_NUMBERS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class StrictKeys(BaseModel):
@@ -225,11 +227,25 @@ class ConfigKeys:
         """
         reads = {one.field: one.read for one in self.kept if one.field in self.tellable}
         values = {key: given.get(key) for key in reads}
-        return {key: reads[key](value) for key, value in values.items() if value is not None}
+        return {
+            key: _read(key, value, reads[key]) for key, value in values.items() if value is not None
+        }
 
     def private(self, model: ModelConfig) -> dict[str, Any]:
         """The private keys that an export of `model` adds to config.json (see `kept_file`)."""
         return {one.field: getattr(model, one.field) for one in self.kept}
+
+
+def _read(key: str, value: Any, read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of the `value` that a user gives for the field `key`."""
+    try:
+        return read(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(read, type) and issubclass(read, StrEnum):
+            wanted = " or ".join(read)
+        else:
+            wanted = _NUMBERS.get(read, str(error))
+        raise ValueError(f"model.{key}={value} must be {wanted}") from None
 
 
 def _type_of(default: Any) -> Any:

@@ -221,18 +221,19 @@ class DitConfig(ModelConfig):
             (
                 not self.condition_mask or self.patch_temporal == 1,
                 f"condition_mask=true gives whole latent frames, each of which has tokens of its"
-                f" own; set patch_temporal={self.patch_temporal} to 1",
+                f" own; change patch_temporal={self.patch_temporal} to 1",
             ),
             (
                 self.text_conditioner is not TextConditioner.STORED
                 or self.crossattn_proj_size is None,
                 f"text_conditioner={self.text_conditioner} and crossattn_proj_size="
-                f"{self.crossattn_proj_size} are of different networks; leave one of them out",
+                f"{self.crossattn_proj_size} belong to different networks; leave one of them out",
             ),
             (
                 self.conditioner_size % (2 * self.conditioner_heads) == 0,
                 f"conditioner_size={self.conditioner_size} / conditioner_heads="
-                f"{self.conditioner_heads} must be an even width of heads",
+                f"{self.conditioner_heads} gives heads of width"
+                f" {self.conditioner_size / self.conditioner_heads:g}, which must be even",
             ),
         ]
 

@@ -129,7 +129,7 @@ class HiDreamConfig(DoubleSingleConfig):
             (
                 self.token_route is None,
                 f"route_from={self.route_from}: {TITLE} attends to padding, of which a route of"
-                " tokens would leave out a part; set it to null",
+                " tokens would leave out a part; set route_from and route_to to null",
             ),
         ]
 
@@ -140,7 +140,7 @@ class HiDreamConfig(DoubleSingleConfig):
             (
                 shared % tp == 0,
                 f"the width {shared} of the shared expert does not divide by"
-                f" tensor_model_parallel_size={tp}",
+                f" tensor_model_parallel_size={tp}; choose a divisor of {shared}",
             ),
         ]
 

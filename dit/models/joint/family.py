@@ -131,7 +131,8 @@ def heads_share_mlp(model: ModelConfig) -> Rule:
     return (
         model.ffn_hidden_size % heads == 0,
         f"the MLP width {model.ffn_hidden_size} (hidden_size * mlp_ratio) does not divide by"
-        f" num_attention_heads={heads}, by which single-stream layers share it out",
+        f" num_attention_heads={heads}, by which single-stream layers share it out; choose"
+        f" hidden_size and mlp_ratio that make it a multiple of {heads}",
     )
 
 

@@ -136,7 +136,7 @@ class Krea2Config(ModelConfig):
             ),
             (
                 keys % tp == 0 and self.text_mlp_size % tp == 0,
-                f"tensor_model_parallel_size={tp} divides not both text_kv_heads={keys} and"
+                f"tensor_model_parallel_size={tp} must divide both text_kv_heads={keys} and"
                 f" text_mlp_size={self.text_mlp_size}, which tensor ranks share",
             ),
             (

@@ -163,11 +163,13 @@ class Ltx2Config(ModelConfig):
             ),
             (
                 self.patch_temporal == 1,
-                f"patch_temporal={self.patch_temporal}: a token of LTX-2 is one latent frame deep",
+                f"patch_temporal={self.patch_temporal}: a token of LTX-2 is one latent frame deep;"
+                " set it to 1",
             ),
             (
                 self.route_from is None,
-                f"route_from={self.route_from}: networks with a sound have no token routes",
+                f"route_from={self.route_from}: networks with a sound have no token routes; set"
+                " route_from and route_to to null",
             ),
             (self.sound_rate > 0, f"sound_rate={self.sound_rate} must be positive"),
         ]
@@ -216,18 +218,18 @@ class Ltx2Config(ModelConfig):
             *(
                 (
                     size % (2 * heads) == 0,
-                    f"{name}={size} is no multiple of 2 x connector_heads={heads}",
+                    f"{name}={size} must be a multiple of 2 x connector_heads={heads}",
                 )
                 for name, size in sizes.items()
             ),
             (
                 heads % self.tensor_model_parallel_size == 0,
-                f"connector_heads={heads} do not divide among tensor_model_parallel_size="
+                f"connector_heads={heads} must be a multiple of tensor_model_parallel_size="
                 f"{self.tensor_model_parallel_size}",
             ),
             (
                 rows % self.connector_registers == 0,
-                f"connector_rows={rows} are no multiple of connector_registers="
+                f"connector_rows={rows} must be a multiple of connector_registers="
                 f"{self.connector_registers}",
             ),
         ]

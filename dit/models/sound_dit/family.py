@@ -96,8 +96,8 @@ class SoundDitConfig(ModelConfig):
             ),
             (
                 sound % (2 * heads) == 0,
-                f"sound_hidden_size={sound} / sound_attention_heads={heads} must be an even width"
-                " of heads",
+                f"sound_hidden_size={sound} / sound_attention_heads={heads} gives heads of width"
+                f" {sound / heads:g}, which must be even",
             ),
             (
                 heads % ranks == 0,
@@ -108,7 +108,7 @@ class SoundDitConfig(ModelConfig):
             (
                 int(sound * self.mlp_ratio) % tp == 0,
                 f"the MLP width of sound, {int(sound * self.mlp_ratio)}, does not divide by"
-                f" tensor_model_parallel_size={tp}",
+                f" tensor_model_parallel_size={tp}; choose a divisor of it",
             ),
             (
                 self.context_parallel_size == 1 or self.cp_comm_type is not ContextComm.P2P,
@@ -117,7 +117,8 @@ class SoundDitConfig(ModelConfig):
             ),
             (
                 self.text_pad_to is None,
-                f"text_pad_to={self.text_pad_to} is of published weights; set it to null",
+                f"text_pad_to={self.text_pad_to} is for published weights of other families; set it"
+                " to null",
             ),
         ]
 

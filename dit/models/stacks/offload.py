@@ -47,9 +47,10 @@ def lock_pages(address: int, size: int) -> None:
     error = runtime.cudaHostRegister(address, size, 0)
     if int(error):
         raise RuntimeError(
-            f"the driver cannot lock {size / 2**30:.2f} GiB of host memory"
+            f"the driver cannot page-lock {size / 2**30:.2f} GiB of host memory"
             f" ({runtime.cudaGetErrorString(error)}); give the machine or container more memory, or"
-            " keep less on the host"
+            " lower those of model.blocks_to_swap, model.cpu_offloading_num_layers and"
+            " optimizer.optimizer_cpu_offload that are set"
         )
 
 

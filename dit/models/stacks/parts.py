@@ -234,7 +234,7 @@ class AttendingAndFeeding(RunningPart):
         if hidden % heads:
             raise ValueError(
                 f"a single-stream layer shares the {hidden} hidden units of its feed-forward out to"
-                f" {heads} heads, which does not divide; choose a multiple"
+                f" {heads} heads: choose a multiple of {heads}"
             )
         context = replace(context, token_row=self.part.port.row)
         options: Any = {"context": context, "bias": attention.bias}

@@ -251,7 +251,7 @@ def _switch(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if value not in ("true", "false"):
-        raise ValueError(f"sparse_attention={value} must be true or false")
+        raise ValueError("true or false")
     return value == "true"
 
 

@@ -81,7 +81,7 @@ class ZImageConfig(RefinedConfig):
             (
                 self.token_route is None,
                 f"route_from={self.route_from}: {self.title} attends to padding, of which a route"
-                " of tokens would leave out a part; set it to null",
+                " of tokens would leave out a part; set route_from and route_to to null",
             ),
         ]
 

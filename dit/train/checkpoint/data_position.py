@@ -96,7 +96,7 @@ def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
     """Number of data ranks that saved the checkpoint; 1 if the state of rank 0 is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
-        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}"))
+        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}, no number"))
     return max(ranks, 1)
 
 
@@ -109,7 +109,7 @@ def _read(file: Path) -> Position:
     except Exception as error:
         raise damaged(file, error) from error
     if not isinstance(position, dict):
-        raise damaged(file, ValueError(f"it holds a {type(position).__name__}"))
+        raise damaged(file, ValueError(f"it holds a {type(position).__name__}, no dict"))
     return position
 
 

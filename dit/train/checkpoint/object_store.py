@@ -137,7 +137,8 @@ class CheckpointStore:
         self.moved += 1
         if not self._holds(path, digest):
             raise CheckpointError(
-                f"{self.address} has another checksum of {file.name} than {file.parent}"
+                f"the copy of {file} in {self.address} differs from the file (does another program"
+                " write there?)"
             )
 
     def _holds(self, path: str, digest: FileDigest) -> bool:
@@ -172,7 +173,7 @@ class CheckpointStore:
         """
         content = self.manifest(name)
         if content is None:
-            raise CheckpointError(f"{self.address} has no {name}, or not the whole of it")
+            raise CheckpointError(f"{self.address} has no complete copy of {name}")
         partial, target = into / f"{PARTIAL}{name}", into / name
         with self._explained():
             files = parse_manifest(content).files
@@ -196,8 +197,8 @@ class CheckpointStore:
                 heartbeat(f"fetch of {name}")
         if sync_and_digest(file) != digest:
             raise CheckpointError(
-                f"{self.address}: {name} is damaged there, {file.name} has another checksum than"
-                f" when it was saved; remove {name}/{MANIFEST} there to resume from the one before"
+                f"{self.address}: {name} is damaged there, {file.name} has changed since it"
+                f" was saved; remove {name}/{MANIFEST} there to resume from the one before"
             )
 
     def _pieces(self, path: str, size: int) -> Iterator[bytes]:

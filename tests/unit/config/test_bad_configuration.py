@@ -190,7 +190,7 @@ def test_no_value_names_code(tmp_path: Path) -> None:
     proof = tmp_path / "ran"
     file.write_text(f"dataset: {{path: !!python/object/apply:os.mkdir ['{proof}']}}\n")
     (message,) = problems_of(file=file)
-    assert message.startswith(f"{file}:1: could not determine a constructor")
+    assert message.startswith(f"{file}:1: the tag !!python/object/apply:os.mkdir is not supported")
     assert not proof.exists()
 
 

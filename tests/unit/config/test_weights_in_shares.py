@@ -66,5 +66,5 @@ def test_it_goes_with_the_other_ways_to_share_a_run(keys):
     "key", ["reduce_each_pack=false", "reshard_after_forward=false", "prefetch_layers=2"]
 )
 def test_its_own_keys_need_it(key):
-    with pytest.raises(Problems, match=f"{key} is of weights in shares: set sharding=weights"):
+    with pytest.raises(Problems, match=f"{key} has an effect with sharding=weights alone"):
         load_config(layout_check(), overrides=[f"ddp.{key}"])

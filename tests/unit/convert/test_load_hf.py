@@ -179,17 +179,17 @@ def test_keys_that_do_not_touch_the_weights_win(groups, tmp_path):
     config = run_of(source, "model.text_pad_to=64", "model.recompute_granularity=full")
     start = hf_start(config)
     assert config.model.text_pad_to == 64
-    assert start is not None and "model.text_pad_to=64, and there 512" in start.notes[1]
+    assert start is not None and "model.text_pad_to=64 here and 512 there" in start.notes[1]
 
 
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("model.num_layers=4", "model.num_layers=4, and there 2"),
-        ("model.hidden_size=96", "model.hidden_size=96, and there 48"),
-        ("model.num_attention_heads=2", "model.num_attention_heads=2, and there 4"),
-        ("model.image_embed_size=10", "model.image_embed_size=10, and there None"),
-        ("model.name=wan2.1_t2v_14b", "model.num_layers=40, and there 2"),
+        ("model.num_layers=4", "model.num_layers=4 here and 2 there"),
+        ("model.hidden_size=96", "model.hidden_size=96 here and 48 there"),
+        ("model.num_attention_heads=2", "model.num_attention_heads=2 here and 4 there"),
+        ("model.image_embed_size=10", "model.image_embed_size=10 here and None there"),
+        ("model.name=wan2.1_t2v_14b", "model.num_layers=40 here and 2 there"),
     ],
 )
 def test_contradictions_name_the_key_and_both_values(groups, tmp_path, word, said):

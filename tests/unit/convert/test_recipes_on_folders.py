@@ -173,7 +173,7 @@ def test_a_dry_run_says_what_holds(name: str, tmp_path: Path, capsys) -> None:
     words = [f"--config-file={CONF / name}.yaml", *words, "--dry-run"]
     assert main([*words, "objective.flow_shift=7"]) == 0
     out = capsys.readouterr().out
-    assert f"other than {tmp_path / 'hf'} says: objective.flow_shift=7.0, and there 2.0" in out
+    assert f"other than {tmp_path / 'hf'} says: objective.flow_shift=7.0 here and 2.0 there" in out
     assert "use_beta_sigmas spaces the levels of samplers" in out
     assert yaml.safe_load(out)["objective"]["level_spacing"] == "beta"
     assert main(words) == 0

@@ -114,6 +114,10 @@ def test_pipelines_fit_what_a_network_is_shown(kind: str, pipeline: str, words: 
 def test_the_gates_of_sparse_attention_go_by_fastvideos_names(groups, tmp_path, capsys) -> None:
     """They start at zero beside published weights; exports have them, and say who reads them."""
     hf, ours, out = _published(tmp_path / "hf", "t2v"), tmp_path / "ours", tmp_path / "out"
+    with pytest.raises(
+        ConvertError, match=r"^model\.sparse_attention=maybe must be true or false$"
+    ):
+        import_weights(hf, ours, objective=["model.sparse_attention=maybe"])
     told = ("model.sparse_attention=true",)
     imported = import_weights(hf, ours, objective=told)
     assert imported.tensors == len(load_file(hf / WEIGHTS))

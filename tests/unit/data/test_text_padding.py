@@ -92,7 +92,9 @@ def test_the_run_says_it_in_its_log(of_model, monkeypatch) -> None:
 
 def test_only_some_families_take_stored_padding(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv(VARIABLE, PLACE)
-    with pytest.raises(Problems, match="text_pad_to=stored is of families whose published weights"):
+    with pytest.raises(
+        Problems, match="text_pad_to=stored is for families whose published weights"
+    ):
         tiny_model(text_pad_to=TextPadding.STORED)
     with pytest.raises(ConfigError, match=r"text_pad_to=\"stored\" .*expected an integer or null"):
         load_config(run_config(), overrides=["model.text_pad_to=stored"])

@@ -370,8 +370,22 @@ def test_guidance_that_stays_clips_as_diffusion_pipe_does() -> None:
         assert (config.objective.cfg_target, config.optimizer.clip_grad) == expected
         lines = [note for note in notes if "model.cfg" in note]
         assert ("samples whose caption is dropped" in "".join(lines)) == ("cfg" in said[0])
-    with pytest.raises(Problems, match=r"cfg.*expected a number"):
-        run_of(["model.cfg=true"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "expected"),
+    [
+        ("model.cfg=true", "gradient_clipping=1.0", "a number"),
+        ("gradient_clipping=a", "model.cfg=4", "a number"),
+        ("model.max_t=a", "model.min_t=0.5", "a number from 0 to 1"),
+        ("model.lumina_shift=3", "model.flux_shift=true", "true or false"),
+    ],
+)
+def test_of_keys_that_are_read_together_the_wrong_one_is_named(wrong, right, expected):
+    with pytest.raises(Problems) as caught:
+        run_of([wrong, right])
+    (problem,) = caught.value.problems
+    assert problem.startswith(wrong.partition("=")[0]) and problem.endswith(f"expected {expected}")
 
 
 def test_every_family_is_a_network_of_diffusion_pipe():

@@ -49,7 +49,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "no B": ({A: DOWN}, "no lora_B of the same module"),
     "no A": ({B: UP}, "no lora_A of the same module"),
     "alpha alone": ({**GOOD, "transformer.m.alpha": torch.tensor(1.0)}, "no lora_A"),
-    "two ranks": ({A: DOWN, B: torch.ones(4, 3)}, "two ranks"),
+    "two ranks": ({A: DOWN, B: torch.ones(4, 3)}, "have different ranks"),
     "a convolution": ({A: torch.ones(2, 6, 1, 1), B: torch.ones(4, 2, 1, 1)}, "a convolution"),
     "a vector": ({A: torch.ones(2), B: UP}, "no matrix"),
     "rank 0": ({A: torch.ones(0, 6), B: torch.ones(4, 0)}, "no matrix"),
@@ -59,7 +59,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "8 bits": ({A: DOWN.to(torch.float8_e4m3fn), B: UP}, "is of type F8_E4M3"),
     "alpha of two numbers": (
         {**GOOD, "transformer.blocks.0.attn1.to_q.alpha": torch.ones(2)},
-        "alpha is one number",
+        "alpha must be one number",
     ),
     "alpha that is no number": (
         {**GOOD, "transformer.blocks.0.attn1.to_q.alpha": torch.tensor(float("nan"))},
@@ -67,7 +67,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     ),
     "one module under two names": (
         {**GOOD, "diffusion_model.blocks.0.self_attn.q.lora_A.weight": DOWN},
-        "the same factor of blocks.0.attn1.to_q",
+        "are both lora_A of blocks.0.attn1.to_q; remove one",
     ),
     "a part of a fused linear": (
         {

@@ -90,7 +90,7 @@ def test_kernels_that_fit(installed, changes, expected):
         (CUDNN, {"capability": (12, 0)}, "9 (Hopper) or 10 (Blackwell), and this GPU has 12.0"),
         (CUDNN, {"capability": (10, 0), "head_width": 256}, "divides by 8, up to 128, and not 256"),
         (CUDNN, {"head_width": 36}, "divides by 8, up to 256, and not 36"),
-        (FLASH_2, {"half": False}, "computes in bfloat16"),
+        (FLASH_2, {"half": False}, "computes only in bfloat16"),
     ],
 )
 def test_the_reason_of_a_refusal(installed, backend, changes, reason):

@@ -316,7 +316,7 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
             {"time_shift_type": TimeShift.LINEAR, "max_shift": 0.3},
             "time_shift_type=linear shifts by mu itself",
         ),
-        ({"shift_terminal": 1.0}, "shift_terminal=1.0 must lie between 0 and 1"),
+        ({"shift_terminal": 1.0}, "shift_terminal=1.0 must be above 0 and below 1"),
         (
             {"time_shift_type": None, "shift_terminal": 0.02, "sampling_levels": "unipc"},
             "shift_terminal=0.02 needs sampling_levels=linear or even",

@@ -142,7 +142,7 @@ def test_a_range_that_is_none_is_named(level_range) -> None:
 def test_errors_name_key_and_remedy() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(dit_s(), overrides=["objective.level_range=[0.9, 1]"])
-    assert "objective: level_range=[0.9, 1.0] is of flow matching" in str(caught.value)
+    assert "objective: level_range=[0.9, 1.0] needs flow matching" in str(caught.value)
     assert "set name=flow" in str(caught.value)
     narrow = training_objective(flow(logit_std=0.1, level_range=(0.999, 1.0)))
     with pytest.raises(ValueError, match=r"objective\.level_range=\[0\.999, 1\.0\] holds"):

@@ -45,7 +45,7 @@ def test_a_told_scale(groups, tmp_path: Path, kind: str) -> None:
             ours(run, start, distilled_guidance=3.5)
         with pytest.raises(ValueError, match=r"--guidance_least_norm 1.0: .* not restore norms"):
             ours(run, start, guidance_least_norm=1.0)
-        with pytest.raises(ValueError, match=r"--reference_guidance 2.0: .* no references"):
+        with pytest.raises(ValueError, match=r"--reference_guidance 2.0: .* for references"):
             ours(run, start, reference_guidance=2.0)
 
 

@@ -322,7 +322,7 @@ def test_operations_are_those_that_torch_counts(groups) -> None:
 @pytest.mark.parametrize(
     ("objective", "settings", "said"),
     [
-        (ObjectiveConfig(), {}, "distill.method=opd is of flow matching, and objective.name=edm"),
+        (ObjectiveConfig(), {}, "distill.method=opd needs flow matching, and objective.name=edm"),
         (FLOW, {"adapted": False, "teacher": None}, "with all weights trained needs a teacher"),
         (replace(FLOW, cfg_target=2.0), {}, r"cfg_target=2\.0 does not go with distill.method"),
         (replace(FLOW, preference=Preference.DPO), {}, "objective.preference=dpo does not go with"),

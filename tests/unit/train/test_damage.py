@@ -96,7 +96,7 @@ def test_a_newer_format_is_refused(newest, model):
     with pytest.raises(CheckpointError) as error:
         _load(newest.parent, model)
     assert "has format 2, of megatron-dit 9.0, and this is megatron-dit 0." in str(error.value)
-    assert "reads formats up to 1; install a version as new" in str(error.value)
+    assert "reads formats up to 1; install that version, or a newer one" in str(error.value)
 
 
 def test_settings_of_another_version_are_told_from_damage(model, tmp_path, monkeypatch):

@@ -416,7 +416,7 @@ def test_adapters_of_both_stand_beside_one_base_in_memory(groups) -> None:
 @pytest.mark.parametrize(
     ("objective", "settings", "said"),
     [
-        (ObjectiveConfig(), {}, "distill.method=dmd is of flow matching, and objective.name=edm"),
+        (ObjectiveConfig(), {}, "distill.method=dmd needs flow matching, and objective.name=edm"),
         (FLOW, {"adapted": False, "teacher": None}, "with all weights trained needs a teacher"),
         (FLOW, {"gan_weight": 0.03}, "gan_weight=0.03: DMD2 has no GAN loss here; leave it out"),
         (FLOW, {"levels": (0.5, 0.2)}, r"levels=\[0.5, 0.2\] must be two noise levels"),
@@ -427,7 +427,7 @@ def test_adapters_of_both_stand_beside_one_base_in_memory(groups) -> None:
             {},
             "distill.student_sampler=sde makes new noise at each level",
         ),
-        (FLOW, {"student_sampler": StudentSampler.ODE}, "has Euler's steps"),
+        (FLOW, {"student_sampler": StudentSampler.ODE}, "takes Euler's steps"),
     ],
 )
 def test_what_cannot_be_is_refused(

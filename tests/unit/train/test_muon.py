@@ -356,8 +356,11 @@ def test_groups_leave_matrices_to_adamw(groups):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer_cpu_offload": True}, "optimizer_cpu_offload=true is of the moments of AdamW"),
-        ({"exp_avg_dtype": MomentType.BF16}, "exp_avg_dtype=bf16 and .* of the moments of AdamW"),
+        ({"optimizer_cpu_offload": True}, "optimizer_cpu_offload=true needs the moments of AdamW"),
+        (
+            {"exp_avg_dtype": MomentType.BF16},
+            "exp_avg_dtype=bf16 and .* needs the moments of AdamW",
+        ),
         ({"muon_momentum": 1.0}, "muon_momentum=1.0 must lie in"),
         ({"muon_steps": 0}, "muon_steps=0"),
         ({"muon_period": 0}, "muon_period=0"),
@@ -369,7 +372,7 @@ def test_settings_that_muon_cannot_have_are_refused(settings, message):
 
 
 def test_adapters_and_groups_of_muon_are_refused():
-    with pytest.raises(Problems, match=r"kind=muon is optimizer\.kind's"):
+    with pytest.raises(Problems, match=r"kind=muon is not for single groups: optimizer\.kind"):
         ParameterGroup(pattern="*", kind=OptimizerKind.MUON)
     with pytest.raises(Problems, match=r"optimizer\.kind=muon makes a full-size step"):
         replace(run(), lora=LoraConfig(rank=2))

@@ -300,8 +300,8 @@ def test_what_cannot_be_is_refused() -> None:
         replace(DPO, loss=LossKind.HUBER)
     with pytest.raises(Problems, match=r"cfg_target=3\.0 moves the targets"):
         replace(DPO, cfg_target=3.0)
-    with pytest.raises(Problems, match=r"drift_weight=0\.5 does so, too"):
+    with pytest.raises(Problems, match=r"leave drift_weight=0\.5 out"):
         replace(DPO, drift_weight=0.5)
-    with pytest.raises(Problems, match=r"model\.route_from and route_to leave tokens out"):
+    with pytest.raises(Problems, match=r"model\.route_from and route_to, which skip tokens"):
         config = a_config()
         replace(config, model=replace(config.model, route_from=0, route_to=1))
