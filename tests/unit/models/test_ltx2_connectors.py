@@ -73,6 +73,7 @@ def test_captions_pass_the_connectors_of_a_pipeline(
     load_weights(done.path, [ours], groups, averaged=False)
 
     batch = random_pack([(2, 2, 3)] * 3, TEXTS, model=model, fps=(24.0,) * 3, family=FAMILY)
+    batch = replace(batch, others={})  # without sound
     level_M = torch.cat([torch.tensor([812.5, 20.0, 437.0]), torch.zeros(3)])
     made_TC = ours(batch.latent_TC, level_M, batch)
     made_TC.sum().backward()
