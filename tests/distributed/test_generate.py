@@ -119,6 +119,7 @@ def test_everything_is_written_down(generate, trained):
     asked |= {"image": [], "last_image": None, "distilled_guidance": None, "video": []}
     asked |= {"at_frame": [], "strength": [], "condition_noise": 0.0}
     asked |= {"reference": [], "reference_video": [], "reference_size": "target"}
+    asked |= {"frames_of": None, "sound_of": None}
     asked |= {"precision": "fp32", "checkpoint": str(trained / "checkpoints/step_00000040")}
     assert {field.name for field in fields(GenerationOptions)} < asked.keys()
     for entry in entries:
