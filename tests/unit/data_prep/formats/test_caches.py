@@ -524,7 +524,9 @@ def test_relocate_refuses_an_odd_index(cache: Path, rows: str, said: str) -> Non
     before = path.read_bytes()
     path.write_text(rows)
     try:
-        with pytest.raises(PrepError, match=rf"metadata_shard_0000\.json: {said}"):
+        with pytest.raises(
+            PrepError, match=rf"metadata_shard_0000\.json cannot be corrected: {said}"
+        ):
             relocate(cache)
     finally:
         path.write_bytes(before)

@@ -57,7 +57,8 @@ def test_upper_case_endings_and_other_fields(root: Path) -> None:
 
 def test_json_without_the_field_is_never_silently_replaced_by_the_file_name(root: Path) -> None:
     (root / "a/old_cat.json").write_text(json.dumps({"text": "hello", "size": 3}))
-    with pytest.raises(RefusedError, match=r"but 'text', 'size'.*--caption_field") as no:
+    fields = r"no field 'caption'; name one with --caption_field .fields: 'text', 'size'"
+    with pytest.raises(RefusedError, match=fields) as no:
         captions(root).all_of("a/old_cat.jpg")[0]
     assert no.value.reason is Reason.BAD_CAPTION
     assert captions(root, field="").all_of("a/old_cat.jpg")[0].text == "old cat"
