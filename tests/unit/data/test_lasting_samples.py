@@ -16,6 +16,7 @@ def test_no_tensor_of_a_lasting_sample_shares_memory() -> None:
         key="a",
         latent_CFHW=latent,
         text_LE=torch.ones(3, 4),
+        fps=24.0,
         latent_logvar_CFHW=torch.ones(2, 1, 2, 2),
         loss_mask_1FHW=torch.ones(1, 1, 2, 2),
         others={"pooled_text": torch.ones(4)},
