@@ -100,7 +100,7 @@ def _huber(value: Any) -> dict[str, Any]:
 
 def _number(values: Mapping[str, Any], key: str, usual: float) -> float:
     """The number of `key`, or `usual` if there is none."""
-    value = values.get(key)
+    value = values.get(key, usual)
     return value if is_number(value) else usual
 
 
@@ -156,7 +156,7 @@ def _named(key: str) -> Foreign:
 
 
 _NUMBER: dict[str, Any] = {"fits": is_number, "expected": "a number"}
-_LEVEL = _NUMBER | {"expected": "a number from 0 to 1"}
+_LEVEL: dict[str, Any] = _NUMBER | {"expected": "a number from 0 to 1"}
 _FLAG: dict[str, Any] = {
     "fits": lambda value: isinstance(value, bool),
     "expected": "true or false",
