@@ -266,7 +266,7 @@ class LauncherWatch:
     """
 
     paused = False
-    """Whether it does not check, because the watchdog does, with a more complete message."""
+    """Whether this check is left to the watchdog, whose message is more complete."""
 
     def __init__(self, leave: Callable[[str], None]):
         self._leave = leave

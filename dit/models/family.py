@@ -96,7 +96,7 @@ class SampleInput:
     """What replaces a text or vector when the caption is dropped; inputs of other kinds stay."""
     rate: float | None = None
     """Latent frames per second of a sound; None for other inputs."""
-    rounds: bool = False
+    rounds_to_nearest: bool = False
     """Whether the number of frames of a sound is rounded to the nearest, instead of up."""
     pictures: int = 0
     """Number of conditioning pictures from which a codec computes the input: 1, the first frame; 2,
@@ -111,7 +111,7 @@ class SampleInput:
         """Number of latent frames that are generated for a sound of `seconds`; needs `rate`."""
         assert self.rate is not None, f"{self.name} has no rate"
         frames = seconds * self.rate
-        return max(1, round(frames)) if self.rounds else math.ceil(frames - 1e-6)
+        return max(1, round(frames)) if self.rounds_to_nearest else math.ceil(frames - 1e-6)
 
 
 def text_input(

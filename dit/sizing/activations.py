@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dit.config import ModelConfig, Precision, Recompute, RecomputeMethod, RunConfig
 from dit.config.data import MockGeometry
 from dit.config.sparsity import CUBE
+from dit.models.family import InputKind
 from dit.models.layer_spec import SOUND_TOKENS
 from dit.models.linears import part_learns
 from dit.models.registry import family_of, has_sound, network_spec
@@ -160,10 +161,10 @@ def sound_tokens(model: ModelConfig, geometry: MockGeometry) -> int:
     A frame of the latent lasts 1 / fps seconds, as for the positions of both streams.
     """
     inputs = family_of(model).inputs(model) if has_sound(model) else ()
-    rate = next((one.rate for one in inputs if one.rate is not None), None)
-    if rate is None or geometry.fps is None:
+    heard = next((one for one in inputs if one.kind is InputKind.SOUND), None)
+    if heard is None or geometry.fps is None:
         return 0
-    return round(geometry.frames / geometry.fps * rate)
+    return heard.sound_frames(geometry.frames / geometry.fps)
 
 
 def number_bytes(model: ModelConfig) -> int:

@@ -345,7 +345,7 @@ def ltx(root: Path, *, pipeline: str = "LTXConditionPipeline") -> Path:
 
 
 def ltx2(root: Path, *, version: str = "2.3") -> Path:
-    """As of 2.0, or of 2.3: with a projection of captions for each stream, and the wider sound."""
+    """The parts of LTX-2.0, or of 2.3, which projects captions for each of its streams."""
     from diffusers import AutoencoderKLLTX2Audio, AutoencoderKLLTX2Video
     from diffusers.pipelines.ltx2 import connectors, vocoder
     from transformers import (

@@ -403,7 +403,7 @@ def _inputs(model: Ltx2Config) -> tuple[SampleInput, ...]:
         width=model.sound_channels,
         required=False,
         rate=model.sound_rate,
-        rounds=True,
+        rounds_to_nearest=True,
     )
     return (
         text_input(model, encoder=_encoder(model), most_rows=most),

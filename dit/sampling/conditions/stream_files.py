@@ -110,18 +110,29 @@ class StreamFiles:
         return SoundRequest(frames=count, given_KA=given_KA, given_CFHW=given_CFHW)
 
     def _frames(self, opened: OpenCheckpoint, size: Size) -> Tensor:
-        """The latent [C, F, H, W] of the file's frames, cut to those that fill whole tokens.
+        """The latent [C, F, H, W] of the frames that `_shown` reads.
 
         Raises:
             ValueError: the VAE is missing, or the file cannot be read or is shorter than a token.
         """
-        option, decoder, stride = f"{self.place}{FRAMES_OF}", opened.decoder, opened.latent_stride
-        assert self.frames_of is not None
+        decoder = opened.decoder
         if decoder is None:
             raise ValueError(
-                f"{option} {self.frames_of}: the VAE of the data is not on this machine;"
-                f" {OF_COMMAND_LINE.encoders} the folder that has it"
+                f"{self.place}{FRAMES_OF} {self.frames_of}: the VAE of the data is not on this"
+                f" machine; {OF_COMMAND_LINE.encoders} the folder that has it"
             )
+        # `encode` rounds to the type of shards.
+        pixels_F3HW = self._shown(opened, size)
+        return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
+
+    def _shown(self, opened: OpenCheckpoint, size: Size) -> Tensor:
+        """The file's frames [F, 3, H, W], scaled to `size` and cut to those of whole tokens.
+
+        Raises:
+            ValueError: the file cannot be read or is shorter than a token.
+        """
+        option, stride = f"{self.place}{FRAMES_OF}", opened.latent_stride
+        assert self.frames_of is not None
         latent = stride.latent(size)
         frames, height, width = stride.pixels(latent)
         pixels_F3HW = read_clip(self.frames_of, (frames, height, width), option=option)
@@ -133,9 +144,7 @@ class StreamFiles:
                 f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, and the network needs at"
                 f" least {least}; give a longer clip"
             )
-        pixels_F3HW = pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
-        # `encode` rounds to the type of shards.
-        return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
+        return pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
 
     def _sound(self, opened: OpenCheckpoint, count: int, seconds: float) -> Tensor:
         """The latent [K, A] of the first `seconds` of the file's sound.
@@ -186,12 +195,11 @@ class StreamFiles:
         found = []
         if self.frames_of is not None:
             film, frames = _film_of(self.frames_of), size[0]
-            given = self._frames(opened, size).shape[1]
-            whole = opened.latent_stride.latent(size)[0]
-            where = f"{FRAMES_OF} {self.frames_of}"
-            if given < whole:
-                made = opened.latent_stride.pixels((given, 1, 1))[0]
-                found.append(f"{where} gives the first {made} of {frames} frames; the rest is made")
+            shown, where = len(self._shown(opened, size)), f"{FRAMES_OF} {self.frames_of}"
+            if shown < frames:
+                found.append(
+                    f"{where} gives the first {shown} of {frames} frames; the rest is made"
+                )
             if film and film.fps and abs(frames / film.fps - frames / fps) > _SECONDS:
                 found.append(
                     f"{where} has {film.fps:g} frames a second, and the sound is made for"

@@ -134,7 +134,7 @@ def test_adapters_of_each_file_have_these_figures(
 
 
 def test_long_packs_have_these_figures(repo_root: Path) -> None:
-    """Of each network named there; a family without one gets its first size."""
+    """The figures are those of the networks named there; a family that it lacks gets a row."""
     page, heading = repo_root / "docs/memory.md", "Packs of 32,768 tokens"
     rows = [name for (name,) in named(page, heading)]
     shown = {named_model(name).family for name in rows}
