@@ -242,7 +242,8 @@ class AcrossCall:
             return [x.view_as(one) for x, one in zip(made, heads, strict=True)]
 
         def turned(x_THK: Tensor, *angles: Tensor) -> Tensor:
-            cos, sin = (x.double().view(len(x_THK), -1, x.shape[-1]).chunk(2, -1) for x in angles)
+            rows = (x.double() if x.dim() == 3 else x.double()[:, None] for x in angles)
+            cos, sin = (x.chunk(2, dim=-1) for x in rows)
             (low, high) = x_THK.chunk(2, dim=-1)
             turns = low * cos[0] - high * sin[0], high * cos[1] + low * sin[1]
             return torch.cat(turns, dim=-1)
@@ -259,6 +260,18 @@ class AcrossCall:
             return [*(turn(x, *(self.angles or ())) for x in norm(q, k)), v]
         heads = norm(*(cut[0] for cut in parts))
         return [x for mine, cut in zip(heads, parts, strict=True) for x in (mine, *cut[1:])]
+
+
+def assert_exact(found: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+    """Compares float32 results with those in float64, each row (last axis) by its norm.
+
+    An element alone may lose all its digits where its row cancels; what is lost of a row is some
+    multiple of the rounding of float32, 6e-8, on any processor.
+    """
+    for mine, true in zip(found, exact, strict=True):
+        assert mine.shape == true.shape
+        lost = (mine.double() - true).norm(dim=-1)
+        assert (lost <= 1e-5 * true.norm(dim=-1)).all(), lost.max()
 
 
 def errors(

@@ -41,7 +41,16 @@ from dit.models.layers import packed_attention, per_sample
 from dit.models.stacks.frozen_blocks import ByteRows, restored
 from dit.train.model_and_optimizer import randomise
 from tests import fused_kernels
-from tests.fused_kernels import CALLS, LEVEL_ROWS, ROWS, AcrossCall, AdaLNCall, HeadsCall, errors
+from tests.fused_kernels import (
+    CALLS,
+    LEVEL_ROWS,
+    ROWS,
+    AcrossCall,
+    AdaLNCall,
+    HeadsCall,
+    assert_exact,
+    errors,
+)
 from tests.packs import random_pack, tiny_model
 from tests.toy_networks import NETWORKS, level_rows, toy_model, toy_pack
 
@@ -101,21 +110,18 @@ def few_programs(monkeypatch):
 )
 def test_adaln_is_that_of_torch(rows, call):
     call = AdaLNCall.of(call, ROWS[rows], 72, tokens=FP32, levels=FP32)
-    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    assert_exact(call.results(fused=True), call.results(dtype=torch.float64))
 
 
 @pytest.mark.parametrize("call", ["branch", "add_and_branch"])
 def test_adaln_after_rmsnorm_is_that_of_torch(call):
     call = AdaLNCall.of(call, ROWS["given frames"], 72, tokens=FP32, levels=FP32, rms=True)
-    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    assert_exact(call.results(fused=True), call.results(dtype=torch.float64))
 
 
 def test_width_of_dit_xl():
     call = AdaLNCall.of("add_and_branch", [2] * 3 + [0] * 4, 1152, tokens=FP32, levels=FP32)
-    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=2e-5)
+    assert_exact(call.results(fused=True), call.results(dtype=torch.float64))
 
 
 @pytest.mark.parametrize("levels", [BF16, FP32])
@@ -130,8 +136,7 @@ def test_adaln_in_bfloat16_errs_no_more_than_torch(call, levels):
 @pytest.mark.parametrize("shape", HEADS.values(), ids=HEADS)
 def test_queries_and_keys_are_those_of_torch(shape):
     call = HeadsCall.of(shape[0], others=shape[1], dtype=FP32)
-    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    assert_exact(call.results(fused=True), call.exact())
 
 
 def test_queries_and_keys_in_bfloat16_err_no_more_than_torch():
@@ -143,8 +148,7 @@ def test_queries_and_keys_in_bfloat16_err_no_more_than_torch():
 @pytest.mark.parametrize("shape", ACROSS.values(), ids=ACROSS)
 def test_norm_across_heads_is_that_of_torch(shape):
     call = AcrossCall.of(*shape, dtype=FP32)
-    for mine, plain in zip(call.results(fused=True), call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    assert_exact(call.results(fused=True), call.exact())
 
 
 class _Written(torch.autograd.Function):
@@ -184,8 +188,7 @@ def test_the_gradient_of_values_stays_where_it_was_written(monkeypatch, kind, ti
     real = getattr(fused_kernels, name)
     monkeypatch.setattr(fused_kernels, name, written)
     found = call.results(fused=True)
-    for mine, plain in zip(found, call.results(), strict=True):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+    assert_exact(found, call.exact())
     (row,) = (x for x in found[3:] if x.dim() == 3 and x.shape[-1] > 8)
     places = [x.untyped_storage().data_ptr() for x in _Written.made]
     assert (row.untyped_storage().data_ptr() in places) == (times == 1)
@@ -196,8 +199,7 @@ def test_rotations_after_a_norm_across_heads_are_exact(angles):
     """Of both forms, also by angles that each head or half of a head has of its own."""
     call = AcrossCall.of((5,), (20, 12), dtype=FP32, angles=angles)
     for fused in (True, False):
-        for mine, exact in zip(call.results(fused=fused), call.exact(), strict=True):
-            torch.testing.assert_close(mine, exact.float(), rtol=1e-5, atol=1e-5)
+        assert_exact(call.results(fused=fused), call.exact())
 
 
 @pytest.mark.parametrize("shape", [((40,), (3, 72)), ((40, 9), (3, 72))])
@@ -212,10 +214,11 @@ def test_tensor_ranks_that_share_heads_agree_with_one_that_has_all(lengths, tmp_
     whole = AcrossCall.of(lengths, (4, 12), dtype=FP32)
     start_processes(_share_of_rank, (whole, tmp_path), nprocs=2, start_method="fork")
     ranks = [torch.load(tmp_path / str(rank)) for rank in range(2)]
-    for *mine, one in zip(*ranks, whole.results(fused=True), strict=True):
-        # Heads are the second axis of tokens, and the only one of weights.
-        found = torch.cat(mine, dim=min(one.dim() - 1, 1))
-        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-5)
+    # Heads are the second axis of tokens, and the only one of weights.
+    joined = [
+        torch.cat(parts, dim=min(parts[0].dim() - 1, 1)) for parts in zip(*ranks, strict=True)
+    ]
+    assert_exact(joined, whole.exact())
 
 
 def _share_of_rank(rank: int, whole: AcrossCall, folder: Path) -> None:
