@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from dit.parsing import parse_json
-from dit.system_errors import explained
+from dit.system_errors import reason
 
 INDEX = "metadata.json"
 AUTOMODEL: Mapping[str, str] = {
@@ -311,15 +311,10 @@ def _mlperf_tensor(part: Any, one: MlperfTensor) -> Tensor:
     head, size = (bytes(part[:MLPERF_HEAD]), len(part)) if whole else (part.data, part.size)
     shape, start = _mlperf_outline(head, size, one)
     count = math.prod(shape)
-    if len(shape) != len(one.axes) or 2 * count != size - start:
+    if len(shape) != len(one.axes) or not 0 < 2 * count == size - start:
         raise UnusableError(
-            f".{one.part} has {size - start:,} bytes of numbers, not those of"
-            f" [{', '.join(one.axes)}] in bfloat16, {list(shape)}"
-        )
-    if count == 0:
-        axes = ", ".join(one.axes)
-        raise UnusableError(
-            f".{one.part} has shape {list(shape)}, and needs [{axes}] with numbers; write it again"
+            f".{one.part} has {size - start:,} bytes of numbers in the shape {list(shape)}, and"
+            f" needs [{', '.join(one.axes)}] in bfloat16, none of them 0; write it again"
         )
     if not whole:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
@@ -383,12 +378,9 @@ def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
         try:
             value = np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)
             found[name] = with_axes(value, one.axes, what="it").float()
-        except OSError as error:
-            raise UnusableError(explained(error, path)) from error
         except UnusableError as error:
             raise UnusableError(f"{path}: {error}; restore it") from error
-        except (ValueError, TypeError) as error:
-            raise UnusableError(
-                f"{path}: it is no array of NumPy with floats: {error}; restore it"
-            ) from error
+        except (OSError, ValueError, TypeError) as error:
+            unread = "it is no array of NumPy with floats that can be read"
+            raise UnusableError(f"{path}: {unread}: {reason(error)}; restore it") from error
     return found

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -25,9 +26,9 @@ from data_prep.formats.cached_samples import (
     read_tars,
     tars_below,
 )
-from data_prep.inspect.read_shards import key_and_part, tar_files
+from data_prep.inspect.read_shards import read_samples
 from data_prep.planning.splits import Split, key_of
-from data_prep.refusals import PrepError, Reason, RefusedError
+from data_prep.refusals import PrepError
 from dit.codecs.normalization import Whitening
 from dit.parsing import parse_json
 from dit.safe_writing import write_atomically
@@ -65,22 +66,30 @@ def whitening(channels: int) -> Whitening:
 
 
 def _record(name: str, _key: str, parts: dict[str, bytes]) -> CachedSample:
-    if lacking := _lacking(parts):
-        raise RefusedError(Reason.UNREADABLE, lacking)
-    tensors, about = mlperf_tensors(parts), parse_json(parts["json"])
-    if not isinstance(about, dict):
-        raise RefusedError(
-            Reason.UNREADABLE, f".json holds a {type(about).__name__}, not an object"
-        )
+    about = _description(parts)
+    tensors = mlperf_tensors(parts)
     sizes = mlperf_sizes(numbers(tensors["latent"], "CFHW", what="mean"))
     known = {"caption": "", "source": str(about.get("key", name)), "fps": None, **sizes}
     known |= {f"original_{side}": sizes[side] for side in ("height", "width")}
-    index = level_index(about)
-    return CachedSample(
-        key=key_of(name),
-        tensors=tensors,
-        about=checked_description(known | ({} if index is None else {"timestep": index})),
-    )
+    if (level := level_index(about)) is not None:
+        known["timestep"] = level
+    return CachedSample(key=key_of(name), tensors=tensors, about=checked_description(known))
+
+
+def _description(parts: Mapping[str, bytes]) -> dict[str, Any]:
+    """The `.json` of a sample with the files `parts`, of which all others may be empty.
+
+    Raises:
+        ValueError: a file is missing, or the `.json` is no object, or has no valid noise level.
+    """
+    if missing := {"json", *(one.part for one in MLPERF.values())}.difference(parts):
+        found = ", ".join(f".{part}" for part in parts) or "nothing"
+        raise UnusableError(f"there is no .{min(missing)}, only {found}")
+    about = parse_json(parts["json"])
+    if not isinstance(about, dict):
+        raise UnusableError(f".json holds a {type(about).__name__}, not an object")
+    level_index(about)
+    return about
 
 
 def null_texts(folder: Path) -> dict[str, Tensor]:
@@ -103,7 +112,7 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
     split.
 
     Raises:
-        PrepError: a tar or the level of a sample cannot be read.
+        PrepError: a tar cannot be read, or holds a sample that is not of MLPerf.
     """
     shards: dict[Split, dict[str, int]] = {}
     for path in tars_below(folder):
@@ -125,50 +134,24 @@ def link_shards(folder: Path, target: Path, levels: Counter[int]) -> dict[Split,
     return shards
 
 
-def _lacking(parts: Iterable[str]) -> str | None:
-    """A message that names a missing file of a sample; None if `parts` has them all."""
-    missing = {"json", *(one.part for one in MLPERF.values())}.difference(parts)
-    found = ", ".join(f".{part}" for part in parts) or "nothing"
-    return f"there is no .{min(missing)}, only {found}" if missing else None
-
-
 def _outline(path: Path) -> tuple[list[int], list[int]]:
-    """Scans a tar, and returns (offsets, levels).
+    """Scans a tar without reading tensors, and returns (ends, levels).
 
-    `offsets` has the first byte of each sample, and at the end the first byte after the last
-    sample. `levels` has the k of each sample's fixed noise level k / 8; for training samples it is
-    empty.
-
-    Raises:
-        UnusableError: a sample lacks a part, or only some of the samples have a level.
-    """
-    starts, levels, last, end = list[int](), list[int](), None, 0
-    parts: dict[str, list[str]] = {}
-    for member, content in tar_files(path, wanted=lambda name: name.endswith(".json")):
-        key, part = key_and_part(member.name)
-        parts.setdefault(key, []).append(part)
-        if key != last:
-            starts.append(member.offset)
-            last = key
-        if part == "json" and content is not None:
-            levels += _level_of(key, content)
-        end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    for key, found in parts.items():
-        if lacking := _lacking(found):
-            raise UnusableError(f"key {key}: {lacking}")
-    if levels and len(levels) != len(starts):
-        raise UnusableError(f"{len(levels)} of its {len(starts)} samples have a `timestep`")
-    return [*starts, end], levels
-
-
-def _level_of(key: str, content: bytes) -> list[int]:
-    """The k of the fixed noise level k / 8 in a sample's `.json`, as [k]; [] if it has none.
+    `ends` has the first byte of the first sample, and the first byte after each sample. `levels`
+    has the k of each sample's fixed noise level k / 8; for training samples it is empty.
 
     Raises:
-        UnusableError: `content` is no JSON, or its level is not valid.
+        UnusableError: a sample cannot be used, or only some of the samples have a level.
     """
-    try:
-        index = level_index(parse_json(content))
-    except ValueError as error:
-        raise UnusableError(f"key {key}: {error}") from error
-    return [] if index is None else [index]
+    ends, levels = [0], list[int]()
+    # The whole tar first: if it is cut short, that is what is wrong with its last sample.
+    for span, key, parts in [*read_samples(path, ending=".json")]:
+        ends[-1:] = span.start, span.stop
+        try:
+            level = level_index(_description(parts))
+        except ValueError as error:
+            raise UnusableError(f"key {key}: {error}") from error
+        levels += [] if level is None else [level]
+    if levels and len(levels) != len(ends) - 1:
+        raise UnusableError(f"{len(levels)} of its {len(ends) - 1} samples have a `timestep`")
+    return ends, levels

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,8 +161,8 @@ def inspect_shard(
     try:
         report.bytes = path.stat().st_size
         starts = []
-        for start, key, parts in read_samples(path):
-            starts.append(start)
+        for span, key, parts in read_samples(path):
+            starts.append(span.start)
             report.samples += 1
             _check_sample(report, key, parts, exact)
         index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
@@ -177,33 +177,36 @@ def inspect_shard(
     return report
 
 
-def read_samples(path: Path) -> Iterator[tuple[int, str, dict[str, bytes]]]:
-    """Yields (offset in bytes, key, files by part) of each sample of a tar.
+def read_samples(path: Path, *, ending: str = "") -> Iterator[tuple[range, str, dict[str, bytes]]]:
+    """Yields (range of bytes, key, files by part) of each sample of a tar.
+
+    Only files whose names end in `ending` are read; the others are empty.
 
     Raises:
         tarfile.TarError: the archive is damaged. Samples before the damage have been yielded; the
             last of them may lack files.
         OSError: the file cannot be read.
     """
-    start, current, parts = 0, None, dict[str, bytes]()
+    start, end, current, parts = 0, 0, None, dict[str, bytes]()
     try:
-        for member, content in tar_files(path):
-            key, part = key_and_part(member.name)
+        for member, content in _tar_files(path, ending):
+            key, part = _key_and_part(member.name)
             if key != current:
                 if current is not None:
-                    yield start, current, parts
+                    yield range(start, end), current, parts
                 start, current, parts = member.offset, key, {}
+            end = member.offset_data + -(-member.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
             if content is not None:
                 parts[part] = content
     except (tarfile.TarError, OSError):
         if current is not None:
-            yield start, current, parts
+            yield range(start, end), current, parts
         raise
     if current is not None:
-        yield start, current, parts
+        yield range(start, end), current, parts
 
 
-def key_and_part(name: str) -> tuple[str, str]:
+def _key_and_part(name: str) -> tuple[str, str]:
     """Splits a file name like webdataset into key and part: `a.b/c.d.e` into `a.b/c` and `d.e`."""
     folder, slash, file = name.rpartition("/")
     stem, _, part = file.partition(".")
@@ -219,12 +222,11 @@ def _headers() -> Iterator[None]:
         raise tarfile.ReadError(f"a header is damaged: {error}") from error
 
 
-def tar_files(
-    path: Path, *, wanted: Callable[[str], bool] = lambda _: True
-) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
+def _tar_files(path: Path, ending: str) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Yields each member of a tar with its content.
 
-    The content is None for links, devices, sparse files and names that are not `wanted`.
+    The content is None for links, devices and sparse files, and empty for files that are not to be
+    read, as their names do not end in `ending`.
 
     Raises:
         tarfile.TarError: the archive is damaged, or cut short.
@@ -233,11 +235,11 @@ def tar_files(
     with _headers():
         tar = tarfile.open(path, "r:")  # noqa: SIM115 - it reads the first header
     with tar:
-        yield from _members(tar, path.stat().st_size, wanted)
+        yield from _members(tar, path.stat().st_size, ending)
 
 
 def _members(
-    tar: tarfile.TarFile, size: int, wanted: Callable[[str], bool]
+    tar: tarfile.TarFile, size: int, ending: str
 ) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     members = iter(tar)
     while True:
@@ -245,13 +247,13 @@ def _members(
             member = next(members, None)
         if member is None:
             break
-        if member.isreg() and not member.issparse() and wanted(member.name):
+        if member.isreg() and not member.issparse():
             content = tar.extractfile(member) if member.size <= size else None
             if content is None:
                 raise tarfile.ReadError(
                     f"{member.name!r} has {member.size} bytes by its header, the whole shard {size}"
                 )
-            yield member, content.read()
+            yield member, content.read() if member.name.endswith(ending) else b""
         elif not member.isdir():
             yield member, None
     # tarfile takes a header that it cannot read for the end, unless it is the first.
@@ -275,8 +277,7 @@ def _check_sample(
             return
         else:
             tensors = safetensors.torch.load(parts["safetensors"])
-        if not is_mlperf(parts):
-            _add_sound(report, where, parts, about)
+        _add_sound(report, where, parts, about)
         if REJECTED_LATENT in tensors:
             _add_pair(report, where, tensors["latent"], tensors[REJECTED_LATENT])
         if _add(report, where, tensors["latent"], tensors["text"]):

@@ -27,7 +27,7 @@ def by_type(*values: object) -> Mapping[type, Any]:
 class LatentVariance:
     """Log variances of a pack's latents, which are means; each step draws latents from both."""
 
-    logvar_TC: Tensor  # log variance of each number of the latent, float, -inf for none
+    logvar_TC: Tensor  # log variance of each number of the latent, float32, -inf for none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,7 @@ from dit.config import RunConfig
 from dit.data.pack import SampleSize, references
 from dit.data.records import (
     LATENT_LOGVAR,
+    LOSS_MASK,
     MOST_WEIGHT,
     Kinds,
     ShardRecord,
@@ -190,8 +191,8 @@ def _checked(
         caption=record.caption,
         source=source,
         loss_weight=record.loss_weight,
-        loss_mask_1FHW=_checked_mask(record.loss_mask_1FHW, latent_CFHW),
-        latent_logvar_CFHW=_checked_logvar(record.latent_logvar_CFHW, latent_CFHW, expected),
+        loss_mask_1FHW=_of_cells(record.loss_mask_1FHW, latent_CFHW[:1], Reject.LOSS_MASK),
+        latent_logvar_CFHW=_of_cells(record.latent_logvar_CFHW, latent_CFHW, Reject.LOGVAR),
         level_index=record.level_index,
         others=others,
         unknown=record.unknown,
@@ -201,6 +202,12 @@ def _checked(
             Reject.LOSS_WEIGHT,
             f".json: loss_weight={sample.loss_weight:g}, and pairs of objective.preference have no"
             " weights",
+        )
+    if expected.layout.in_pairs and sample.latent_logvar_CFHW is not None:
+        raise SampleRefused(
+            Reject.LOGVAR,
+            f"`{LATENT_LOGVAR}` is for one latent of a pair, and objective.preference compares"
+            " both",
         )
     if others or expected.layout.counts_text:
         _check_room(sample, expected)
@@ -220,16 +227,15 @@ def _check_tokens(sample: LatentSample, expected: Expected) -> None:
             )
 
 
-def _checked_mask(mask_1FHW: Tensor | None, latent_CFHW: Tensor) -> Tensor | None:
-    """Loss weights [1, F, H, W] of the latent's cells as float32, checked; None without a mask."""
-    if mask_1FHW is None:
+def _of_cells(values: Tensor | None, latent: Tensor, reason: Reject) -> Tensor | None:
+    """A loss mask or log variances as contiguous float32, with the shape of `latent`; or None."""
+    if values is None:
         return None
-    shape, wanted = list(mask_1FHW.shape), [1, *latent_CFHW.shape[1:]]
-    if shape != wanted:
-        raise SampleRefused(
-            Reject.LOSS_MASK, f"`loss_mask` has shape {shape}, and the latent needs {wanted}"
-        )
-    return mask_1FHW.float().contiguous()
+    if values.shape != latent.shape:
+        name = LOSS_MASK if reason is Reject.LOSS_MASK else LATENT_LOGVAR
+        shape, wanted = list(values.shape), list(latent.shape)
+        raise SampleRefused(reason, f"`{name}` has shape {shape}, and the latent needs {wanted}")
+    return values.float().contiguous()
 
 
 def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
@@ -242,25 +248,6 @@ def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
             Reject.LOSS_MASK,
             f"`loss_mask` has numbers from {low:g} to {high:g}, not within 0 to {MOST_WEIGHT:g}",
         )
-
-
-def _checked_logvar(
-    logvar_CFHW: Tensor | None, latent_CFHW: Tensor, expected: Expected
-) -> Tensor | None:
-    """Log variances [C, F, H, W] of the latent, checked; None if the sample has none."""
-    if logvar_CFHW is None:
-        return None
-    if logvar_CFHW.shape != latent_CFHW.shape:
-        shape, wanted = list(logvar_CFHW.shape), list(latent_CFHW.shape)
-        detail = f"`{LATENT_LOGVAR}` has shape {shape}, and the latent needs {wanted}"
-        raise SampleRefused(Reject.LOGVAR, detail)
-    if expected.layout.in_pairs:
-        raise SampleRefused(
-            Reject.LOGVAR,
-            f"`{LATENT_LOGVAR}` is for one latent of a pair, and objective.preference compares"
-            " both",
-        )
-    return _as_trained(logvar_CFHW).contiguous()
 
 
 def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:

@@ -64,8 +64,8 @@ class SampleSize(NamedTuple):
     """Names of tensors in the sample that the family does not read."""
     is_weighted: bool = False
     """Whether the sample has loss weights for its tokens."""
-    logvar_dtype: torch.dtype | None = None
-    """Dtype of the latent's log variance; None if the sample has none."""
+    is_drawn: bool = False
+    """Whether the latent is a mean, with log variances to draw from."""
     level_index: int | None = None
     """The k of the sample's fixed noise level in validation, k / 8; None if its shard has none."""
     sound: int = 0
@@ -91,7 +91,6 @@ class SampleSize(NamedTuple):
                 null_rows = value.shape[0]
         rows, text = layout.padded(grid, tokens), sum(texts)
         sound = inputs[SOUND].shape[1] if layout.sound is not None and SOUND in inputs else 0
-        logvar_CFHW = sample.latent_logvar_CFHW
         return cls(
             tokens=layout.copies * (rows + layout.text_room(text) + layout.filled(sound)),
             rows=rows,
@@ -101,7 +100,7 @@ class SampleSize(NamedTuple):
             dtypes=tuple(dtypes),
             unknown=sample.unknown,
             is_weighted=sample.is_weighted,
-            logvar_dtype=None if logvar_CFHW is None else logvar_CFHW.dtype,
+            is_drawn=sample.latent_logvar_CFHW is not None,
             level_index=sample.level_index,
             sound=sound,
         )
@@ -194,8 +193,8 @@ def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str,
     They are log variances and loss weights, which need at least one sample of `sizes` with them.
     """
     shapes: dict[str, tuple[Any, ...]] = {}
-    if any(of_logvar := [size.logvar_dtype for size in sizes]):
-        shapes[LOGVAR] = (common_dtype(of_logvar), rows, width)
+    if any(size.is_drawn for size in sizes):
+        shapes[LOGVAR] = (torch.float32, rows, width)
     if any(size.is_weighted for size in sizes):
         shapes[WEIGHT] = (torch.float32, rows)
     return shapes
