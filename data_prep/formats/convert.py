@@ -192,15 +192,11 @@ def _begun(args: Namespace) -> Path:
 
 
 def _linked(
-    records: Iterator[CachedSample | RefusedRecord],
-    checked: _CheckedRows,
-    args: Namespace,
-    *_: Any,
+    records: Iterator[CachedSample | RefusedRecord], checked: _CheckedRows, args: Namespace, *_: Any
 ) -> tuple[dict[Split, dict[str, int]], Refusals]:
     """Links MLPerf's tar files into the dataset; reads only the first sample, as a check.
 
-    Returns the number of samples of each shard, by split, and no refusals. Counts the samples of
-    each fixed noise level in `checked.levels`.
+    Returns as `_written`, without refusals.
 
     Raises:
         PrepError: the first sample cannot be used, or a tar cannot be read.

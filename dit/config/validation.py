@@ -145,6 +145,10 @@ class ValidationConfig:
             ),
         ]
 
+    def is_reached_by(self, loss: float) -> bool:
+        """Whether `loss` is at or below `target`, if that is set."""
+        return self.target is not None and loss <= self.target
+
     @property
     def samples(self) -> bool:
         """Whether validation generates samples."""

@@ -37,7 +37,7 @@ from dit.train.metrics.step_metrics import (
     step_values,
     sum_step_metrics,
 )
-from dit.train.metrics.target import compared_loss, reached_line, was_at_target
+from dit.train.metrics.target import compared_loss, reached_line
 from dit.train.model_and_optimizer import (
     Initialise,
 )
@@ -147,7 +147,7 @@ def _open(config: RunConfig, given: Given, ends: ExitStack, *, timed: bool) -> T
 
 def _train(run: TrainState, logger: RunLogger, stop_signals: StopSignals) -> ExitCode:
     c, start = run.config, run.progress.step
-    if was_at_target(run):
+    if c.validation.is_reached_by(run.progress.lowest_val_loss):
         logger.info(reached_line(run))
         return ExitCode.DONE
     if c.validation.at_start and run.progress.step == 0:

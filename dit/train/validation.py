@@ -66,7 +66,7 @@ from dit.sizing.flops import work_of_packs
 from dit.stored_samples import LEVELS
 from dit.train.loss import Loss
 from dit.train.metrics.interval_metrics import quantiles
-from dit.train.metrics.target import compared_loss, is_at_target
+from dit.train.metrics.target import compared_loss
 from dit.train.model_and_optimizer import ModelAndOptimizer
 from dit.train.step import run_schedule
 from dit.train.train_state import DrawnSamples, TrainState
@@ -123,7 +123,7 @@ def validation_round(run: TrainState) -> tuple[dict[str, Any], DrawnSamples | No
             name=name,
             null=run.null,
         )
-    if run.progress.step and is_at_target(run.config.validation, compared_loss(values)):
+    if run.progress.step and run.config.validation.is_reached_by(compared_loss(values)):
         values |= {"target_samples": run.progress.consumed_samples}
     validated = time.perf_counter()
     samples = draw_samples(run)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,25 @@ _TOKEN = ":::MLLOG "
 
 
 class MlperfLog:
-    """Writer of `mlperf.log`, on the first rank only."""
+    """Writer of `mlperf.log`, on the first rank only; raises OSError if it cannot be written."""
 
     def __init__(self, path: Path, *, samples: int, clock: Callable[[], float] = time.time):
         """Continues the log of a run after `samples` samples; drops the lines after these."""
         self._path, self._clock = path, clock
-        kept = _lines_until(path, samples) if samples else ()
-        write_atomically(path, "".join(kept).encode())
+        lines = (
+            path.read_text(errors="replace").splitlines(True) if samples and path.exists() else ()
+        )
+        write_atomically(path, "".join(one for one in lines if _is_kept(one, samples)).encode())
 
     def begin(self, facts: Mapping[str, Any], *, loading_since: float, samples: int) -> None:
         """Writes the lines before the first step; `loading_since` is in seconds since 1970."""
         self._write("cache_clear", False)
-        self._write("init_start", at=loading_since, kind="INTERVAL_START")
+        self._write("init_start", at=loading_since)
         for key, value in facts.items():
             self._write(key, value)
-        self._write("init_stop", kind="INTERVAL_END")
-        self._write("run_start", kind="INTERVAL_START")
-        self._write("block_start", kind="INTERVAL_START", samples_count=samples)
+        self._write("init_stop")
+        self._write("run_start")
+        self._write("block_start", samples_count=samples)
 
     def stepped(self, config: RunConfig, *, samples: int, data_ranks: int) -> None:
         """Writes the lines that are known after the first step: the batch sizes."""
@@ -53,55 +55,44 @@ class MlperfLog:
 
     def validating(self, samples: int) -> None:
         """Writes the lines before a validation, after `samples` samples."""
-        self._write("block_stop", kind="INTERVAL_END", samples_count=samples)
-        self._write("eval_start", kind="INTERVAL_START", samples_count=samples)
+        self._write("block_stop", samples_count=samples)
+        self._write("eval_start", samples_count=samples)
 
     def validated(self, loss: float, *, samples: int, ends: str | None) -> None:
         """Writes the lines after a validation; `ends` is the status of a run that ends with it."""
         for key in ("eval_accuracy", "averaged_validation_loss"):
             self._write(key, loss, samples_count=samples)
-        self._write("eval_stop", kind="INTERVAL_END", samples_count=samples)
+        self._write("eval_stop", samples_count=samples)
         if ends is None:
-            self._write("block_start", kind="INTERVAL_START", samples_count=samples)
+            self._write("block_start", samples_count=samples)
         else:
-            self._write("run_stop", kind="INTERVAL_END", samples_count=samples, status=ends)
+            self._write("run_stop", samples_count=samples, status=ends)
 
-    def _write(
-        self,
-        key: str,
-        value: Any = None,
-        *,
-        kind: str = "POINT_IN_TIME",
-        at: float | None = None,
-        **metadata: Any,
-    ) -> None:
+    def _write(self, key: str, value: Any = None, at: float | None = None, **about: Any) -> None:
         """Appends the line of an event `key`; its time is `at`, in seconds since 1970, or now.
 
-        Raises:
-            OSError: the file cannot be written.
+        Keys that end in `_start` and `_stop` are the ends of an interval.
         """
+        kinds = {"start": "INTERVAL_START", "stop": "INTERVAL_END"}
         line = {
             "namespace": "",
             "time_ms": int(1000 * (self._clock() if at is None else at)),
-            "event_type": kind,
+            "event_type": kinds.get(key.rpartition("_")[2], "POINT_IN_TIME"),
             "key": key,
             "value": value,
-            "metadata": {"file": "mlperf_log.py", "lineno": 1, **metadata},
+            "metadata": {"file": "mlperf_log.py", "lineno": 1, **about},
         }
         with self._path.open("a") as file:
             file.write(f"{_TOKEN}{json.dumps(line)}\n")
 
 
-def _lines_until(path: Path, samples: int) -> Iterator[str]:
-    """The lines of `path` up to `samples` samples, without `run_stop`, since the run continues."""
-    for line in path.read_text(errors="replace").splitlines(keepends=True) if path.exists() else ():
-        try:
-            found = parse_json(line.removeprefix(_TOKEN).encode())
-            seen = found["metadata"].get("samples_count", 0)
-            if seen <= samples and found["key"] != "run_stop":
-                yield line
-        except (ValueError, LookupError, TypeError, AttributeError):
-            continue  # a torn line
+def _is_kept(line: str, samples: int) -> bool:
+    """Whether a run that continues after `samples` samples keeps `line`, which may be torn."""
+    try:
+        found = parse_json(line.removeprefix(_TOKEN).encode())
+        return found["key"] != "run_stop" and found["metadata"].get("samples_count", 0) <= samples
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def mlperf_facts(

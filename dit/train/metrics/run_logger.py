@@ -39,7 +39,7 @@ from dit.train.metrics.jsonl import (
     explain_write_errors,
 )
 from dit.train.metrics.step_metrics import SKIPPED_FILE, SkippedStep
-from dit.train.metrics.target import compared_loss, reached_line, was_at_target
+from dit.train.metrics.target import compared_loss, reached_line
 from dit.train.metrics.writers import Dashboards, Terminal
 from dit.train.train_state import DrawnSamples, TrainState
 from dit.watching import NotShown, watching
@@ -93,9 +93,10 @@ class RunLogger:
             starts.close()
             for note in (*self.metrics.notes, *self.skipped.notes, *starts.notes):
                 self.info(note)
-            if c.logger.mlperf_division and not was_at_target(run):
+            reached = c.validation.is_reached_by(run.progress.lowest_val_loss)
+            if c.logger.mlperf_division and not reached:
                 with explain_write_errors(run.folder / MLPERF_FILE):
-                    self.mlperf = _mlperf_log(run, run.folder)
+                    self.mlperf = _mlperf_log(run, run.folder / MLPERF_FILE)
 
     def info(self, text: str) -> None:
         """Prints a line on the first rank."""
@@ -285,23 +286,21 @@ class RunLogger:
             self.info(f"not all is there: {said}")
 
 
-def _mlperf_log(run: TrainState, folder: Path) -> MlperfLog:
-    """MLPerf's log of a loaded run, in `folder`; writes its first lines if the run is new."""
+def _mlperf_log(run: TrainState, path: Path) -> MlperfLog:
+    """MLPerf's log of a loaded run; writes its first lines if the run is new."""
     from dit.train.metrics.mlperf_log import MlperfLog, mlperf_facts  # of few runs
 
     samples = run.progress.consumed_samples
-    log = MlperfLog(folder / MLPERF_FILE, samples=samples)
-    if run.progress.step:
-        return log
-    kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
-    packs = run.validation["val_loss"]
-    facts = mlperf_facts(
-        run.config,
-        devices=f"{dist.get_world_size()} x {kind}",
-        train_samples=sum(dataset_sizes(run.config.dataset).values()),
-        eval_samples=packs.samples,
-    )
-    log.begin(facts, loading_since=psutil.Process().create_time(), samples=samples)
+    log = MlperfLog(path, samples=samples)
+    if run.progress.step == 0:
+        kind = torch.cuda.get_device_name() if device().type == "cuda" else "CPU"
+        facts = mlperf_facts(
+            run.config,
+            devices=f"{dist.get_world_size()} x {kind}",
+            train_samples=sum(dataset_sizes(run.config.dataset).values()),
+            eval_samples=run.validation["val_loss"].samples,
+        )
+        log.begin(facts, loading_since=psutil.Process().create_time(), samples=samples)
     return log
 
 

@@ -7,24 +7,12 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from dit.config import ValidationConfig
 from dit.train.train_state import TrainState
 
 
 def compared_loss(values: Mapping[str, Any]) -> float:
     """The loss for best checkpoint and target: val_loss_ema, else val_loss, else infinite."""
     return values.get("val_loss_ema", values.get("val_loss", math.inf))
-
-
-def is_at_target(validation: ValidationConfig, loss: float) -> bool:
-    """Whether `loss` is at or below `validation.target`, if that is set."""
-    target = validation.target
-    return target is not None and loss <= target
-
-
-def was_at_target(run: TrainState) -> bool:
-    """Whether the lowest validation loss of the run's checkpoints has reached the target."""
-    return is_at_target(run.config.validation, run.progress.lowest_val_loss)
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
