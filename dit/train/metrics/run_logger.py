@@ -167,7 +167,6 @@ class RunLogger:
             self.info(f"step {step}: {few} (said once)")
         due = step % c.logger.log_interval == 0 or "val_loss" in values
         self._write(values, dashboards=due)
-        self._write_mlperf(values)
 
     def log_start(self, losses: dict[str, float]) -> None:
         """Writes the `losses` of the validation before the first step."""
@@ -175,7 +174,6 @@ class RunLogger:
         shown = "  ".join(f"{name} {losses[name]:.4f}" for name in self.run.validation)
         self.info(f"step 0  {shown}")
         self._write({"step": 0, **losses}, dashboards=True)
-        self._write_mlperf(losses)
 
     def _seconds(self, values: dict[str, Any]) -> float:
         """Seconds of all steps and validations of the run, including those in `values`."""
@@ -185,24 +183,24 @@ class RunLogger:
                 before = self.metrics.sum_of(*_TIMES)
         return before + sum(values.get(name, 0.0) for name in _TIMES)
 
-    def _write_mlperf(self, values: dict[str, Any]) -> None:
-        run, last = self.run, self.run.progress.step == self.run.config.train.train_iters
-        if self.mlperf is None:
-            return
-        with self._watching(MLPERF_FILE):
-            samples = run.progress.consumed_samples
-            if run.progress.step == 1:
-                self.mlperf.stepped(run.config, samples=samples, data_ranks=run.data_ranks.size())
-            if "val_loss" in values:
-                ends = "success" if "target_samples" in values else "aborted" if last else None
-                self.mlperf.validated(compared_loss(values), samples=samples, ends=ends)
-
     def _write(self, values: dict[str, Any], *, dashboards: bool) -> None:
         if self.metrics is not None:
             with self._watching(self.metrics.path.name):
                 self.metrics.write(values)
         if self.dashboards is not None and dashboards:
             self._log_lost(self.dashboards.write(values))
+        if self.mlperf is not None:
+            with self._watching(MLPERF_FILE):
+                self._write_mlperf(self.mlperf, values)
+
+    def _write_mlperf(self, log: MlperfLog, values: dict[str, Any]) -> None:
+        run, samples = self.run, self.run.progress.consumed_samples
+        if run.progress.step == 1:
+            log.stepped(run.config, samples=samples, data_ranks=run.data_ranks.size())
+        if "val_loss" in values:
+            last = run.progress.step == run.config.train.train_iters
+            ends = "success" if "target_samples" in values else "aborted" if last else None
+            log.validated(compared_loss(values), samples=samples, ends=ends)
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
