@@ -130,8 +130,13 @@ class ValidationGroups:
                 first += len(own)
             if count and not groups:
                 raise DataError("no usable sample in the whole split")
-            if self._fixed_levels:
-                self._check_levels([*chain.from_iterable(islice(cycle(stored), count))])
+            taken = chain.from_iterable(islice(cycle(stored), count))
+            if self._fixed_levels and (uneven := uneven_levels(taken)):
+                raise DataError(
+                    f"validation.fixed_levels=true: {uneven}; let train.eval_iters take the whole"
+                    " set once, and restore what is missing of it, or set"
+                    " validation.fixed_levels=false"
+                )
         return ValidationPlan(
             groups=groups,
             counts=counts.counts.copied(),
@@ -139,13 +144,6 @@ class ValidationGroups:
             bound=self._bound,
             needs_all=self._fixed_levels and any(k is not None for k in chain(*stored)),
         )
-
-    def _check_levels(self, levels: Sequence[int | None]) -> None:
-        if uneven := uneven_levels(levels):
-            raise DataError(
-                f"validation.fixed_levels=true: {uneven}; let train.eval_iters take the whole set"
-                " once, and restore what is missing of it, or set validation.fixed_levels=false"
-            )
 
     def read(self, groups: Sequence[PlannedGroup]) -> Iterator[PackedBatch]:
         """Yields the packs of `groups`, each with its noise levels as FixedLevels.

@@ -246,6 +246,7 @@ FAULTS = [
         r".mean.bytes is uint16 by columns, not uint16 by rows",
     ),
     ({"t5": bits(torch.ones(3, 8))[:-2]}, Reject.UNDECODABLE, r".t5.bytes has 46 bytes of numbers"),
+    ({"t5": bits(torch.ones(0, 8))}, Reject.UNDECODABLE, r"shape \[0, 8\], and needs \[L, E\]"),
     ({"clip": bytes(9)}, Reject.UNDECODABLE, r".clip.bytes has 9 bytes of numbers"),
     ({"clip": bits(torch.ones(6))}, Reject.INPUT_SHAPE, r"`pooled_text` has shape \[6\]"),
     ({"logvar": None}, Reject.MISSING_PART, r"no .logvar.bytes, found .json"),
@@ -365,12 +366,22 @@ def test_no_tar_is_linked_in_part(theirs: Path, tmp_path: Path, fault: str, caps
     assert not (tmp_path / "out" / ".nv-meta").exists()
 
 
-def test_a_tar_of_something_else_is_not_linked(theirs: Path, tmp_path: Path, capsys) -> None:
-    write(theirs / "zip", [{"json": b"{}", "txt": b"a caption"}])
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"json": b"{}", "txt": b"a caption"}, "there is no .clip.bytes, only .json, .txt"),
+        (parts_of(300) | {"json": b"[3]"}, ".json holds a list, not an object"),
+        (parts_of(300) | {"json": b"{"}, ""),  # the words of Python's reader of JSON
+    ],
+)
+def test_a_tar_of_something_else_is_not_linked(
+    theirs: Path, tmp_path: Path, parts: Parts, said: str, capsys
+) -> None:
+    write(theirs / "zip", [parts])
     (path,) = (theirs / "zip").glob("*.tar")
     assert convert(theirs, tmp_path / "out", "--link") != 0
     printed = " ".join(capsys.readouterr().err.split())
-    assert f"{path}: key 00000000: there is no .clip.bytes, only .json, .txt" in printed
+    assert f"{path}: key 00000000: {said}" in printed
     assert not (tmp_path / "out" / ".nv-meta").exists()
 
 
