@@ -89,9 +89,9 @@ class ToySoundConfig(ModelConfig):
         feed_sound = FeedForwardSpec(width=sound, hidden=2 * sound, bias=True)
         attend, *feeds = double_layer(wide, feed).groups
         s = Modulation("sound_modulation", PerBlockModulation(inputs=width))
-        norm = RowNorm("norm_across", NormKind.BARE)
+        norm, norm_sound = (RowNorm(f"{row}norm_across", NormKind.BARE) for row in ("", "sound_"))
         hears = Port(TOKENS, "from_sound_attention", norm=norm)
-        sees = Port(SOUND_TOKENS, "from_video_attention", norm=norm)
+        sees = Port(SOUND_TOKENS, "from_video_attention", norm=norm_sound)
         heard, seen = (replace(port, module="", writes=False) for port in (sees, hears))
         across = (
             AttendAcross(hears, heard, narrow, (width, sound)),
