@@ -20,7 +20,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dit.batch import LATENTS, SOUND, NoisyTokens, PackedBatch
+from dit.batch import LATENTS, SOUND, TEXT, NoisyTokens, PackedBatch
 from dit.config import ModelConfig, Precision
 from dit.models.diffusers.arrangements import ByOwnHead
 from dit.models.diffusers.names import NameTable, Row, TensorSplit, linear_rows
@@ -229,9 +229,7 @@ FAMILY = Family(
     spec=lambda model: NetworkSpec(stacks=(model.stack,)),
     parts={"text": "text", "sound": "sound", "video": "sound", "attention": "attention"},
     inputs=lambda model: (
-        SampleInput(
-            name="text", kind=InputKind.TEXT, width=model.crossattn_emb_size, may_be_empty=True
-        ),
+        SampleInput(name=TEXT, kind=InputKind.TEXT, width=model.crossattn_emb_size),
         SampleInput(
             name=SOUND,
             kind=InputKind.SOUND,
