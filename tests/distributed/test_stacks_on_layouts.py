@@ -19,6 +19,7 @@ import pytest
 from dit.models.registry import FAMILIES, VARIABLE, family_named
 from tests.launching import ROOT, own_words, run
 from tests.toy_family import PLACE
+from tests.toy_sound_family import PLACE as PLACE_OF_SOUND
 
 WHOLE = "wan2.1_i2v_14b"  # with image rows beside the text
 JOINT = "flux1_kontext"  # with guidance, and reference tokens behind those of the target
@@ -29,7 +30,7 @@ CONTAINED = {
     *("cosmos_7b", "cosmos_predict2_2b", "cosmos_predict2_2b_video2world", "wan2.1_t2v_1.3b"),
     *("wan2.1_flf2v_14b", "wan2.2_i2v_a14b", "flux1_schnell", "qwen_image", "sd3"),
     *("hunyuanvideo_i2v_33ch", "ltxv_2b_0.9", "flux2_klein_4b", "flux3_klein"),
-    *("qwen_image21", "sound_dit_s"),
+    "qwen_image21",
 }
 OTHERS = [
     network
@@ -93,9 +94,9 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         FLUX,
         ("tp2+sp+frozenlora", "pp2+lastlora", "tp2+cp2+pp2+lora+drop"),
     ),
-    "frames and sound": (
+    "latents, text and sound": (
         (
-            *("--family", "sound_dit_s", *SHORT, "objective.video_given=0.3"),
+            *("--family", "toy_sound", *SHORT, "objective.video_given=0.3"),
             *("objective.sound_given=0.2", "objective.sound_prefix=0.3"),
         ),
         ("tp2+sp+cp2+pp2+muon+route", "tp2+cp2+lora"),
@@ -317,7 +318,9 @@ def _launch(folder: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
     line = [sys.executable, *launcher, str(script), str(folder), json.dumps(CASES)]
     # The script imports `tests` and `recipes`, which no environment installs.
-    done = run(line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: PLACE})
+    done = run(
+        line, timeout=1500, env={"PYTHONPATH": str(ROOT), VARIABLE: f"{PLACE},{PLACE_OF_SOUND}"}
+    )
     assert done.returncode == 0, done.stdout + own_words(done.stderr)
 
 

@@ -7,17 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dit.batch import LATENTS, SOUND, NoisyTokens, Route
+from dit.batch import LATENTS, SOUND, NoisyTokens
 from dit.config import LossMean
 from dit.models.sound_dit.model import SoundDit
-from dit.models.stacks.token_routing import kept_pack
-from dit.objectives.token_draws import draw_route
-from dit.train.loss import loss_of
 from dit.train.model_and_optimizer import randomise
 from tests.learning import assert_equal, weights_and_averages
 from tests.packs import run_config
 from tests.resuming import STEPS, built, resumed, saved, step
-from tests.sounding import FLOW, GRIDS, Mixed, sound_model
+from tests.sounding import FLOW, ROUTED, Mixed, assert_each_as_alone, sound_model, trained
 from tests.toy_networks import RECOMPUTED
 
 
@@ -27,49 +24,13 @@ def network_of(groups, **changes):
     return network.train()
 
 
-def trained(network, mixed: Mixed, options=FLOW):
-    """Outputs of both streams, and gradients of the summed loss."""
-    batch, problem = mixed.on_one_rank()
-    network.zero_grad()
-    made = network(problem.input_TC, problem.level_M, batch)
-    loss = loss_of(batch, problem, made, options)
-    loss.total.backward()
-    gradients = {name: p.grad.clone() for name, p in network.named_parameters()}
-    return {name: x.detach() for name, x in made.items()}, gradients, loss
-
-
-ROUTED = {"num_layers": 4, "route_from": 1, "route_to": 2}
 WAYS = [(mean, {}) for mean in LossMean] + [(LossMean.TOKEN, ROUTED)]
 
 
 @pytest.mark.parametrize(("mean", "changes"), WAYS)
 def test_each_of_six_mixed_samples_is_as_alone(groups, mean, changes) -> None:
     """Also where layers see a part of the frames, and all of the sound."""
-    model, options = sound_model(**changes), replace(FLOW, loss_mean=mean)
-    network, whole = network_of(groups, **changes), Mixed(model)
-    if (route := model.token_route) is not None:
-        whole.batch = draw_route(whole.batch, route, torch.Generator().manual_seed(5))
-        assert kept_pack(whole.batch, route).others[SOUND] is whole.batch.others[SOUND]
-    made, gradients, loss = trained(network, whole, options)
-    assert all(gradient.norm() > 0 for gradient in gradients.values())
-    sums, total, count = {}, 0.0, 0
-    for number in range(len(GRIDS)):
-        alone = Mixed(model, [number])
-        if (draw := whole.batch.method(Route)) is not None:
-            span = slice(*whole.batch.starts[number : number + 2])
-            alone.batch = alone.batch.with_method(Route(move_T=draw.move_T[span]))
-        own, own_gradients, own_loss = trained(network, alone, options)
-        for name, stream in alone.batch.streams.items():
-            real = stream.num_tokens[0]
-            first = whole.batch.streams[name].starts[number]
-            torch.testing.assert_close(
-                own[name][:real], made[name][first : first + real], rtol=1e-5, atol=1e-5
-            )
-        sums = {n: sums.get(n, 0) + g for n, g in own_gradients.items()}
-        total, count = total + own_loss.total.item(), count + int(own_loss.count)
-    assert loss.total.item() == pytest.approx(total, rel=1e-5) and int(loss.count) == count
-    for name, gradient in gradients.items():
-        assert (sums[name] - gradient).norm() <= 3e-5 * gradient.norm(), name
+    assert_each_as_alone(network_of(groups, **changes), replace(FLOW, loss_mean=mean))
 
 
 def test_a_sample_without_sound_gets_nothing_of_it(groups) -> None:

@@ -15,6 +15,7 @@ from dit.config import (
     LoraTargets,
     OptimizerConfig,
     OptimizerKind,
+    Precision,
     Problems,
 )
 from dit.lora.targets import chosen_adapters
@@ -24,16 +25,26 @@ from dit.models.registry import VARIABLE, pairs
 from dit.models.sound_dit.model import SoundDit
 from tests.families.ltx2 import PLACE
 from tests.sounding import sound_model
+from tests.toy_sound_family import PLACE as TOY_PLACE
+from tests.toy_sound_family import ToySoundConfig, ToySoundNetwork
 
 MODEL = sound_model()
 EVERY = tuple(LoraTargets)
 
 
-@pytest.mark.parametrize("streams_meet", [True, False])
-def test_every_tensor_of_a_checkpoint_is_named_once(groups, streams_meet: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        (SoundDit, MODEL),
+        (SoundDit, sound_model(streams_meet=False)),
+        (ToySoundNetwork, ToySoundConfig(precision=Precision.FP32)),
+    ],
+    ids=["streams meet", "streams apart", "three rows"],
+)
+def test_every_tensor_of_a_checkpoint_is_named_once(groups, monkeypatch, kind, model) -> None:
     """Its shape, too; parts of theirs are joined to it, and it is split into them."""
-    model = sound_model(streams_meet=streams_meet)
-    network, table = SoundDit(model, groups), pairs(model)
+    monkeypatch.setenv(VARIABLE, TOY_PLACE)
+    network, table = kind(model, groups), pairs(model)
     stored = {
         (entry.key, entry.global_offset[0] if entry.prepend_axis_num else None): entry.global_shape
         for entry in network.sharded_state_dict().values()
