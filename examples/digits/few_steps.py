@@ -157,8 +157,7 @@ def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[
         keys += [f"distill.teacher_guidance={material.guidance:g}", f"distill.steps={steps}"]
         length = options.dmd_steps if "dmd" in name else options.opd_steps
         _train(student, seed, length, [*keys, "objective.text_dropout=0"], options)
-        sampler = ["--sampler", "lcm" if "dmd" in name else "euler"]  # else it were heun
-        made = _judge(student / "judged", student, teacher, steps, sampler, options)
+        made = _judge(student / "judged", student, teacher, steps, [], options)
         rows.append({"row": name, "seed": seed, "steps": steps} | made)
     distances = {row["row"]: row["distance"] for row in rows}
     for row in rows:
