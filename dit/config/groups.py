@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from dit.config.checks import at_least_one, check, not_negative, numbers, positive, within
 from dit.config.choices import DistillMethod, Rollout, Sampler, StudentSampler
@@ -28,6 +29,14 @@ from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
 """Guidance scale by default, without a guidance embedding; docs/small_data.md has figures."""
+
+
+class UsualSampling(NamedTuple):
+    """How samples of a network are generated if no option says otherwise."""
+
+    steps: int
+    sampler: Sampler
+    guidance: float  # scale g in uncond + g (cond - uncond)
 
 
 class Weights(StrEnum):
@@ -250,6 +259,18 @@ class RunGroups:
         return validates and c.samples and self.checkpoint.save is not None
 
     @property
+    def usual_sampling(self) -> UsualSampling:
+        """Default steps, sampler and guidance of generation, playground, evaluation and validation.
+
+        Steps and sampler are those for which a distilled student is trained, and for other
+        networks 35 steps of Heun's method.
+        """
+        c = self.distill
+        if c.method is None:
+            return UsualSampling(steps=35, sampler=Sampler.HEUN, guidance=self.guidance)
+        return UsualSampling(steps=c.steps, sampler=c.sampler, guidance=self.guidance)
+
+    @property
     def guidance(self) -> float:
         """Default guidance scale g in uncond + g (cond - uncond) for samples of this network.
 
@@ -272,10 +293,14 @@ class RunGroups:
         return self.distill.method is DistillMethod.DMD
 
     @property
-    def validation_sampler(self) -> Sampler:
-        """Sampler of validation; by default Heun's, or that of the student in a distillation."""
-        usual = Sampler.HEUN if self.distill.method is None else self.distill.sampler
-        return self.validation.sampler or usual
+    def validation_sampling(self) -> UsualSampling:
+        """Steps, sampler and guidance of validation: its keys, or where they are null the usual."""
+        c, usual = self.validation, self.usual_sampling
+        return UsualSampling(
+            steps=usual.steps if c.sampling_steps is None else c.sampling_steps,
+            sampler=c.sampler or usual.sampler,
+            guidance=usual.guidance,
+        )
 
     @property
     def student_sampling(self) -> str | None:
@@ -283,7 +308,9 @@ class RunGroups:
         c = self.distill
         return None if c.method is None else f"{c.steps} steps of {c.sampler}, guidance 1"
 
-    def unlike_student(self, steps: int, sampler: str, guidance: float | None) -> str | None:
+    def unlike_student(
+        self, steps: int | None, sampler: str | None, guidance: float | None
+    ) -> str | None:
         """A warning if `steps`, `sampler` or `guidance` differ from those of a student's training.
 
         Returns None if they agree, or if the network is not distilled.

@@ -63,11 +63,12 @@ class ValidationConfig:
     sampler: Live[Sampler | None] = None
     """Solver of the sampling ODE: euler, heun, dpm++ or unipc; or lcm. null: heun, or the sampler
     of a student (distill.method): euler, or lcm."""
-    sampling_steps: Live[int] = 35
-    """Steps of the sampler."""
+    sampling_steps: Live[int | None] = None
+    """Steps of the sampler. null: 35, or the steps of a student (distill.steps)."""
     guidance: Live[float | None] = None
     """Guidance scale g in uncond + g (cond - uncond), also for generation and playground; 1:
-    without guidance, at half the cost; null: 2.5, or 1 if the network has a guidance embedding."""
+    without guidance, at half the cost; null: 2.5, or 1 if the network has a guidance embedding or
+    is a student (distill.method)."""
     reference_guidance: Live[float] = 1.0
     """Scale i in none + i (references - none) + g (both - references) for a sample with references,
     also for generation (OmniGen2). At most 1: none + g (both - none), with one network call
@@ -115,7 +116,10 @@ class ValidationConfig:
         scales = {"guidance": self.guidance, "reference_guidance": self.reference_guidance}
         given = {name: scale for name, scale in scales.items() if scale is not None}
         return [
-            (1 <= steps <= 1000, f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual"),
+            (
+                steps is None or 1 <= steps <= 1000,
+                f"sampling_steps={steps} must lie in [1, 1000]; 35 is usual",
+            ),
             *(
                 (
                     math.isfinite(scale),

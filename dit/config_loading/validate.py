@@ -298,7 +298,7 @@ def check_objective_inputs(config: RunConfig) -> None:
     p, counts = wanted.image_condition_probability, wanted.given_frames
     usual, told = family.guidance(config.model), wanted.guidance
     check(
-        _steps_of_samples(config.validation, config.objective),
+        _steps_of_samples(config),
         _scale_of_references(config.validation, config.model),
         (
             usual is None or told is not None,
@@ -376,14 +376,13 @@ def check_streams(config: RunConfig) -> None:
     )
 
 
-def _steps_of_samples(validation: ValidationConfig, objective: ObjectiveConfig) -> Rule:
+def _steps_of_samples(config: RunConfig) -> Rule:
     """The rule that validation samples take a step for each of `objective.sampling_timesteps`."""
-    wanted, drawn = objective.sampling_timesteps, validation
-    count = drawn.sampling_steps if wanted is None else len(wanted)
-    draws = drawn.prompts_file is not None or drawn.num_captions > 0
+    wanted, steps = config.objective.sampling_timesteps, config.validation_sampling.steps
+    count = steps if wanted is None else len(wanted)
     return (
-        not draws or count == drawn.sampling_steps,
-        f"validation.sampling_steps={drawn.sampling_steps}: objective.sampling_timesteps has"
+        not config.validation.samples or count == steps,
+        f"validation.sampling_steps={steps}: objective.sampling_timesteps has"
         f" {count} timesteps, one for each step; set validation.sampling_steps={count}",
     )
 

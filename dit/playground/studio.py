@@ -234,10 +234,11 @@ class Studio:
             left.set()
 
     def _generate(self, wish: Wish, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        opened, done, steps = self.variants[wish.variant].opened, 0, wish.options.num_steps
-        options = wish.options
+        opened, options, done = self.variants[wish.variant].opened, wish.options, 0
         if not opened.card.get("sizes"):
             options = replace(_with_size(opened), **_given(options))
+        steps = options_of_network(options, opened).num_steps
+        assert steps is not None
 
         def watch(latents: list[Tensor]) -> None:
             """Sends a message at each step; some have a picture of the predicted latent.
@@ -259,7 +260,9 @@ class Studio:
         )
         frames, settings = made.frames_FHW3, made.settings
         fps = settings["fps"] or FPS
-        note = unknown_words([wish.prompt], opened.encoder, opened.card)
+        used = (settings[name] for name in ("num_steps", "sampler", "guidance"))
+        notes = [unknown_words([wish.prompt], opened.encoder, opened.card)]
+        note = "; ".join(filter(None, [*notes, opened.config.unlike_student(*used)]))
         return {
             "picture": data_url(frames, fps=fps),
             **({"still": data_url(frames[:1], fps=fps)} if len(frames) > 1 else {}),

@@ -83,7 +83,7 @@ def digits_parser() -> argparse.ArgumentParser:
     each = "pictures of each digit (default: 50); clips of each caption (default: 5)"
     add("--per_prompt", type=int, default=50, help=each)
     add("--seed", type=int, default=0, help="of the first picture; the i-th takes seed + i")
-    add("--num_steps", type=int, help="steps of the sampler")
+    add("--num_steps", type=int, help="steps of the sampler, as for generate_dit.py")
     add("--guidance", type=float, help="classifier-free guidance scale; 1 means none")
     add("--sampler", choices=[str(one) for one in Sampler], help="as for generate_dit.py")
     add("--weights", choices=("ema", "model"), default="ema")
@@ -194,7 +194,9 @@ def teacher_sets(
     if kept is not None and kept.is_file():
         with np.load(kept) as found:
             return [*found["one"]], [*found["other"]]
-    options = GenerationOptions(guidance=guidance, sampler=Sampler.HEUN, weights=args.weights)
+    options = GenerationOptions(
+        num_steps=35, sampler=Sampler.HEUN, guidance=guidance, weights=args.weights
+    )
     sets = []
     for seed in _OTHER_NOISE:
         made = generate_opened(opened, prompts, seed=seed, options=options, track=shown_progress())

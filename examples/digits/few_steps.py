@@ -1,6 +1,7 @@
-"""Students of few steps, beside their teacher: a study of small digits.
+"""Students of few steps, beside their teacher: a study of small digits, or of clips.
 
     python examples/digits/few_steps.py runs/few --seeds 1 2 3
+    python examples/digits/few_steps.py runs/few_clips --clips
 
 1. teacher   conf/dit_digits_flow.yaml from scratch, and two sets of its pictures in 70 evaluations
 2. students  average velocity and DMD2 in four steps and in one, and average velocity with one step
@@ -8,8 +9,11 @@
 3. judge     as recipes/evaluate_digits.py does: students, and the teacher in as many steps
 4. tuning    the first seed's student of four steps goes on as a plain network, in three ways
 
+With --clips, the teacher is that of conf/wan_moving_digits.yaml, and is judged in 70 evaluations,
+too; there is one student, of average velocity in four steps, and no tuning.
+
 What is finished in the folder is not done again. FOLDER/study.json has the figures, study.png shows
-them.
+those of digits.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,8 +36,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # examples/ is not in
 from examples.digits.accuracy import main as evaluate
 from examples.digits.study import ROOT, cpu_seconds, start_python, train_once
 
-CONFIG = ROOT / "conf/dit_digits_flow.yaml"
-GUIDANCE = 1.5  # of the teacher, which students learn
 OPD = ["distill.method=opd", "objective.sampling_levels=even", "optimizer.lr=1e-3"]
 DMD = ["distill.method=dmd", "objective.sampling_levels=lcm", "distill.student_every=2"]
 DMD += ["optimizer.lr=3e-4", "distill.critic_lr=1e-3"]
@@ -44,14 +47,6 @@ STUDENTS: Mapping[str, tuple[int, Sequence[str]]] = {
     "dmd_1": (1, DMD),
 }
 """(sampling steps, overrides of the training) of each student, by name."""
-TUNINGS: Mapping[str, Sequence[str]] = {
-    "plain": [],
-    "cfg_target": [f"objective.cfg_target={GUIDANCE:g}"],
-    "drift": ["objective.drift_weight=0.25"],
-}
-"""Overrides of the training for each way in which a student is tuned, by name."""
-UNDISTILLED = (8, 4, 2, 1)
-"""Numbers of sampling steps in which the teacher itself is judged, too."""
 CURVES: Mapping[str, tuple[Sequence[str], str]] = {
     "undistilled": (
         ("undistilled_1", "undistilled_2", "undistilled_4", "undistilled_8"),
@@ -62,7 +57,45 @@ CURVES: Mapping[str, tuple[Sequence[str], str]] = {
     "DMD2": (("dmd_1", "dmd_4"), "#2a8a3e"),
 }
 """(names of rows, colour) of each curve of the figure, by its label."""
-SMALL_PACKS = ["dataset.task_encoder_seq_length=512", "dataset.packing_buffer_size=64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What a study is about: digits or clips, with the defaults of its options."""
+
+    config: Path  # of the teacher's training
+    words: Sequence[str] = ()  # for data_prep and for the judge
+    guidance: float  # of the teacher, which students learn
+    pack: int  # tokens in a pack of 32 digits or clips, in which students are trained
+    read: Sequence[str]  # fractions in evaluation.json that are read as asked
+    undistilled: Sequence[int]  # steps in which the first seed's teacher is judged, too
+    judges_teacher: bool = False  # in 70 evaluations, with other noise than its two sets
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+DIGITS = Material(
+    config=ROOT / "conf/dit_digits_flow.yaml",
+    guidance=1.5,
+    pack=512,
+    read=("accuracy",),
+    undistilled=(8, 4, 2, 1),
+)
+CLIPS = Material(
+    config=ROOT / "conf/wan_moving_digits.yaml",
+    words=("--moving",),
+    guidance=2.5,  # that of docs/wan.md
+    pack=1536,
+    read=("digit", "direction"),
+    undistilled=(4,),
+    judges_teacher=True,
+    defaults={
+        "seeds": [1],
+        "students": ["opd_4"],
+        "teacher_steps": 800,
+        "tuned": [],
+        "per_prompt": 10,  # clips of each of 40 captions
+    },
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,30 +104,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder: Path = options.folder.resolve()
     rows = []
     if not (folder / "data" / "dataset_card.json").exists():
-        start_python("-m", "data_prep", "digits", "--output_dir", folder / "data")
+        words = ["digits", *options.material.words, "--output_dir", folder / "data"]
+        start_python("-m", "data_prep", *words)
     for seed in options.seeds:
         rows += compared(folder / str(seed), seed, options)
     if options.tuned:
         rows += tuned(folder / str(options.seeds[0]), options.seeds[0], options)
     (folder / "study.json").write_text(json.dumps(rows, indent=1) + "\n")
     wide_console().print(table_of("mean of the seeds, lowest to highest", summary(rows)))
-    draw(rows, folder / "study.png")
+    if not options.clips:
+        draw(rows, folder / "study.png")
     return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command line, and as `material` what the study is about."""
     parser = OptionParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
     add("folder", type=Path, help="of data, runs and results")
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(1 2 3)")
-    add("--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], help="(all)")
-    add("--teacher_steps", type=int, default=500, help="of the teacher's training (500)")
+    add("--clips", action="store_true", help="moving digits by Wan, instead of pictures")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="(1 2 3; of clips 1)")
+    students = "(all; of clips opd_4)"
+    add("--students", nargs="*", choices=STUDENTS, default=[*STUDENTS], help=students)
+    length = "of the teacher's training (500; of clips 800)"
+    add("--teacher_steps", type=int, default=500, help=length)
     add("--opd_steps", type=int, default=200, help="of average velocity (200)")
     add("--dmd_steps", type=int, default=200, help="of DMD2 (200)")
-    tuning = "after which the first student is judged; none: no tuning (50 200)"
+    tuning = "after which the first student is judged; none: no tuning (50 200; of clips none)"
     add("--tuned", type=int, nargs="*", default=[50, 200], help=tuning)
-    add("--per_prompt", type=int, default=200, help="pictures of each digit in each set (200)")
+    each = "pictures of each digit in each set (200); clips of each caption (10)"
+    add("--per_prompt", type=int, default=200, help=each)
     add("--keys", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of all trainings")
+    material = CLIPS if parser.parse_args(arguments).clips else DIGITS
+    parser.set_defaults(**material.defaults, material=material)
     return parser.parse_args(arguments)
 
 
@@ -102,31 +144,42 @@ def compared(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[
     """Trains the teacher and the students of one seed, and judges them.
 
     Returns a row for each student and for each number of steps in which the teacher is judged: all
-    of UNDISTILLED for the first seed, 4 and 1 for the others.
+    of `Material.undistilled` for the first seed; for the others, those in which students are.
     """
-    teacher = folder / "teacher"
+    teacher, material = folder / "teacher", options.material
     # even levels: of four linear steps the last begins at t = 0.001
     _train(teacher, seed, options.teacher_steps, ["objective.sampling_levels=even"], options)
-    rows = []
-    for steps in UNDISTILLED if seed == options.seeds[0] else (4, 1):
-        words = ["--sampler", "euler", "--guidance", GUIDANCE]
-        made = _judge(folder / f"undistilled_{steps}", teacher, teacher, steps, words, options)
-        rows.append({"row": f"undistilled_{steps}", "seed": seed, "steps": steps} | made)
+    rows = _of_teacher(folder, seed, options)
     for name in options.students:
         steps, keys = STUDENTS[name]
         student = folder / name
-        keys = [*keys, *_from(teacher), *SMALL_PACKS, f"distill.teacher={teacher}"]
-        keys += [f"distill.teacher_guidance={GUIDANCE:g}", f"distill.steps={steps}"]
+        keys = [*keys, *_from(teacher), *_small_packs(material), f"distill.teacher={teacher}"]
+        keys += [f"distill.teacher_guidance={material.guidance:g}", f"distill.steps={steps}"]
         length = options.dmd_steps if "dmd" in name else options.opd_steps
         _train(student, seed, length, [*keys, "objective.text_dropout=0"], options)
-        sampler = ["--sampler", "lcm" if "dmd" in name else "euler"]  # else it were heun
-        made = _judge(student / "judged", student, teacher, steps, sampler, options)
+        made = _judge(student / "judged", student, teacher, steps, [], options)
         rows.append({"row": name, "seed": seed, "steps": steps} | made)
+    distances = {row["row"]: row["distance"] for row in rows}
     for row in rows:
-        undistilled = next(one for one in rows if one["row"] == f"undistilled_{row['steps']}")
-        row["distance_ratio"] = row["distance"] / undistilled["distance"]
+        if (undistilled := f"undistilled_{row['steps']}") in distances:
+            row["distance_ratio"] = row["distance"] / distances[undistilled]
         row["teacher_cpu_s"] = cpu_seconds(teacher)
         row["cpu_s"] = cpu_seconds(folder / row["row"])
+    return rows
+
+
+def _of_teacher(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Judges the trained teacher; returns a row for each number of its sampling steps."""
+    teacher, material = folder / "teacher", options.material
+    asked = [("teacher", 35, "heun")] if material.judges_teacher else []
+    learned = sorted({STUDENTS[name][0] for name in options.students}, reverse=True)
+    counts = material.undistilled if seed == options.seeds[0] else learned
+    asked += [(f"undistilled_{steps}", steps, "euler") for steps in counts]
+    rows = []
+    for name, steps, sampler in asked:
+        words = ["--sampler", sampler, "--guidance", material.guidance]
+        made = _judge(folder / name, teacher, teacher, steps, words, options)
+        rows.append({"row": name, "seed": seed, "steps": steps} | made)
     return rows
 
 
@@ -135,10 +188,16 @@ def tuned(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str
 
     Returns a row for each way of tuning and each step.
     """
-    student, rows = folder / "opd_4", []
-    for name, keys in TUNINGS.items():
+    student, guidance, rows = folder / "opd_4", options.material.guidance, []
+    ways = {
+        "plain": [],
+        "cfg_target": [f"objective.cfg_target={guidance:g}"],
+        "drift": ["objective.drift_weight=0.25"],
+    }
+    for name, keys in ways.items():
         run = folder / f"tuned_{name}"
-        keys = [*keys, *_from(student), *SMALL_PACKS, "lora.rank=8", "lora.alpha=16"]
+        keys = [*keys, *_from(student), *_small_packs(options.material)]
+        keys += ["lora.rank=8", "lora.alpha=16"]
         keys += ["optimizer.lr=3e-3", "scheduler.lr_decay_style=constant"]
         keys += ["objective.sampling_levels=even", "optimizer.weight_decay=0"]
         keys += [f"checkpoint.save_interval={min(options.tuned)}"]
@@ -146,7 +205,7 @@ def tuned(folder: Path, seed: int, options: argparse.Namespace) -> list[dict[str
         _train(run, seed, max(options.tuned), keys, options)
         for step in options.tuned:
             saved = run / "checkpoints" / f"step_{step:08d}"
-            words = ["--sampler", "euler", "--guidance", 1, "--teacher_guidance", GUIDANCE]
+            words = ["--sampler", "euler", "--guidance", 1, "--teacher_guidance", guidance]
             made = _judge(run / f"judged_{step}", saved, folder / "teacher", 4, words, options)
             row = {"row": f"{name}_{step}", "seed": seed, "steps": 4, "cpu_s": cpu_seconds(run)}
             rows.append(row | made)
@@ -158,13 +217,17 @@ def _from(run: Path) -> list[str]:
     return [f"checkpoint.{name}={value}" for name, value in keys.items()]
 
 
+def _small_packs(material: Material) -> list[str]:
+    return [f"dataset.task_encoder_seq_length={material.pack}", "dataset.packing_buffer_size=64"]
+
+
 def _train(
     run: Path, seed: int, steps: int, keys: Sequence[str], options: argparse.Namespace
 ) -> None:
     words = [f"dataset.path={options.folder.resolve() / 'data'}", f"rng.seed={seed}"]
     words += [f"train.train_iters={steps}", f"train.eval_interval={steps}"]
     words += ["validation.num_captions=0", f"checkpoint.save_interval={steps}"]
-    train_once(run, CONFIG, [*words, *keys, *options.keys])
+    train_once(run, options.material.config, [*words, *keys, *options.keys])
 
 
 def _judge(
@@ -177,30 +240,36 @@ def _judge(
 ) -> dict[str, float]:
     """Judges pictures of `run` in `steps` sampling steps; a finished evaluation is read instead.
 
-    Returns the fraction that is read as asked, and the spread and distance beside two sets of the
-    teacher's pictures.
+    Returns the fractions that are read as asked, and the spread and distance beside two sets of
+    the teacher's pictures.
     """
     if not (kept := folder / "evaluation.json").exists():
         words = ["--num_steps", steps, "--teacher", teacher, "--min_accuracy", 0, *words]
         words += ["--per_prompt", options.per_prompt, "--teacher_per_prompt", options.per_prompt]
-        words += ["--checkpoint_path", run, "--output_dir", folder]
+        words += ["--checkpoint_path", run, "--output_dir", folder, *options.material.words]
         evaluate([*map(str, words)])
     found = json.loads(kept.read_text())
-    names = ("accuracy", "spread", "distance", "spread_teacher", "distance_of_teacher")
-    return {name: found[name] for name in names} | {
+    names = ("spread", "distance", "spread_teacher", "distance_of_teacher")
+    return {name: found[name] for name in (*options.material.read, *names)} | {
         "spread_ratio": found["spread"] / found["spread_teacher"]
     }
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A line of the table for each name of a row: means over the seeds, with their ranges."""
-    shown = {
+    """A line of the table for each name of a row: means over the seeds, with their ranges.
+
+    Figures that no row has are left out.
+    """
+    known = {
         "read, %": ("accuracy", 100),
+        "digit, %": ("digit", 100),
+        "direction, %": ("direction", 100),
         "spread, % of the teacher's": ("spread_ratio", 100),
         "distance": ("distance", 1),
         "distance, of the undistilled": ("distance_ratio", 1),
         "CPU s": ("cpu_s", 1),
     }
+    shown = {head: one for head, one in known.items() if any(one[0] in row for row in rows)}
     lines = []
     for name in dict.fromkeys(row["row"] for row in rows):
         of_one = [row for row in rows if row["row"] == name]

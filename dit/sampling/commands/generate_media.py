@@ -220,6 +220,7 @@ def _sampling_settings(options: GenerationOptions, *, scale: float | None) -> Sa
     `scale` replaces the guidance scale of --guider's guiders; None keeps it.
     """
     assert options.guidance is not None and options.reference_guidance is not None
+    assert options.num_steps is not None and options.sampler is not None
     return SamplingSettings(
         num_steps=options.num_steps,
         guidance=options.guidance,
@@ -295,7 +296,7 @@ def _with_sound(
 
 
 def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> GenerationOptions:
-    """`options`, with guidance scales that are None taken from the run.
+    """`options`, with steps, sampler and guidance scales that are None taken from the run.
 
     With --guider, `guidance` is that of the guider instead, and `reference_guidance` is 1.
 
@@ -314,15 +315,15 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
             f"--guidance_least_norm {least}: guidance of model.family={model.family} does not"
             " restore norms; leave it out"
         )
-    usual, scale = opened.config.guidance, options.reference_guidance
+    usual, scale = opened.config.usual_sampling, options.reference_guidance
+    guidance = usual.guidance if options.guidance is None else options.guidance
     unused = family_of(model).unguided_by_references(model)
     if scale not in (None, 1) and unused:
         raise ValueError(f"--reference_guidance {scale}: {unused}; leave it out")
     if scale is None:
         scale = 1.0 if options.guider else opened.config.validation.reference_guidance
     if options.guidance is None and options.guider is not None:
-        usual = open_guider(options.guider).guidance_scale
-    guidance = usual if options.guidance is None else options.guidance
+        guidance = open_guider(options.guider).guidance_scale
     if options.reference_guidance not in (None, 1) and guidance == 1:
         raise ValueError(
             f"--reference_guidance {scale} has no effect with guidance 1, which is none; give"
@@ -330,6 +331,8 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         )
     return replace(
         options,
+        num_steps=usual.steps if options.num_steps is None else options.num_steps,
+        sampler=options.sampler or str(usual.sampler),
         guidance=guidance,
         reference_guidance=scale,
         distilled_guidance=trained if given is None else given,

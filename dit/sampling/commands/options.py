@@ -91,11 +91,12 @@ class ContentOptions:
 class SamplerOptions:
     """Options of the sampler and of guidance."""
 
-    num_steps: int = 35
-    """Steps of the sampler. (default: %(default)s)"""
+    num_steps: int | None = None
+    """Steps of the sampler. (default: 35, or the steps of a student that the run distilled)"""
     guidance: float | None = None
     """Guidance scale g in uncond + g (cond - uncond); 1: no guidance. (default: that of --guider,
-    or of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding)"""
+    or of the run, validation.guidance: 2.5, or 1 if the network has a guidance embedding or is a
+    student of few steps)"""
     guider: LocalPath | None = option(None, metavar="DIR")
     """Folder of a Diffusers guider, or of a pipeline with one (HunyuanVideo 1.5), which combines
     the predictions with and without the prompt."""
@@ -120,10 +121,10 @@ class SamplerOptions:
     """0 to 1, for networks whose guidance restores the norm of the prediction (Lumina Image 2.0,
     LongCat, Qwen-Image): least fraction of the guided norm that remains; 1 leaves the guided
     norm unchanged. (default: %(default)s)"""
-    sampler: Annotated[str, Sampler] = str(Sampler.HEUN)
+    sampler: Annotated[str, Sampler] | None = None
     """Sampler: heun calls the network twice a step, the others once. euler is first order, heun,
-    dpm++ and unipc are second order; lcm is for networks distilled for it. (default:
-    %(default)s)"""
+    dpm++ and unipc are second order; lcm is for networks distilled for it. (default: heun, or that
+    of a student that the run distilled)"""
     weights: str = option("ema", choices=("ema", "model"))
     """Weights to use: ema (average) or model (last ones). (default: %(default)s)"""
 
@@ -141,7 +142,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
             )
         for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
-            if (choice := getattr(self, name)) not in list(known):
+            if (choice := getattr(self, name)) not in (None, *known):
                 raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(

@@ -248,7 +248,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dataset_path", type=Path, help="the data that it was trained on (default: the run's)")
     add("--count", type=int, default=100, help="pictures to generate (%(default)s)")
     add("--seed", type=int, default=0, help="of the choice, and of the noise of the first picture")
-    add("--num_steps", type=int, help="steps of the sampler")
+    add("--num_steps", type=int, help="steps of the sampler, as for generate_dit.py")
     add("--guidance", type=float, help="as for generate_dit.py, and with the same default")
     add("--sampler", choices=[str(one) for one in Sampler], help="as for generate_dit.py")
     add("--weights", choices=("ema", "model"), default="ema")

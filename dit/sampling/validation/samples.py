@@ -349,29 +349,29 @@ def _folder(run: TrainState) -> Path:
 
 def settings_of(config: RunConfig) -> SamplingSettings:
     """The sampler, its steps and guidance for the samples of a validation."""
-    c = config.validation
+    steps, sampler, guidance = config.validation_sampling
     return SamplingSettings(
-        num_steps=c.sampling_steps,
-        guidance=config.guidance,
-        reference_guidance=c.reference_guidance,
-        sampler=config.validation_sampler,
+        num_steps=steps,
+        guidance=guidance,
+        reference_guidance=config.validation.reference_guidance,
+        sampler=sampler,
     )
 
 
 def _facts(run: TrainState, one: ValidationRequest, *, adapter: bool) -> dict[str, Any]:
-    c, fps = run.config.validation, one.request.fps
+    c, fps, used = run.config.validation, one.request.fps, run.config.validation_sampling
     frames, height, width = one.pixels or (None, None, None)
     return {
         "height": height,
         "width": width,
         "num_video_frames": frames,
         "fps": c.fps if math.isnan(fps) else fps,
-        "num_steps": c.sampling_steps,
-        "guidance": run.config.guidance,
+        "num_steps": used.steps,
+        "guidance": used.guidance,
         "reference_guidance": c.reference_guidance,
         "negative_prompt": one.negative,
         **one.pictures,
-        "sampler": str(run.config.validation_sampler),
+        "sampler": str(used.sampler),
         "weights": "model" if run.model.ema is None else "ema",
         "step": run.progress.step,
         **({} if run.model.adapters is None else {"adapter": adapter}),

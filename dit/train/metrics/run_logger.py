@@ -318,8 +318,7 @@ def _first_lines(run: TrainState) -> list[str]:
         lines.append("checkpoint.save is not set: nothing will be written")
     else:
         lines.append(f"run folder {run.folder}")
-    told = (c.validation.sampling_steps, c.validation_sampler, c.guidance)
-    if c.samples and (warning := c.unlike_student(*told)):
+    if c.samples and (warning := c.unlike_student(*c.validation_sampling)):
         lines.append(f"{warning} in validations")
     for name, packs in run.validation.items():
         if packs.counts.refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,10 @@ from dit.config import (
     Preference,
     Problems,
     RunConfig,
+    Sampler,
     SamplingLevels,
+    StudentSampler,
+    ValidationConfig,
 )
 from dit.lora.targets import chosen_adapters
 from dit.models.layers.adaptable import adapters_off
@@ -351,6 +355,30 @@ def test_a_student_generates_without_guidance_unless_it_is_told() -> None:
     assert config.passes_without_gradient == 3 + 8 * 2
 
 
+def _opened(config: RunConfig) -> Any:
+    return SimpleNamespace(config=config, path=Path("run"))
+
+
+def test_samples_are_generated_as_the_student_learned_unless_an_option_says_otherwise() -> None:
+    from dit.sampling.commands.generate_media import options_of_network
+
+    of_noise = replace(FLOW, sampling_levels=SamplingLevels.LCM)
+    opd, dmd = config_of(steps=4), config_of(of_noise, method=DistillMethod.DMD, steps=2)
+    ode = config_of(method=DistillMethod.DMD, student_sampler=StudentSampler.ODE)
+    wanted: Any = [(opd, (4, "euler", 1)), (dmd, (2, "lcm", 1)), (ode, (4, "euler", 1))]
+    for config, usual in [*wanted, (tiny_run(), (35, "heun", 2.5))]:
+        assert config.validation_sampling == usual
+        found = options_of_network(GenerationOptions(), _opened(config))
+        assert (found.num_steps, found.sampler, found.guidance) == usual
+    told = GenerationOptions(num_steps=8, sampler="heun", guidance=2.0)
+    found = options_of_network(told, _opened(opd))
+    assert (found.num_steps, found.sampler, found.guidance) == (8, "heun", 2)
+    keys = ValidationConfig(sampling_steps=3, sampler=Sampler.UNIPC, guidance=1.5)
+    validated = replace(opd, validation=keys)
+    assert validated.validation_sampling == (3, "unipc", 1.5)
+    assert validated.usual_sampling == (4, "euler", 1.5)  # validation.guidance is for both
+
+
 @pytest.mark.parametrize("sampler", ["euler", "lcm"])
 def test_generation_in_another_way_than_was_distilled_is_warned_of(sampler: str) -> None:
     """The sampler is part of a student: one of DMD that makes new noise is no euler's."""
@@ -359,7 +387,6 @@ def test_generation_in_another_way_than_was_distilled_is_warned_of(sampler: str)
     of_noise = replace(FLOW, sampling_levels=SamplingLevels.LCM)
     dmd: Any = {"objective": of_noise, "method": DistillMethod.DMD, "steps": 4}
     config = config_of(steps=4) if sampler == "euler" else config_of(**dmd)
-    assert config.validation_sampler == sampler and tiny_run().validation_sampler == "heun"
     as_learned = GenerationOptions(num_steps=4, sampler=sampler, guidance=1.0)
     assert _other_than_distilled(config, as_learned) is None
     assert _other_than_distilled(tiny_run(), GenerationOptions()) is None
