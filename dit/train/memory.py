@@ -1,8 +1,9 @@
 """Contents of a full device, keys that save memory, and Python's garbage collection.
 
-Garbage is collected at fixed steps, equal on all ranks. By itself Python looks for unreachable
-cycles after a number of new objects: on each rank at another time, while all others wait for it in
-the next collective. A step leaves no tensor in such a cycle, so no memory waits for a collection.
+Garbage is collected at fixed steps, equal on all ranks. By default Python looks for unreachable
+cycles after a number of new objects: each rank does so at a different time, while all others wait
+for it in the next collective. A step leaves no tensor in such a cycle, so no memory waits for a
+collection.
 """
 
 from __future__ import annotations

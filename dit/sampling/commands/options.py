@@ -214,7 +214,7 @@ class _CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _PromptOptions:
-    """The prompts, or a file of them; exactly one of both must be given."""
+    """The prompts, or a file of prompts; exactly one of these options must be given."""
 
     prompt: tuple[str, ...] | None = None
     """Text of the picture; repeatable."""
@@ -224,7 +224,7 @@ class _PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleOptions:
-    """Options for the number of samples of a prompt."""
+    """Options for the number of samples of each prompt, and their seeds."""
 
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""

@@ -57,10 +57,10 @@ class TrainProgress:
     step: int = 0
     consumed_samples: int = 0  # over all ranks
     samples_before: int = 0  # the consumed samples from before the data were restarted
-    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, per dataset of a blend
+    of_datasets: dict[str, int] = field(default_factory=dict)  # the others, by dataset of a blend
     skipped_steps: int = 0  # steps without an update: loss or gradient was not finite
     skipped_in_a_row: int = 0  # skipped steps since the last update
-    updates_before: int = 0  # of the average when the run began (`train.warm_start_ema`)
+    updates_before: int = 0  # updates of the EMA before this run (`train.warm_start_ema`)
     lowest_val_loss: float = math.inf  # of all checkpoints so far
 
     @property
@@ -69,7 +69,7 @@ class TrainProgress:
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress at the start of other data: steps go on; epochs and lowest loss restart."""
+        """The progress after a change of data: steps go on; epochs and lowest loss restart."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -144,7 +144,7 @@ def _load_network(
     averaged: bool,
     among: str | None = None,
 ) -> dict[str, Any]:
-    """Loads a network and its optimizer; returns all other values that were read.
+    """Loads a network and its optimizer; returns all entries that were read.
 
     `among` is the prefix of a critic's entries in the checkpoint; None for the main network.
     """
@@ -242,9 +242,8 @@ def load_weights(
 ) -> None:
     """Loads weights, or (`averaged`) their EMA, from the checkpoint `path` into `modules`.
 
-    From a checkpoint of adapters these are the adapters, from another one all weights but adapters.
-    `among` is the prefix of a second network, such as a critic. All ranks call it; each reads a
-    shard.
+    A checkpoint of adapters gives its adapters, any other one all weights except adapters. `among`
+    is the prefix of a second network, such as a critic. All ranks call it; each reads a shard.
 
     Raises:
         CheckpointError: the checkpoint has no EMA.
@@ -298,9 +297,9 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
         progress = _progress(from_index(path, common_values))
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
-                f"{path} does not say how many updates are behind its weights, as no import does,"
-                " and train.warm_start_ema=true with ema.kind=power needs the number; set"
-                " ema.kind=constant, or leave it out"
+                f"{path} does not say after how many updates its weights were saved, because they"
+                " were imported; train.warm_start_ema=true with ema.kind=power needs the number. Set"
+                " ema.kind=constant or train.warm_start_ema=false"
             )
 
 
@@ -332,7 +331,7 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    from_index(path, tensor_names)  # at a damaged index torch would print tracebacks
+    from_index(path, tensor_names)  # for a damaged index torch would print tracebacks
     try:
         return load(state, path)
     except CheckpointException as error:
@@ -357,7 +356,7 @@ def share_of_state(
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)
-        # Those of its modules are empty, and have the names of the student's.
+        # The critic's entries are empty, and have the same names as the student's.
         beside.pop("extra")
         return share_of_state(model, frozen=frozen) | {CRITIC: _named(beside, CRITIC)}
     values = stored_values(model)

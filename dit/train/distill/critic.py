@@ -27,7 +27,9 @@ from dit.train.train_state import ReadFolder
 def fill_of_critic(
     config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
 ) -> Initialise:
-    """The function that fills a new critic, which has adapters if the student has them; collective.
+    """The function that fills a new critic; all ranks call it.
+
+    The critic has adapters if the student, whose start is `student`, has them.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
@@ -99,8 +101,9 @@ def check_critic(
 
 def _other_adapters(place: str | None) -> CheckpointError:
     return CheckpointError(
-        f"distill.critic_load={place} holds other adapters than those that the student trains: the"
-        " critic's have their linears, ranks and alphas; name others, or leave it out"
+        f"distill.critic_load={place} holds other adapters than those that the student trains; the"
+        " critic's must be in the same linear layers, with equal ranks and alphas. Name such"
+        " adapters, or leave distill.critic_load out"
     )
 
 

@@ -100,7 +100,7 @@ class IntervalMetrics:
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
         """The values since the last log step, over all ranks; empty between log steps.
 
-        All ranks call it, and at a log step their sums start anew. `update` is the update of the
+        All ranks call it. At a log step the sums are reset to 0. `update` is the update of the
         network in this step; None if this step had none.
         """
         if not self.is_due(progress.step):
@@ -153,7 +153,7 @@ class IntervalMetrics:
             of_ranks = state[name]
             if len(of_ranks) == ranks:
                 running[name].copy_(of_ranks[rank])
-            # Of another number of ranks: one of them takes all, so that the total stays.
+            # Saved by another number of ranks: the first rank takes all, so that the total stays.
             elif rank == 0:
                 running[name].copy_(of_ranks.sum(0))
         return sorted(other)
@@ -291,8 +291,9 @@ def silent_corpus(values: Mapping[str, Any]) -> str | None:
     if share is None or share >= StreamLosses.LEAST:
         return None
     return (
-        f"{share:.1%} of the samples have sound: pictures and silent clips among them wear off what"
-        " the network knows of sound; weigh datasets with sound higher (dataset.blend)"
+        f"{share:.1%} of the samples have sound: training on many samples without sound degrades"
+        " the sound that the network generates; give datasets with sound more weight in"
+        " dataset.blend"
     )
 
 

@@ -28,7 +28,7 @@ def was_at_target(run: TrainState) -> bool:
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A line about the target that the step's `values` or (None) an earlier checkpoint reached."""
+    """A log line: the step of `values`, or an earlier checkpoint if None, has reached the target."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

@@ -131,9 +131,9 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
     if not any(group.frozen and layer is not None for (_, layer), group in groups.items()):
         raise Problems(
             [
-                f"model.blocks_to_swap={swapped} lets frozen matrices of blocks wait on the host,"
-                " and optimizer.groups freezes none of a block; freeze blocks as well, or set"
-                " lora.rank, or model.blocks_to_swap=0"
+                f"model.blocks_to_swap={swapped} keeps frozen matrices of blocks in host memory, but"
+                " optimizer.groups freezes none; freeze blocks there, or set lora.rank, or"
+                " model.blocks_to_swap=0"
             ]
         )
 
@@ -193,7 +193,7 @@ def _check_start(
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
     if name := _to_fetch(config.checkpoint):
-        line = f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before"
+        line = f"{name} will be fetched from {config.checkpoint.mirror}; it is not checked here"
         return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
     lines, trained = _check_adapters(config, point, read_folder)
@@ -254,7 +254,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Functions that make the checks of building the configured layers and optimizer."""
+    """The checks that are made when the configured layers and optimizer are built."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

@@ -125,11 +125,11 @@ class Muon:
             value.grad = None
         yield
         for group in self._optimizer.param_groups:
-            # Some count only where the rank has a weight of the group, and ranks that disagree on
-            # `by_rows` would wait for each other.
+            # Some optimizers count only groups that have a weight on this rank. If counts differed,
+            # ranks would disagree on `by_rows` and wait for each other.
             group["step"] = updates + 1
         for value, gradient in zip(values, gradients, strict=True):
-            value.grad = gradient  # of which metrics take norms
+            value.grad = gradient  # metrics compute its norm
 
     @torch.no_grad()
     def _update(self, gradients: Sequence[Tensor], *, floor: float, by_rows: bool) -> None:

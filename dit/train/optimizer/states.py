@@ -93,7 +93,7 @@ def state_prefix(name: str) -> str:
 
 _SHARDING = "fully_reshardable"
 """Megatron-Core's name for optimizer state that is stored in the shape of the weights."""
-# What Megatron-Core tells parameter groups apart by.
+# The keys by which Megatron-Core tells parameter groups apart.
 _GROUP = ("wd_mult", "lr_mult")
 
 
