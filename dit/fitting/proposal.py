@@ -98,7 +98,9 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 def choose(
     corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
-    """The run of the largest network with `WANTED_PASSES` passes in `minutes`; else the smallest.
+    """The run of the largest network that sees `WANTED_PASSES` passes in `minutes`.
+
+    If no network sees as many, it is the run of the smallest.
 
     `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
     one, because much of its time does not grow with the width. A network that is too slow rules out
@@ -157,14 +159,14 @@ def warnings(corpus: Corpus, *, passes: float) -> list[str]:
     if corpus.own_captions:
         if passes < FEWEST_PASSES:
             return [
-                f"nothing recognisable can come of {passes:.0f} passes over pictures with captions"
-                f" of their own: after 56, a caption gave its picture in 9 of 100 cases{needed}"
+                f"{passes:.0f} passes over pictures with captions of their own are too few for"
+                f" recognisable results: after 56, 9 of 100 captions gave their picture{needed}"
             ]
         if passes < WANTED_PASSES:
-            return [f"many captions will give another picture after {passes:.0f} passes{needed}"]
+            return [f"many captions will give a wrong picture after {passes:.0f} passes{needed}"]
     elif seen < FEWEST_SAMPLES:
         return [
-            f"nothing recognisable can come of {seen:,.0f} samples in all: digits need"
+            f"{seen:,.0f} samples in all are too few for recognisable results: digits need"
             f" {FEWEST_SAMPLES:,}{needed}"
         ]
     return []

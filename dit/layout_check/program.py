@@ -70,7 +70,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     for kind in kinds:
         lines = [*kind, *overrides]
         config = load_config(base, config_file=arguments.config_file, overrides=lines)
-        # With the run's objective, or with each that there is.
+        # With the objective that is given, or with every objective.
         given = any(token.lstrip("-+").startswith("objective.name") for token in overrides)
         objectives = [config.objective.name] if kind or given else [*OBJECTIVES]
         trainings += [

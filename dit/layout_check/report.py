@@ -41,7 +41,7 @@ MEANING = {
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
     "gradient": "|a - b| / (|a| + rms of its tensor) at step 1, worst element (bf16: of norms)",
-    "weight": "|a - b| after the last step / what gradients within their bound may do to that"
+    "weight": "|a - b| after the last step / the change that rounding of gradients can make in that"
     " element, worst element (bf16: of norms)",
     "average": "the same of the EMA after the last step",
 }
@@ -176,7 +176,7 @@ def print_report(comparisons: Sequence[Comparison]) -> None:
     If all comparisons are of one network, tables of its steps and tensors come first.
     """
     console = Console()
-    # Of many networks, every number would be a book: --output has them.
+    # With several networks the tables would be too long: --output has every number.
     if len({c.network for c in comparisons}) == 1:
         for objective in dict.fromkeys(c.objective for c in comparisons):
             mine = [c for c in comparisons if c.objective == objective]

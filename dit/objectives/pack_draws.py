@@ -326,8 +326,8 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
         packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
         if value.shape[-1] != packed.shape[-1]:
             raise ValueError(
-                f"the null input `{name}` has shape {list(value.shape)}, but the dataset's has width"
-                f" {packed.shape[-1]}; take both from the same text encoder"
+                f"the null input `{name}` has shape {list(value.shape)}, but the dataset's has"
+                f" width {packed.shape[-1]}; take both from the same text encoder"
             )
     for name in [name for name in batch.texts if name in null]:
         rows_LE = batch.texts[name]

@@ -14,7 +14,7 @@ from dit.watching import NotShown
 
 FILL_BOUND = 0.9
 """Mean fill of packs below which a warning is given: padding then costs more than a tenth."""
-_ALL = 0.9  # padding of samples explains the low fill alone if it is this part of the empty space
+_ALL = 0.9  # fraction of the empty space above which padding of samples alone explains it
 _SPIKE = 12.0  # median absolute deviations; Gaussian noise reaches that once in 10^15 steps
 _BEFORE, _AT_ONCE = 100, 20  # 20 steps at a time are compared with the 100 before them
 _RISE = 1.1  # ratio of the final validation loss to its lowest value
@@ -50,7 +50,7 @@ def _fill(run: RunRecord) -> Iterator[str]:
         remedies.insert(
             0,
             f"every sample is padded to a multiple of dataset.sample_multiple={multiple} tokens,"
-            f" which is {padding:.1%} of what their tokens take: start a run with a smaller one",
+            f" so {padding:.1%} of the packed tokens are padding: start a run with a smaller one",
         )
     yield f"packs are {mean:.1%} full, less than {FILL_BOUND:.0%}: {'; '.join(remedies)}"
 
@@ -90,7 +90,7 @@ def _refused(run: RunRecord) -> Iterator[str]:
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, the"
+            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, and the"
             " log of the run has the remedy for each reason"
         )
 
@@ -138,7 +138,7 @@ def _rise(run: RunRecord) -> Iterator[str]:
         yield (
             f"{name} ends at {number(values[-1][1])}, above its lowest {number(lowest)} at step"
             f" {step:.0f}: the model learns its samples by heart, or the learning rate is too high;"
-            " checkpoints/LOWEST_VAL keeps the best"
+            " use the checkpoint that checkpoints/LOWEST_VAL names, or lower optimizer.lr"
         )
 
 

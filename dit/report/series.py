@@ -73,7 +73,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """Where the metric `name` is drawn; one without a rule gets a chart of its own."""
+    """The place where the metric `name` is drawn; without a rule it gets a chart of its own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -120,6 +120,6 @@ def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
 def _bucket(part: Points) -> Bucket:
     steps, values = zip(*part, strict=True)
     low, high = min(values), max(values)
-    # Rounding must not make a curve of what never changes.
+    # Rounding must not make the mean of constant values differ from them.
     mean = min(max(sum(values) / len(values), low), high)
     return Bucket(step=sum(steps) / len(steps), mean=mean, low=low, high=high)

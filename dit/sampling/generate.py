@@ -70,15 +70,15 @@ Watch = Callable[[list[Tensor]], None]
 class Request:
     """One picture or video to generate."""
 
-    inputs: Mapping[str, Tensor]  # what the sample has beside its latent, by name
-    # Those that guidance leads away from, of an empty caption or of a negative prompt; inputs that
-    # are absent here are those of the sample.
+    inputs: Mapping[str, Tensor]  # inputs of the network besides the latent, by name
+    # Inputs of the prediction that guidance moves away from: those of an empty caption or of a
+    # negative prompt. Inputs that are missing here are taken from `inputs`.
     negative: Mapping[str, Tensor]
     latent_FHW: tuple[int, int, int]  # size in latent cells
     fps: float  # NaN for a picture
-    seed: int  # of its noise; neighbours and layout do not matter
+    seed: int  # of its noise, which depends neither on other requests nor on the layout
     conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
-    sound: SoundRequest | None = None  # of networks with sound; None: it has none
+    sound: SoundRequest | None = None  # the sound to generate; None: no sound
 
 
 class Generated(NamedTuple):
@@ -153,7 +153,7 @@ def generate_latents(
 ) -> list[Tensor]:
     """Latents [C, F, H, W], whitened, float32, one for each of `requests`, in their order.
 
-    The arguments, and errors, are those of `generate_streams`, whose sound is left out.
+    The arguments and errors are those of `generate_streams`; generated sound is dropped.
     """
     told: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
     return [one.latent_CFHW for one in generate_streams(model, requests, **told)]

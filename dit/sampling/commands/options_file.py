@@ -33,7 +33,7 @@ _AUTOMODEL = {
     "output.output_dir": "output_dir",
     "output.fps": "fps",
 }
-# Prefix of options in Lightricks' own pipeline -> their feature, which no pipeline of Diffusers has.
+# Prefix of options in Lightricks' own pipeline -> their feature, which Diffusers does not have.
 _LIGHTRICKS = {
     "stg_": "spatio-temporal guidance (STG)",
     "skip_block_list": "spatio-temporal guidance (STG)",

@@ -343,10 +343,10 @@ def conclude(
 
 def lines(result: PictureScore, *, guidance: float) -> list[str]:
     """Lines of text that state the score for the user."""
-    among = f"of {result.training_pictures:,} training pictures, as far as they have its size"
+    among = f"among training pictures of its size ({result.training_pictures:,} of all sizes)"
     said = [
         f"{counted(result.samples, 'caption')} of training pictures, guidance {guidance:g}",
-        f"right picture the nearest {among}: {result.first:.0%}"
+        f"right picture nearest {among}: {result.first:.0%}"
         f" ({result.first_by_chance:.0%} by chance)",
         f"right picture among the ten nearest: {result.ten:.0%} ({result.ten_by_chance:.0%} by"
         " chance)",
