@@ -90,8 +90,8 @@ def _refused(run: RunRecord) -> Iterator[str]:
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, and the"
-            " log of the run has the remedy for each reason"
+            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, and"
+            " the log of the run has the remedy for each reason"
         )
 
 

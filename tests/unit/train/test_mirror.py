@@ -305,7 +305,7 @@ def test_a_dry_run_asks_the_store_before_it_misses_a_checkpoint(run: Run, tmp_pa
         checkpoint=CheckpointConfig(save=str(run.folder), mirror=run.address, **load)
     )
     (said,) = check_start(config, world_size=1, with_data=False)
-    assert said.startswith(f"step_00000001 is fetched from {run.address}")
+    assert said.startswith(f"step_00000001 will be fetched from {run.address}")
     shutil.rmtree(run.store)
     with pytest.raises(CheckpointError, match="typo holds no checkpoint"):
         check_start(config, world_size=1, with_data=False)
