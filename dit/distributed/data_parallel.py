@@ -222,7 +222,7 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """Weight -> its shards with data ranks, or an empty list for a trained weight without shards.
+    """The shards of each weight, with data ranks; none for a trained weight that is not sharded.
 
     The distributed optimizer shards the trained weights. FSDP shards all `weights`, also frozen
     ones; without FSDP the argument is not used. Nothing is communicated: Megatron-Core divides each

@@ -42,7 +42,7 @@ class _HasShare(Protocol):
 
 
 class SharesTokens(Protocol):
-    """The part of a network that states how ranks share its tokens; all families have it."""
+    """Interface of a network that says how ranks divide its tokens; all families implement it."""
 
     @property
     def model(self) -> ModelConfig: ...

@@ -98,9 +98,9 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 def choose(
     corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
-    """The run of the largest network that sees `WANTED_PASSES` passes in `minutes`.
+    """The run of the largest network that makes `WANTED_PASSES` passes in `minutes`.
 
-    If no network sees as many, it is the run of the smallest.
+    If no network makes as many, it is the run of the smallest.
 
     `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
     one, because much of its time does not grow with the width. A network that is too slow rules out
@@ -129,7 +129,7 @@ def choose(
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
-    """The run of the network for a corpus of this size, with the steps of `WANTED_PASSES`."""
+    """The run of the network that suits a corpus of this size, with `WANTED_PASSES` passes."""
     number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
     draft = ladder[number]
     steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)

@@ -39,7 +39,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def settings(corpus: Corpus, draft: Draft, *, steps: int) -> dict[str, list[Line]]:
-    """Group -> keys of train.yaml with values and reasons, for the run `draft` of `steps` steps."""
+    """The lines of train.yaml by group, for the run `draft` of `steps` steps."""
     by, every = draft.by, max(1, steps // _VALIDATIONS)
     return {
         "model": list(_model(corpus, draft)),
@@ -163,7 +163,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """Text of train.yaml for `proposal`; its last line tells `put_aside` if it is unchanged."""
+    """Text of train.yaml for `proposal`; its last line is a digest, which `put_aside` compares."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"

@@ -55,8 +55,8 @@ _TURN = timedelta(days=1)
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     """Runs the command line `tokens`; the exit code is 0 if all layouts agree, else 1.
 
-    `base` is the run to check. Without a launcher, this process becomes one, which runs `script`
-    with the same arguments.
+    `base` is the run to check. Without a launcher, this process is replaced by a launcher that runs
+    `script` with the same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
     check_launch()

@@ -83,7 +83,7 @@ class SchedulerFile(BaseModel, ABC):
         """The objective that the file describes.
 
         Raises:
-            Problems: its numbers make no sense.
+            Problems: numbers in the file are out of range.
         """
 
     @classmethod

@@ -297,7 +297,7 @@ def samples_drawn(batch: PackedBatch) -> int:
 
 
 def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
-    """One value of `drawn` for each sample of the pack; the two samples of a pair get the same."""
+    """The values `drawn`, one for each sample of the pack; both samples of a pair get the same."""
     return [one for one in drawn for _ in range(batch.copies)]
 
 

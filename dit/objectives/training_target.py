@@ -214,7 +214,7 @@ def problem_of(
     *,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem with each sample at the level of its quantile in `quantile_N`."""
+    """The regression problem of `batch`; `quantile_N` has the quantile of each sample's level."""
     assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
@@ -280,7 +280,7 @@ def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
 
 
 class _TellsLevels(Protocol):
-    """The method that `TrainingObjective` and `SamplingPath` both have."""
+    """Interface that `TrainingObjective` and `SamplingPath` share: the network's timesteps."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 

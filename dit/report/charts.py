@@ -94,7 +94,7 @@ def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
     """The vertical axis of the chart `title` with the curves `lines`.
 
     It contains all means, and extremes only as far as the means still fill half of the axis. For
-    metrics without a trend, unlike losses, all but the most extreme tenth of the extremes count
+    metrics without a trend, unlike losses, all but the most extreme tenth at each end count
     like means: otherwise the variation from step to step would exceed both ends.
     """
     every = [b for line in lines for b in line.buckets]

@@ -116,7 +116,8 @@ def spikes(loss: Points) -> list[int]:
     """Steps whose loss is far above the losses of up to 100 steps before.
 
     The loss must exceed their median by 12 times their median absolute deviation, and also be above
-    1.2 times their median. 20 steps at a time are compared with those before; the first 20 are not.
+    1.2 times their median. 20 steps at a time are compared with the steps before them; the first 20
+    steps of the run are not compared.
     """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):

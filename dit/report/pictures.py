@@ -113,7 +113,7 @@ def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
 
 
 Cell = tuple[str, str, int]
-"""A prompt, the HTML of a picture, and the picture's width in pixels."""
+"""(prompt, HTML of a picture, width of the picture in pixels)."""
 
 
 def _of_grid(file: Path) -> str:

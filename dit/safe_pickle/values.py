@@ -379,7 +379,7 @@ for _module in ("builtins", "__builtin__"):  # the second in protocols 0 to 2
 NAMES: dict[tuple[str, str], Any] = {
     key: Name(text=".".join(key), make=make) for key, make in _MAKERS.items()
 }
-"""(module, name) in a pickle -> what stands for it in this program."""
+"""The stand-in for each (module, name) that a pickle may contain."""
 
 STORAGE_TYPES = {
     ("torch", "DoubleStorage"): torch.float64,

@@ -66,7 +66,7 @@ def _report(config: RunConfig, model: ModelAndOptimizer | None) -> Iterator[str]
 
 
 def bytes_held(model: ModelAndOptimizer) -> dict[str, int]:
-    """Content of the device (weights, gradients, ...) -> bytes; shared storage counts once."""
+    """Bytes on the device by content (weights, gradients, ...); shared storage counts once."""
     states = chain.from_iterable(
         state.values()
         for inner in chained_optimizers(model.optimizer)

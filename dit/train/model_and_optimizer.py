@@ -52,7 +52,7 @@ Initialise = Callable[[StackedTransformer], None]
 LoadFrozen = Callable[[Sequence[StackedTransformer]], None]
 """Function that loads the frozen weights of this rank's model chunks."""
 DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
-"""Function of a weight's name, its whole shape and a generator: the first values."""
+"""Function that returns a weight's first values, from its name, its whole shape and a generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -342,7 +342,7 @@ def initialise(
 
     Norms are 1, or 0 if they are stored minus 1. Biases are 0, and so are the matrices whose
     checkpoint names `zero` accepts. Other matrices are normal with deviation `std`, or 1 /
-    sqrt(inputs) if that is None. With `method` xavier only those that embed the noise level and
+    sqrt(inputs) if `std` is None. With `method` xavier only matrices that embed the noise level and
     pooled text are normal; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and
     Bengio, AISTATS 2010, Eq. 16), where queries, keys and values of a layer count as one matrix.
     Ranks with the same shards (`copies`) divide the work. Matrix A of an adapter is uniform in +-1

@@ -72,7 +72,7 @@ def decode(
 ) -> Written:
     """Decodes the latents of `entries` and writes their pictures and videos to `folder`.
 
-    `entries` are those of samples.json in the folder `latents`. The result's `lost` names those
+    `entries` are those of samples.json in the folder `latents`. The result's `lost` names latents
     that could not be decoded. If `folder` is the folder of the latents, every entry stays in its
     samples.json with its latent.
     """

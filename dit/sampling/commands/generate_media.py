@@ -179,7 +179,7 @@ def _stream_files(
     """The files that give the frames or the sound of a sample, for each prompt.
 
     Raises:
-        ValueError: the network makes no sound, or a sample has none.
+        ValueError: a file is given, but the network generates no sound or the sample is a picture.
     """
     pairs = zip(each, prompts, strict=True)
     files = [StreamFiles.of(one, prompt.place) for one, prompt in pairs]
@@ -192,7 +192,7 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
     """The pictures and clips in `options` that are shown at certain frames of a video.
 
     Raises:
-        ValueError: the network takes none, or one of their options is wrong.
+        ValueError: the network takes no such pictures, or one of their options is wrong.
     """
     found, model = condition_files(options), opened.config.model
     for one in found:

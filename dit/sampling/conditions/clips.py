@@ -29,7 +29,7 @@ def check_video(file: str, *, option: str) -> None:
     """Checks that `file` has the suffix of a video file; `option` is its option, for the message.
 
     Raises:
-        ValueError: it has another suffix.
+        ValueError: the file has another suffix.
     """
     if not is_video(file):
         raise ValueError(
@@ -73,7 +73,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
     """A notice if a video has fewer frames than the sample (`frames`); empty if it has enough.
 
-    The VAE encodes `stride` * n + 1 frames.
+    The frames that are used are cut to `stride` * n + 1, as the VAE encodes.
 
     Raises:
         ValueError: the file is missing, or is no video.

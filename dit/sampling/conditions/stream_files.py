@@ -63,8 +63,8 @@ class StreamFiles:
         """Checks that the network and a sample of `frames` frames can take the files.
 
         Raises:
-            ValueError: the network makes no sound, the sample is a single picture, or `frames_of`
-                has no ending of a video.
+            ValueError: the network generates no sound, the sample is a single picture, or
+                `frames_of` is not named like a video.
         """
         model = opened.config.model
         for file, option in ((self.frames_of, FRAMES_OF), (self.sound_of, SOUND_OF)):

@@ -256,7 +256,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
     None if neither has it and it is not needed.
 
     Raises:
-        ValueError: neither has it, and it is needed.
+        ValueError: the size is needed, and neither has it.
     """
     model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:

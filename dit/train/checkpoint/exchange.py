@@ -41,12 +41,12 @@ BUCKET_BYTES = 2**28
 """Most bytes that are sent in one collective; a larger tensor is sent alone."""
 
 Values = Mapping[str, Sequence[Tensor]]
-"""Prefix of a kind of state in checkpoints (such as Adam's first moment) -> float32 tensors with
-that state of this rank's main parameters, in the order of `main_param_shards`."""
+"""Optimizer states of this rank's main parameters, float32, in the order of `main_param_shards`.
+The keys are the prefixes of the states in checkpoints, such as that of Adam's first moment."""
 WEIGHT = ""
 """Prefix of the weights themselves, as a key of `Values`."""
 _UNUSED = "unused"
-"""Prefix of tensors that are read with others of the same name, and then dropped."""
+"""Prefix of a layer's tensor that is read only with other layers of its name, and is dropped."""
 
 
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
@@ -66,9 +66,9 @@ class _Route(NamedTuple):
 
 
 _TensorAt = Callable[[_Route], Tensor]
-"""Function of a route: the flat tensor to send, on the source rank."""
+"""Function that returns, on the source rank of a route, the flat tensor to send."""
 _PutAt = Callable[[_Route, Tensor], object]
-"""Function of a route and the received tensor: stores it on the target rank."""
+"""Function that stores a received tensor on the target rank of its route."""
 _Bucket = Sequence[tuple[SharedWeight, str]]
 """Weights that are sent together, each with the prefix of one of its tensors."""
 
@@ -205,7 +205,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight in `read` (prefix -> tensor), or else the first state, which is its source."""
+        """The weight in `read` (prefix -> tensor); if it was read as a state, that state."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(

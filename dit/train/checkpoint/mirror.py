@@ -191,7 +191,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Name -> manifest of each checkpoint in the run folder.
+        """The manifests of the checkpoints in the run folder, by name.
 
         A checkpoint that a save removes meanwhile is left out.
         """

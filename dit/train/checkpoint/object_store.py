@@ -77,7 +77,7 @@ class CheckpointStore:
             ) from error
 
     def files(self) -> dict[str, set[str]]:
-        """Name of each checkpoint in the store, complete or not -> names of its files.
+        """The names of the files of each checkpoint in the store, complete or not, by its name.
 
         Raises:
             CheckpointError: the store does not answer.

@@ -38,8 +38,8 @@ from dit.system_errors import explained
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
     """The checkpoint at `place`, a local path or the address of an object store.
 
-    From an object store (checkpoint.mirror) it is copied to this machine. `named` says in error
-    messages where `place` is from, as in `checkpoint.load=runs/a`.
+    A checkpoint in an object store (checkpoint.mirror) is first copied to this machine. `named`
+    says in error messages where `place` is from, as in `checkpoint.load=runs/a`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is incomplete.
@@ -94,7 +94,7 @@ def check_writable(folder: Path) -> None:
     """Checks that `folder`, which need not exist yet, can become a run folder.
 
     Raises:
-        ValueError: it holds shards, or cannot be written.
+        ValueError: `folder` holds shards, or cannot be written.
     """
     if (folder / META).is_dir():
         raise ValueError(

@@ -194,7 +194,7 @@ def saved_step(path: Path) -> int:
     It is 0 for imported weights.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     return _progress(from_index(path, common_values)).step
 
@@ -202,8 +202,8 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from the
-    checkpoint's, or from its weights if it has none, and the progress counts the updates behind it.
+    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from that of the
+    checkpoint, or from its weights if it has no EMA, and the progress has their number of updates.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
@@ -274,7 +274,7 @@ def check_continues(path: Path, config: RunConfig) -> None:
     """Refuses a checkpoint `path` from which the run cannot resume; reads no tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, or has only weights.
+        CheckpointError: the checkpoint belongs to another model, or has only weights.
     """
     check_same_model(path, config)
     if not any(name.startswith("optimizer.") for name in from_index(path, tensor_names)):
@@ -288,8 +288,8 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
     """Refuses a checkpoint `path` whose weights or adapters a new run cannot use; reads no tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, lacks the EMA, or its number of updates is
-            unknown.
+        CheckpointError: the checkpoint belongs to another model, lacks the EMA, or does not say its
+            number of updates.
     """
     check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
@@ -304,7 +304,7 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """Function of the name of a weight: whether the checkpoint `path` stores that weight.
+    """A function that says whether the checkpoint `path` stores the weight of a given name.
 
     A checkpoint of adapters stores only adapters, another one all other weights.
     """
@@ -381,7 +381,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Name prefix -> tensors stored besides weights: optimizer state and, if `averaged`, EMA."""
+    """Tensors stored besides weights, by name prefix: optimizer state and, if `averaged`, EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

@@ -84,7 +84,7 @@ def has_critic(path: Path) -> bool:
     """Whether the checkpoint `path` also holds a distillation's critic; reads no tensors.
 
     Raises:
-        CheckpointError: its index is damaged.
+        CheckpointError: the index of the checkpoint is damaged.
     """
     return any(name.startswith(f"{CRITIC}.") for name in from_index(path, tensor_names))
 

@@ -56,7 +56,7 @@ def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path |
     `trained` are the student's adapters, or None.
 
     Raises:
-        CheckpointError: it belongs to another network, or to other adapters.
+        CheckpointError: the critic belongs to another network, or to other adapters.
     """
     path = find_checkpoint(Path(place))
     if path is None or not has_critic(path):
@@ -72,8 +72,8 @@ def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFacto
     """The critic's adapters in the file or folder `distill.critic_load`.
 
     Raises:
-        LoraFileError: it cannot be read, or belongs to another network.
-        CheckpointError: its adapters differ in names or ranks from the student's, `trained`.
+        LoraFileError: the file cannot be read, or belongs to another network.
+        CheckpointError: the adapters differ in names or ranks from the student's, `trained`.
     """
     place = config.distill.critic_load
     factors = factors_of_file(config.lora, config.model, place=place, key="distill.critic_load")
@@ -88,7 +88,7 @@ def check_critic(
     """Checks `distill.critic_load` as `fill_of_critic` does, but on one process, for a dry run.
 
     Raises:
-        ValueError: it holds no weights that fit.
+        ValueError: `distill.critic_load` holds no weights that fit.
     """
     place = config.distill.critic_load
     if place is None or critic_at(place, config, trained) is not None:

@@ -229,7 +229,7 @@ class Preferences:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [5]: the sum over pairs of each of `NAMES`, then the number of pairs."""
+        """The accumulated tensor [5]: sums over pairs of each of `NAMES`, and number of pairs."""
         return {"preference.sums": self.total_5}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -257,7 +257,7 @@ class StreamLosses:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [3, 2]: numerator and denominator of each metric in `values`.
+        """The accumulated tensor [3, 2]: numerator and denominator of each metric in `values`.
 
         The rows are (sum of errors, tokens) of frames, (sum of errors, tokens) of sound, and
         (samples with sound, all samples).
@@ -309,7 +309,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [2, 3]: (count, sum, sum of squares) of student's and data's latents."""
+        """The accumulated tensor [2, 3]: (count, sum, sum of squares) for student and data."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -359,7 +359,7 @@ def quantiles(count: int) -> list[float]:
 
 Bins = Sequence[tuple[int, int]]  # upper end of a bin in tokens, and number of its samples
 _PER_OCTAVE = 8
-"""Bins of the histogram of lengths from n to 2 n tokens."""
+"""Number of bins of the histogram of lengths between n and 2 n tokens."""
 _PERCENTS = (10, 50, 90)
 
 

@@ -64,7 +64,7 @@ class Norms:
 
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
-        """Kind of `SQUARES` -> this rank's sums of squares [G], by part of the model.
+        """This rank's sums of squares [G] by part of the model, for each of `SQUARES`.
 
         Call it after the update; it frees the copy of `keep_weights`.
         """

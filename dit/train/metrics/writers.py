@@ -259,7 +259,7 @@ class Terminal:
         self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
-        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks; in no log file."""
+        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks, but not in a file."""
         # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
@@ -320,7 +320,7 @@ def check_wandb(logger: LoggerConfig) -> None:
     """Refuses a run that logs to W&B if the package wandb is missing.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: the package is not installed.
     """
     c = logger
     if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:

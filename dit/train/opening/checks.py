@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 def start_lines(
     config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
 ) -> str:
-    """Lines of a dry run about weights and machine, as YAML comments.
+    """Checks the start of a run for `--dry-run`; returns lines about it, as YAML comments.
 
     Data that are not on this machine are not checked, because another machine may train.
 
@@ -88,7 +88,7 @@ def check_start(
     with_data: bool = True,
     read_folder: ReadFolder | None = None,
 ) -> list[str]:
-    """Lines that the log of a start would have, and lines on settings that this machine cannot run.
+    """Checks the start of a run; returns lines on its weights, and on what this machine lacks.
 
     Raises:
         ValueError: of many kinds, as when a run starts.
@@ -153,7 +153,7 @@ def check_run_folder(folder: Path) -> None:
     """Checks that `folder`, which need not exist yet, can be a run folder; changes nothing.
 
     Raises:
-        ValueError: it cannot be written, or holds shards.
+        ValueError: the folder cannot be written, or holds shards.
         FolderInUseError: another run writes to it.
     """
     check_writable(folder)

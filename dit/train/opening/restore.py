@@ -129,7 +129,7 @@ _MEASURE += ("validation.latents",)
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
-    """Continues from the checkpoint `path`; `own`: it is this run's own, not `checkpoint.load`."""
+    """Continues from the checkpoint `path`: the run's `own`, or else that of `checkpoint.load`."""
     run.progress = load_checkpoint(path, run.model, config=run.config, critic=run.critic)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
@@ -189,7 +189,7 @@ def _load_data_position(run: TrainState, path: Path) -> None:
     """Restores the position in the data from the checkpoint `path`; all ranks call it.
 
     Raises:
-        CheckpointError: the position is one in other data, or these ranks cannot divide it.
+        CheckpointError: the position was saved with other data, or these ranks cannot divide it.
     """
     states, loader = _data_positions(run, path), run.loader
     if loader is None:

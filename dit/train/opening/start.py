@@ -150,8 +150,8 @@ STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] 
     NETWORK: start_of_network,
     CRITIC: start_of_critic,
 }
-"""Network name -> function of configuration, given weights, starts of earlier networks and `say`:
-the network's start, or None if the run has no such network."""
+"""Function for each network, by name, that returns its start, or None if the run has no such
+network. Its arguments are configuration, given weights, starts of earlier networks, and `say`."""
 
 
 def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
@@ -190,7 +190,7 @@ def run_folder(save: str | None) -> Iterator[Path | None]:
 
     Raises:
         FolderInUseError: another run writes to it.
-        ValueError: it cannot be written, or holds shards.
+        ValueError: the folder cannot be written, or holds shards.
     """
     if not save:
         yield None

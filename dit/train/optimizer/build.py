@@ -91,7 +91,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 def _overrides(
     options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
 ) -> dict[ParamKey, Any]:
-    """Key of parameters -> factors of their learning rate and weight decay."""
+    """Factors of learning rate and weight decay, by Megatron-Core's key of the parameters."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
@@ -124,7 +124,7 @@ def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
 def _of_groups(
     config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
 ) -> dict[ParamKey, Any]:
-    """Key of parameters -> factors of learning rate and weight decay, by `optimizer.groups`."""
+    """Factors of learning rate and weight decay from `optimizer.groups`, by key of parameters."""
     c, found = config.optimizer, {}
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:

@@ -28,8 +28,8 @@ def power_exponent(sigma_rel: float) -> float:
 def decay_at(config: EmaConfig, step: int) -> float:
     """The factor of the old average at update `step`, counted from 1.
 
-    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
-    weights are forgotten.
+    With `ema.kind=power` it is (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127), which is 0 at
+    step 1, so the initial weights are forgotten.
     """
     if config.kind is EmaKind.CONSTANT:
         return config.decay

@@ -113,8 +113,9 @@ class Muon:
     def updated(self, *, norm: float) -> Iterator[None]:
         """A context that first updates this rank's shards of matrices, then hides their gradients.
 
-        So AdamW, which steps inside it, skips these matrices. At its end the gradients are back,
-        for metrics. `norm` is the norm of the whole gradient after clipping. All ranks call it.
+        AdamW, which steps inside the context, therefore skips these matrices. At its end the
+        gradients are back, for metrics. `norm` is the norm of the whole gradient after clipping.
+        All ranks call it.
         """
         values: list[Any] = [shard.value for shard in self._whole.mine.values()]
         gradients = [value.grad for value in values]

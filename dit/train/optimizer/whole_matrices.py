@@ -41,7 +41,7 @@ from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 BUCKET = 2**26
 """Most numbers that an owner receives in one exchange; a larger matrix is sent alone."""
 PartOf = Callable[["SharedMatrix"], Tensor]
-"""Function of a matrix: this rank's shard of a tensor in its shape, flat."""
+"""Function that returns, for a matrix, this rank's flat shard of a tensor in its shape."""
 _Waiting = Callable[[], list[Tensor]]
 """Function that waits for the tensors being received, and returns them."""
 
@@ -244,7 +244,7 @@ class WholeMatrices:
         return wait
 
     def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
-        """Matrix -> sums of squares of the whole matrix's rows, for the rows on this tensor rank.
+        """Sums of squares of the rows of each whole matrix, for the rows on this tensor rank.
 
         All ranks call it.
         """
