@@ -285,7 +285,7 @@ def _sparse(model: ModelConfig) -> ModelConfig:
     """
     if not hasattr(model, "sparse_attention"):
         raise Problems(
-            [f"sparse: attention of model.family={model.family} is dense; leave the word out"]
+            [f"sparse: attention of model.family={model.family} is dense; leave this word out"]
         )
     shares: Any = {"sparse_share": 0.2, "sparse_share_step": 0.3, "sparse_share_interval": 1}
     return replace(model, sparse_attention=True, **shares)

@@ -150,7 +150,9 @@ def _text(file: Path, where: str) -> str:
     try:
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{where} cannot be read ({reason(error)}); check its rights") from error
+        raise ValueError(
+            f"{where} cannot be read ({reason(error)}); check its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is no text ({error}); save it as UTF-8") from error
 

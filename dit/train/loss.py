@@ -179,7 +179,7 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Number of tokens with a loss in each sample's main stream, or of all its tokens if none has."""
+    """Number of main-stream tokens with a loss in each sample; of all its tokens if none has."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 

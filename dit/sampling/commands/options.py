@@ -138,7 +138,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 check_count(name, value, most=most)
         if self.fps is not None and not RATES[0] <= self.fps <= RATES[1]:
             raise ValueError(
-                f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
+                f"--fps {self.fps} must lie between {RATES[0]} and {RATES[1]} frames a second"
             )
         for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
             if (choice := getattr(self, name)) not in list(known):

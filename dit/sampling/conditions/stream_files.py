@@ -141,8 +141,8 @@ class StreamFiles:
         if not cells:
             least = stride.pixels((stride.patch_temporal, *latent[1:]))[0]
             raise ValueError(
-                f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, and the network needs at"
-                f" least {least}; give a longer clip"
+                f"{option} {self.frames_of} is too short ({len(pixels_F3HW)} of the at least"
+                f" {least} frames that the network needs); give a longer clip"
             )
         return pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
 

@@ -154,7 +154,7 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """Host tensors that this rank reads from a checkpoint: number of a weight -> prefix -> tensor.
+        """Host tensors that this rank reads from a checkpoint, by number of the weight, and prefix.
 
         `weights` is the prefix of the stored tensors that become the weights. State is read for the
         weights that this network trains; with `everywhere`, for all weights.

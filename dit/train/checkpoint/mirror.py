@@ -121,7 +121,7 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts a thread that copies missing checkpoints; a running thread copies new ones, too."""
+        """Starts a thread that copies missing checkpoints; if one runs, it also copies new ones."""
         with self._lock:
             if self._thread is not None:
                 self._again = True
@@ -155,8 +155,8 @@ class Mirror:
         if self.copying or self.failures_in_a_row:
             why = "it does not answer" if self.copying else failed
             self._lines.append(
-                f"{self.store.address} lacks checkpoints of {self.checkpoints} ({why}); run the same"
-                " command again to copy them"
+                f"{self.store.address} lacks checkpoints of {self.checkpoints} ({why}); run the"
+                " same command again to copy them"
             )
         elif self.failures:
             self._lines.append(f"{self.store.address} has all checkpoints; {failed}")

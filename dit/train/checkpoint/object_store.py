@@ -72,8 +72,8 @@ class CheckpointStore:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{self.address} cannot be used ({error_in_words(error)}); the file that MSC_CONFIG"
-                " names must have its profile, with a bucket that can be read and written"
+                f"{self.address} cannot be used ({error_in_words(error)}); check its profile in the"
+                " file that MSC_CONFIG names, and that its bucket can be read and written"
             ) from error
 
     def files(self) -> dict[str, set[str]]:

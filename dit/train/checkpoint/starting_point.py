@@ -154,7 +154,9 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
         largest_first = sorted(names, key=lambda name: -(folder / name).stat().st_size)
         of_ranks = on_all_ranks(work)
     except (OSError, RankError) as error:
-        raise CheckpointError(f"{folder} cannot be read ({explained(error)})") from error
+        raise CheckpointError(
+            f"{folder} cannot be read ({explained(error)}); check the folder and its permissions"
+        ) from error
     files = {name: digest for found in of_ranks for name, digest in found.items()}
     return Origin(path=str(folder.resolve()), files=files)
 

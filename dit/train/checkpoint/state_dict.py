@@ -298,8 +298,8 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
                 f"{path} does not say after how many updates its weights were saved, because they"
-                " were imported; train.warm_start_ema=true with ema.kind=power needs the number. Set"
-                " ema.kind=constant or train.warm_start_ema=false"
+                " were imported; train.warm_start_ema=true with ema.kind=power needs the number."
+                " Set ema.kind=constant or train.warm_start_ema=false"
             )
 
 

@@ -144,8 +144,8 @@ class _ExistingLines:
         notes = []
         if self.unreadable:
             notes.append(
-                f"is damaged: {counted(len(self.unreadable), 'line')} that cannot be read (the first"
-                f" is line {self.unreadable[0]}) will be dropped"
+                f"is damaged: {counted(len(self.unreadable), 'line')} that cannot be read (the"
+                f" first is line {self.unreadable[0]}) will be dropped"
             )
         first = min(self.steps, default=1)
         if every_step and (lost := [n for n in range(first, start + 1) if n not in self.steps]):

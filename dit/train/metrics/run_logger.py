@@ -273,7 +273,7 @@ class RunLogger:
                 self.refused_file.add(samples, step=self.run.progress.step)
 
     def close(self) -> None:
-        """Logs the samples refused since the last call, closes files, and names lost output again."""
+        """Logs samples refused since the last call, closes files, and names lost output again."""
         if self.run.loader is not None and self.refused_file is not None:
             self._write_refused(self.run.loader.take_refused())
         for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):

@@ -28,7 +28,7 @@ def was_at_target(run: TrainState) -> bool:
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A log line: the step of `values`, or an earlier checkpoint if None, has reached the target."""
+    """A log line: the step of `values`, or if None an earlier checkpoint, reached the target."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

@@ -26,7 +26,7 @@ RUN/metrics.jsonl has one JSON object for each step; floats are written with all
     peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
     skipped           true if loss or gradient was not finite and nothing was updated
     skipped_steps     skipped steps since the start; skipped_samples.jsonl has their samples
-    sparse_share      with model.sparse_attention: fraction of the cubes that a cube attends to fully
+    sparse_share      with model.sparse_attention: fraction of cubes that a cube attends to fully
 
 Every logger.log_interval steps:
 

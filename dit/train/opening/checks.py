@@ -131,8 +131,8 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
     if not any(group.frozen and layer is not None for (_, layer), group in groups.items()):
         raise Problems(
             [
-                f"model.blocks_to_swap={swapped} keeps frozen matrices of blocks in host memory, but"
-                " optimizer.groups freezes none; freeze blocks there, or set lora.rank, or"
+                f"model.blocks_to_swap={swapped} keeps frozen matrices of blocks in host memory,"
+                " but optimizer.groups freezes none; freeze blocks there, or set lora.rank, or"
                 " model.blocks_to_swap=0"
             ]
         )
