@@ -54,7 +54,7 @@ _ANSWER_S = 10.0
 _DESTROY_S = 30.0
 """Most seconds for destroying process groups at the end of a run."""
 _CLOSE_S = 30.0
-"""Most seconds for closing loggers and loaders; a launcher may grant other processes as many."""
+"""Most seconds for closing loggers and loaders; launchers end other processes after about 30 s."""
 _ALONE_S = 120.0
 """Most seconds for closing a run of a single process, which also finishes a pending checkpoint."""
 _FLUSH_S = 2.0

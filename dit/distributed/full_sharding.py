@@ -143,7 +143,7 @@ class ShardedChunk(MegatronModule):
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of this rank's rows, of those weights that have one at the moment."""
+        """Gradients of this rank's rows, for weights that have a gradient at the moment."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property

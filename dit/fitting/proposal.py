@@ -102,10 +102,10 @@ def choose(
 
     If no network makes as many, it is the run of the smallest.
 
-    `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
-    one, because much of its time does not grow with the width. A network that is too slow rules out
-    all larger ones, so the ladder is bisected: of five networks, at most three are measured, and
-    one larger than the middle only if the middle one is fast enough.
+    `seconds` measures networks of the `ladder`. A step of a small network tells little about a
+    larger network, because much of its time does not grow with the width. A network that is too
+    slow rules out all larger networks, so the ladder is bisected: of five networks, at most three
+    are measured, and a network larger than the middle only if the middle is fast enough.
     """
     found: dict[int, tuple[int, float]] = {}
     below, above = -1, len(ladder)  # the largest that is fast enough, the smallest that is not

@@ -87,7 +87,7 @@ class Optimization:
     tokens: int
     """Largest capacity of a pack in tokens, unless a sample is longer."""
     fewest_tokens: int
-    """Least mean number of tokens in a sample; the patch size is the largest that leaves as
+    """Least mean number of tokens in a sample; the patch size is the largest that leaves so
     many."""
     adaln_rank: int
 

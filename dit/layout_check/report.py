@@ -103,7 +103,7 @@ class Comparison:
 
 
 def training_name(model: ModelConfig, objective: ObjectiveConfig) -> str:
-    """Name of network and objective in reports; of the objective alone for the recipe's network."""
+    """Name of a training in reports: network and objective, or the objective for `CUSTOM_SIZE`."""
     name, learned = model.name, str(objective.name)
     return learned if name == CUSTOM_SIZE else f"{name} {learned}"
 
@@ -224,7 +224,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A table with a row for each comparison, without those of references, ordered by network."""
+    """A table with a row for each comparison except references, ordered by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 def findings(run: RunRecord) -> list[str]:
-    """The warnings about a run, those about unreadable files included."""
+    """The warnings about a run, including warnings about unreadable files."""
     looks = (_fill, _skipped, _refused, _spikes, _rise)
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 

@@ -92,7 +92,7 @@ def section_name(index: int) -> str:
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
     """The curves of a run, in the order of the page.
 
-    Metrics that are always 0 are left out, and those that charts do not show (`_UNSHOWN`).
+    Metrics that are always 0 are left out, and so are the metrics in `_UNSHOWN`.
     """
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {

@@ -131,7 +131,7 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
     """Writes the picture or video number `number`, and returns its entry for samples.json.
 
-    Its latents and sound are written beside it. A PNG has prompt and settings in its metadata.
+    Its latents and sound are files of their own. A PNG has prompt and settings in its metadata.
     """
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"

@@ -129,8 +129,8 @@ def guided(
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
     If `guidance` says so, norms and standard deviations are then brought back to those of `cond`.
-    It combines raw network outputs. At a given state, latent and velocity are affine in the raw
-    output, so this equals guidance on either. `unconditional` is not called if no sample of the
+    The predictions are raw network outputs. At a given state, latent and velocity are affine in the
+    raw output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
     """
     if guidance.scale == 1:

@@ -94,7 +94,7 @@ def _sizes(tensors: Iterable[Any], seen: set[int]) -> Iterator[int]:
 
 
 def _remedies(config: RunConfig) -> Iterator[str]:
-    """Keys that save memory, those that reduce activations first."""
+    """Keys that save memory; keys that reduce activations come first."""
     model, optimizer = config.model, config.optimizer
     if model.recompute_granularity is not Recompute.FULL:
         yield "model.recompute_granularity=full"

@@ -59,7 +59,7 @@ def test_what_only_the_start_of_a_run_reads_is_said_to_have_no_effect(pretrain, 
     longer = ("train.train_iters=3", "train.eval_interval=3", "train.eval_iters=1")
     assert "without effect" not in _said(pretrain(plain, *longer))
     said = _said(pretrain(run, *longer, *late))
-    named = said.partition("changed without effect, for only the start of a run reads it: ")[2]
+    named = said.partition("changed without effect, because only a new run reads it: ")[2]
     for setting in late:
         assert f"{setting.partition('=')[0]} " in named.splitlines()[0]
     assert all(

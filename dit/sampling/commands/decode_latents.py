@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """The codecs that the dataset card beside the latents names.
+    """The codecs that the dataset card in the folder of the latents names.
 
     With `keeps_wav` the sound of videos is written as WAV, too.
     """

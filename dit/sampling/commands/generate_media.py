@@ -126,7 +126,9 @@ def _encoded(
         if not why:
             return texts
         torch.cuda.empty_cache()
-        say_notice(f"the text encoder computes on the CPU, because it does not fit ({why})")
+        say_notice(
+            f"the text encoder computes on the CPU, because it does not fit on the GPU ({why})"
+        )
     return _texts(encoder, opened.null, words, given)
 
 

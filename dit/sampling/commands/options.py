@@ -145,7 +145,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(
-                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 is none"
+                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds none"
             )
         self._check_guidance()
         self._check_steps_of_guidance()
@@ -154,7 +154,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         for name in ("guidance", "reference_guidance", "guidance_after"):
             if (scale := getattr(self, name)) is not None and not abs(scale) <= MOST_GUIDANCE:
                 most = f"[-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
-                raise ValueError(f"--{name} {scale} must lie in {most}; 1 is none")
+                raise ValueError(f"--{name} {scale} must lie in {most}; 1 is no guidance")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")

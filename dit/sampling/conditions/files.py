@@ -73,7 +73,7 @@ def condition_files(options: Any) -> tuple[ConditionFile, ...]:
 
     Raises:
         ValueError: the numbers of files, frames and strengths do not match; a strength is out of
-            range; or --last_image stands beside conditions.
+            range; or --last_image is given with conditions.
     """
     images, videos = options.image, options.video
     files = [("--image", file) for file in images] + [("--video", file) for file in videos]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FRAMES_OF, SOUND_OF = "--frames_of", "--sound_of"
 _SECONDS = 0.01
-"""Seconds by which a clip and as many frames at --fps may differ in length without a notice."""
+"""Largest difference in seconds between a clip and its frames at --fps that gives no notice."""
 
 
 class _Film(NamedTuple):
@@ -126,7 +126,7 @@ class StreamFiles:
         return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
 
     def _shown(self, opened: OpenCheckpoint, size: Size) -> Tensor:
-        """The file's frames [F, 3, H, W], scaled to `size` and cut to those of whole tokens.
+        """The file's frames [F, 3, H, W], scaled to `size` and cut to whole tokens.
 
         Raises:
             ValueError: the file cannot be read or is shorter than a token.

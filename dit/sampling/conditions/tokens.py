@@ -76,7 +76,7 @@ def own_latents(conditions: Sequence[Condition], rules: ConditionRules) -> dict[
 def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]]) -> PatchLayout:
     """The layout of samples with an optional input for each condition that adds tokens.
 
-    `conditions` are those of each sample; the one with the most such conditions decides.
+    `conditions` has those of each sample; the sample with the most such conditions decides.
     """
     rules, layout = family_of(config.model).conditions(config.model), PatchLayout.of(config)
     if rules is None:

@@ -42,8 +42,8 @@ def average_velocity(
 ) -> tuple[list[Item], References]:
     """(items, references) of a step: each pack with the student's regression problem, and FLOPs.
 
-    All ranks call it. The references have the FLOPs of the passes without gradients, and nothing
-    else. Of the packs' latents only those of clean tokens are read.
+    All ranks call it. The references have only the FLOPs of the passes without gradients. The
+    latents of packs are read only at clean tokens.
     """
     passes = Passes.of(run, step=step)
     with no_dropout(run.model.chunks):

@@ -180,7 +180,7 @@ class RefusedFile:
         self._known = set(_known_samples(self.path))
 
     def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
-        """Appends those of `samples` that the file does not have, up to `MOST_NAMED` lines in all.
+        """Appends the `samples` that the file does not have, up to `MOST_NAMED` lines in all.
 
         Raises:
             OSError: the file cannot be written.

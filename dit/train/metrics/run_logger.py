@@ -131,7 +131,7 @@ class RunLogger:
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
         """Logs the `values` of a step, and the step if it was `skipped`; all ranks call it.
 
-        metrics.jsonl gets every step. Dashboards get every `log_interval`-th step and those that
+        metrics.jsonl gets every step. Dashboards get every `log_interval`-th step and steps that
         validate. At log steps the samples refused on all ranks are gathered and added to `values`.
         """
         heartbeat("write of metrics")

@@ -221,8 +221,8 @@ def gather_skipped_step(
 ) -> SkippedStep:
     """Gathers the samples of a skipped step from all ranks. Collective.
 
-    `not_finite` has the keys of samples whose loss is not finite on this rank, `present` those of
-    all samples that this rank has read for the step.
+    `not_finite` has the keys of samples whose loss is not finite on this rank, `present` the keys
+    of all samples that this rank has read for the step.
     """
     gathered: list[tuple[Sequence[str], Sequence[str]]] = [((), ())] * dist.get_world_size()
     dist.all_gather_object(gathered, (not_finite, present))

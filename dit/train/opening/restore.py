@@ -248,7 +248,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
         lines.append(f"changed since then: {', '.join(live)}")
     if idle:
         said = ", ".join(idle)
-        lines.append(f"changed without effect, for only the start of a run reads it: {said}")
+        lines.append(f"changed without effect, because only a new run reads it: {said}")
     if saved_config(path).ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
         lines.append("the checkpoint has no average of the weights: it starts from the weights")
     if manifest_of(path) is None:
@@ -257,7 +257,7 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """Texts of changed settings: those that take effect, and those that only a start reads."""
+    """Texts of changed settings that take effect, and of settings that only a new run reads."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:

@@ -204,7 +204,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send `matrices` to their owners; the result waits for those owned here."""
+        """Starts to send `matrices` to their owners; the result waits for those of this rank."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],

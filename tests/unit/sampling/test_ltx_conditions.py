@@ -225,7 +225,7 @@ def test_other_networks_are_given_none(groups: Any, tmp_path: Path) -> None:
             {"video": ("a",), "last_image": "b"},
             r"--last_image b: with other pictures, give it as --image with --at_frame",
         ),
-        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 is none"),
+        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 adds none"),
     ],
 )
 def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:
