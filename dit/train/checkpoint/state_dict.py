@@ -297,9 +297,9 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
         progress = _progress(from_index(path, common_values))
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
-                f"{path} does not say after how many updates its weights were saved, because they"
-                " were imported; train.warm_start_ema=true with ema.kind=power needs the number."
-                " Set ema.kind=constant or train.warm_start_ema=false"
+                f"{path} does not say after how many updates its weights were saved (imports do not"
+                " know it), but train.warm_start_ema=true with ema.kind=power needs the number; set"
+                " ema.kind=constant or train.warm_start_ema=false"
             )
 
 
