@@ -25,7 +25,7 @@ class NetworkOptions:
     ignore_text_encoder: bool = False
     """Leave out the keys of text encoders in files of --lora, and count them."""
     offload_experts: bool = False
-    """Of two networks, keep the one that is not in use in host memory."""
+    """Keep the idle network of two in host memory."""
     precision: str | None = option(None, choices=("fp32", "bf16"))
     """Dtype of matrix products. (default: as in training)"""
     tensor_model_parallel_size: int = 1
