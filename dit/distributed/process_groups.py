@@ -48,7 +48,7 @@ _CUDA_NAMES = ("cuda", "cuda:0")
 _MADE_ON_CUDA = ("tensor", "zeros", "ones", "full")
 """Functions of torch to which Megatron-Core passes device="cuda" on every machine."""
 _UNUSED = {
-    "DATA_PARALLEL_GROUP",  # its ranks are counted; sums go over the group with context ranks
+    "DATA_PARALLEL_GROUP",  # only its size is used; sums go over the group with context ranks
     "EMBEDDING_GROUP",
     "EXPERT_DATA_PARALLEL_GROUP",
     "EXPERT_MODEL_PARALLEL_GROUP",

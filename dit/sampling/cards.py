@@ -21,7 +21,7 @@ from dit.distributed.process_groups import device
 from dit.parsing import parse_json
 from dit.system_errors import explained
 
-_PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
+_PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as in the documentation of pipelines
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:

@@ -37,7 +37,7 @@ _CELL = (96, 288)
 _LABEL = 156
 """Smallest width of a prompt's label in pixels, for 20 letters."""
 _POINTS = 8
-_LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
+_LETTER, _LINE_HEIGHT = 7.8, 18  # pixels, at `_POINTS`; few texts have wider letters
 _MOST_PROMPTS, _MOST_OF_ONE = 64, 16
 _MOST_HEIGHT = 12_000
 """Approximate largest height of the grid in pixels; matplotlib draws at most 65,536."""

@@ -96,7 +96,7 @@ class StepLevels:
 
     def number(self, level_N: Tensor) -> int:
         """Index of the step that begins at the timesteps `level_N`."""
-        # The first sample decides for all. The nearest level counts, since devices round levels.
+        # The first sample decides for all. The nearest level, as devices may round differently.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Prompt:
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
-    # None, and no references: those of the command line
+    # None, or no references: the value of the command line is used
     image: str | None = None  # file of the first frame
     last_image: str | None = None
     references: tuple[str, ...] = ()  # files of the pictures that the prompt edits
@@ -130,7 +130,7 @@ def _found(file: str, prompt: Prompt, folder: Path) -> str:
         ValueError: the file is in neither folder.
     """
     for path in (str(folder / file), file):
-        if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
+        if os.path.isfile(path):  # unlike pathlib, False for impossible file names
             return path
     what = "file" if file in (prompt.frames_of, prompt.sound_of) else "picture"
     raise ValueError(
@@ -206,7 +206,7 @@ def _prompt(item: Any, where: str) -> Prompt:
         raise ValueError(f'{where} has no "caption"; write {{"caption": "..."}}')
     sizes: dict[str, Any] = {name: entry.get(name) for name in _SIZES}
     for name, size in sizes.items():
-        # True is an int of 1 to Python, and 480.0 is no number of pixels.
+        # To Python True is the integer 1; and 480.0 is not accepted as a number of pixels.
         if size is not None and (type(size) is not int or not 1 <= size <= MOST_PIXELS):
             raise ValueError(
                 f'{where}: "{name}": {_shown(size)} must be a whole number from 1 to {MOST_PIXELS}'

@@ -43,8 +43,8 @@ class NetworkTurn:
     config: RunConfig  # of this network
     items: Sequence[Item]
     references: References | None
-    number: int  # of the run's updates with this one, for the learning rate
-    averaged: int  # of this network's updates with this one, for its EMA
+    number: int  # number of the run's updates, including this one, for the learning rate
+    averaged: int  # number of this network's updates, including this one, for its EMA
     critic: bool = False
 
     @property
@@ -192,7 +192,7 @@ def _errors(
         def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             error_T = token_errors(batch, problem, prediction_TC, options)
             error_N = mean_errors(batch, error_T, context=module.groups.cp)
-            # The schedule divides the first by the second, which nobody reads.
+            # The schedule divides the first value by the second; nothing reads the quotient.
             nothing = prediction_TC.new_zeros(())
             return nothing, torch.ones_like(nothing, dtype=torch.int), error_N
 

@@ -278,7 +278,7 @@ def _learn(
 ) -> Learned:
     """Updates the network of `turn`, unless its loss or gradient is not finite."""
     step, items, references = run.progress.step + 1, turn.items, turn.references
-    # Counted before the device gets the work of the step; afterwards the device would wait for it.
+    # Counted before the device gets work: later, the device would wait while the host counts.
     counts = count_packs(run, [batch for batch, _ in items], references)
     rank_loss = forward_backward(
         turn.model, items, objective=turn.config.objective, references=references

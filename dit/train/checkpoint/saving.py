@@ -174,7 +174,7 @@ def exportable(config: RunConfig) -> bool:
 
     The rules are those of `dit.convert.export.check_expressible`, which would import the converter.
     """
-    if config.lora.enabled:  # adapters have no scheduler beside them
+    if config.lora.enabled:  # adapters are exported without a scheduler
         return family_of(config.model).diffusers is not None
     scheduler = REGISTRY[config.objective.name].scheduler
     if scheduler is None or scheduler().inexpressible(config.objective):

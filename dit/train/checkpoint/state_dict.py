@@ -56,8 +56,8 @@ class TrainProgress:
 
     step: int = 0
     consumed_samples: int = 0  # over all ranks
-    samples_before: int = 0  # the consumed samples from before the data were restarted
-    of_datasets: dict[str, int] = field(default_factory=dict)  # the others, by dataset of a blend
+    samples_before: int = 0  # consumed before the data were last restarted
+    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, by dataset of a blend
     skipped_steps: int = 0  # steps without an update: loss or gradient was not finite
     skipped_in_a_row: int = 0  # skipped steps since the last update
     updates_before: int = 0  # updates of the EMA before this run (`train.warm_start_ema`)

@@ -266,7 +266,7 @@ class StreamLosses:
 
     def add(self, losses: Sequence[PackLoss]) -> None:
         for loss, part in losses:
-            sound, first = part.others[SOUND], part.share.index == 0  # of context ranks
+            sound, first = part.others[SOUND], part.share.index == 0  # first context rank
             self.total_32[0] += torch.stack(
                 [
                     loss.error_T.double().sum(),

@@ -260,7 +260,7 @@ class Terminal:
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
         """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks, but not in a file."""
-        # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
+        # A file, or a terminal without colours (NO_COLOR), could not show the picture.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
