@@ -243,7 +243,7 @@ class Saver:
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """A context that turns errors of a save into `CheckpointError`, and removes the failed save.
+        """A context that turns errors of a save into `CheckpointError`, and removes its folder.
 
         `size` is the approximate size of the checkpoint in bytes.
         """
