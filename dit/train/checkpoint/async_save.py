@@ -243,7 +243,7 @@ class Saver:
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """A context that turns errors of a save into `CheckpointError`, and removes its folder.
+        """A context that turns errors of a save into `CheckpointError`, and drops the failed save.
 
         `size` is the approximate size of the checkpoint in bytes.
         """
