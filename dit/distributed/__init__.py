@@ -4,8 +4,7 @@ entry                how a script ends: exit code, one message for an error, sig
                      process ends after an error without waiting for others
 cuda_environment     environment variables that CUDA reads before it starts
 megatron_import      the import of Megatron-Core without its warnings and two packages
-process_groups       start of the processes; the groups of a layout, of which unused ones are
-                     shared; running without CUDA
+process_groups       start of the processes, and the groups of a layout; running without CUDA
 cpu_threads          number of CPU threads, beside other programs or in a container with a limit
 pack_broadcast       one rank of a replica reads packs and sends them to the others
 model_parallel       one pack over context ranks and pipeline stages

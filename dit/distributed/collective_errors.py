@@ -23,7 +23,7 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
     Raises:
         RankError: `work` raised an OSError, RuntimeError or ValueError on a rank.
     """
-    import torch.distributed as dist  # files that raise these errors are read without torch, too
+    import torch.distributed as dist  # late: other code uses this file without torch
 
     mine: tuple[T | None, str] = (None, "")
     try:
@@ -31,7 +31,7 @@ def on_all_ranks(work: Callable[[], T]) -> list[T]:
     except (OSError, RuntimeError, ValueError) as error:
         mine = (None, error_in_words(error))
     outcomes: list[tuple[T, str]] = [mine] * dist.get_world_size()  # type: ignore[list-item]
-    if len(outcomes) > 1:  # alone, there is nothing that a device without memory would do for it
+    if len(outcomes) > 1:  # alone, no collective: it would fail on a device without free memory
         dist.all_gather_object(outcomes, mine)
     first_error = next((text for _, text in outcomes if text), "")
     if first_error:
@@ -74,7 +74,7 @@ def from_first_rank(work: Callable[[], T]) -> T:
 def error_in_words(error: BaseException) -> str:
     """`error` as one line of at most 400 characters.
 
-    It names a full disk, which torch reports as an error of offsets.
+    It says that the disk is full where torch reports an error of offsets instead.
     """
     known = error.__context__ if isinstance(error.__context__, OSError) else error
     text = str(known) if isinstance(known, RankError) else cause(known)

@@ -22,7 +22,7 @@ from dit.config import RunConfig, Sharding
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Two names of the variable of torch's allocator; newer releases prefer the second."""
 _QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-_NEEDS_NO_ORDER = 10  # compute capability
+_NEEDS_NO_ORDER = 10  # major compute capability from which on one queue is not needed
 _made: dict[str, str] = {}
 
 

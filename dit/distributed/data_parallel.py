@@ -26,7 +26,7 @@ from dit.config import DdpConfig, Sharding
 from dit.distributed.full_sharding import ShardedChunk
 from dit.distributed.row_shares import rows_of
 
-# From 0.19 on it warns each user that it computes the layout of its buffers by itself.
+# Hides a warning of Megatron-Core from 0.19 on: that it computes the layout of buffers by itself.
 logging.getLogger("megatron.core.distributed.distributed_data_parallel").setLevel(logging.ERROR)
 
 ModelChunk = DistributedDataParallel | ShardedChunk
@@ -56,7 +56,7 @@ def wrap(
             ddp_config=wrapped,
             module=model,
             pg_collection=groups,
-            # Later chunks have no work left behind which a gather of their weights could hide.
+            # After the first chunk no work is left that could hide a gather of weights.
             disable_bucketing=index > 0,
         )
         for index, model in enumerate(models)
@@ -98,7 +98,7 @@ def types_of(chunks: Sequence[ModelChunk]) -> tuple[set[torch.dtype], set[torch.
         for weight in chunk.parameters():
             rows = rows_of(weight)
             weights.add(weight.dtype if rows is None else rows.dtype)
-        if isinstance(chunk, ShardedChunk):  # which has no gradients between steps
+        if isinstance(chunk, ShardedChunk):  # it has no gradients between steps
             gradients |= chunk.gradient_types
     return weights, gradients
 
@@ -173,7 +173,7 @@ def every_optimizer(optimizer: MegatronOptimizer) -> list[Any]:
 class MainParamShard:
     """The shard of a weight that this rank's optimizer updates, in float32."""
 
-    # In the model; this rank's part under tensor parallelism, and its rows of weights in shares.
+    # The weight in the model: this rank's part under tensor parallelism, and its rows with FSDP.
     weight: torch.nn.Parameter
     value: Tensor
     part: slice  # of the flattened weight
@@ -222,7 +222,7 @@ def holdings(
     groups: ProcessGroupCollection,
     weights: Iterable[Tensor],
 ) -> dict[Tensor, list[Holding]]:
-    """Weight -> its shards with data ranks, or an empty list for a trained weight without shards.
+    """The shards of each weight, with data ranks; none for a trained weight that is not sharded.
 
     The distributed optimizer shards the trained weights. FSDP shards all `weights`, also frozen
     ones; without FSDP the argument is not used. Nothing is communicated: Megatron-Core divides each

@@ -54,7 +54,7 @@ _ANSWER_S = 10.0
 _DESTROY_S = 30.0
 """Most seconds for destroying process groups at the end of a run."""
 _CLOSE_S = 30.0
-"""Most seconds for closing loggers and loaders; a launcher may grant other processes as many."""
+"""Most seconds for closing loggers and loaders; launchers end other processes after about 30 s."""
 _ALONE_S = 120.0
 """Most seconds for closing a run of a single process, which also finishes a pending checkpoint."""
 _FLUSH_S = 2.0
@@ -125,7 +125,7 @@ def shown_at_once() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # What it means that another process is lost, the watchdog says on the way to `run`.
+        # The watchdog explains the loss of another process before the error reaches `run`.
         if _Said.below_run and not _is_lost_peer(error):
             _show(error)
             _Said.limit = _Said.limit or leave_after(time_to_close(), 1, say=say_below)
@@ -154,7 +154,7 @@ def _may_say() -> bool:
 def _show(error: Exception) -> None:
     if not str(error) and isinstance(error, ConnectionError):
         return  # another process shows why
-    # Of these errors each process knows for itself, and can ask nobody.
+    # Each process shows these errors itself: there is no store yet to ask whether another has.
     asks_nobody = isinstance(error, LaunchError | NoAnswerError) and not is_launched()
     if asks_nobody and _Said.it is None:
         _Said.it = True
@@ -241,7 +241,7 @@ class StopSignals:
 
     def _receive(self, _number: int, _frame: FrameType | None) -> None:
         if not self.received and os.environ.get("RANK", "0") == "0":
-            # Not by a stream, which this may have interrupted while it writes.
+            # Not written to a stream, because this handler may interrupt a write to that stream.
             with suppress(OSError):  # the terminal is gone
                 os.write(2, b"\nstopping: a checkpoint is saved after this step\n")
         self.received = True
@@ -315,7 +315,7 @@ def _is_first() -> bool:
     try:
         check_launch()
     except LaunchError:
-        return True  # there is nobody to ask
+        return True  # no other process can be asked
     if world_size() == 1:
         return True
     if not launched and not has_started():
@@ -353,7 +353,7 @@ def at_stake(what: str, *, say: Callable[[str], None]) -> Iterator[None]:
     _at_stake.append(what)
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # the first one is on its way out, and is the cause
+    except Exception as error:  # noqa: BLE001  # the run's error, which is the cause, goes first
         say(f"{what} is lost: {cause(error)}")
     finally:
         _at_stake.remove(what)
@@ -388,7 +388,7 @@ def leave(code: int) -> None:
     """Flushes streams for 2 s at most, kills this process's children, and exits with `code`."""
     import psutil  # late: scripts answer --help without it
 
-    # In a thread, because another one may hold a stream, and wait for whoever should read from it.
+    # In a thread, because another thread may hold a stream's lock while it waits for a reader.
     last = threading.Thread(target=flush, daemon=True)
     last.start()
     last.join(_FLUSH_S)

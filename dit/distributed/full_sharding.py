@@ -87,12 +87,12 @@ class ShardedChunk(MegatronModule):
         from dit.distributed.share_schedule import ShareSchedule
 
         self._schedule = ShareSchedule(module, layers, options)
-        # While a layer is gathered, its parameters are others.
+        # While a layer is gathered, it has other parameters than these.
         self._weights: dict[str, Any] = dict(module.named_parameters())
         self._ranks = groups.intra_dp_cp
         ranks, rank = self._ranks.size(), self._ranks.rank()
         self._rows: dict[str, nn.Parameter] = {}
-        self._kept: dict[nn.Parameter, Tensor] = {}  # factors of the gradient
+        self._kept: dict[nn.Parameter, Tensor] = {}  # masks of gradients
         for name, weight in self._weights.items():
             own = nn.Parameter(_local(weight.detach()), requires_grad=weight.requires_grad)
             vars(own).update(_marks(whole[name]))
@@ -123,7 +123,7 @@ class ShardedChunk(MegatronModule):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self.module(*inputs, **named)
 
-    # What Megatron-Core's optimizer and `finalize_model_grads` ask.
+    # Methods that Megatron-Core's optimizer and `finalize_model_grads` call.
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """(name, rows) of each weight on this rank."""
@@ -143,7 +143,7 @@ class ShardedChunk(MegatronModule):
                 own.grad *= self._kept[own]
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of this rank's rows, of those weights that have one at the moment."""
+        """Gradients of this rank's rows, for weights that have a gradient at the moment."""
         return [own.grad for _, own in self._trained() if own.grad is not None]
 
     @property
@@ -163,7 +163,7 @@ class ShardedChunk(MegatronModule):
         """Frees weights that a pass without gradients left gathered: their rows have changed."""
         self.module.reshard()
 
-    # Passes that not all data ranks make.
+    # Passes that only some data ranks make.
 
     @contextmanager
     def in_company(self) -> Iterator[None]:
@@ -225,7 +225,7 @@ def _marks(weight: nn.Parameter) -> dict[str, Any]:
 
 
 def _kept(weight: nn.Parameter) -> Tensor | None:
-    """Flat mask (1 or 0) of a weight's gradient, computed from its hooks; None without hooks.
+    """Flat mask (1 or 0) for a weight's gradient, computed from its hooks; None without hooks.
 
     `fully_shard` creates new parameters, which lose hooks such as that of `hold_key_bias`.
     """
@@ -244,9 +244,9 @@ def _local(weight: Any) -> Tensor:
 
 def _with_rows(entry: Any, own_of: dict[Tensor, nn.Parameter]) -> Any:
     if not isinstance(entry, ShardedTensor) or entry.data not in own_of:
-        return entry  # also the table of a network that is no weight
+        return entry  # also tables of a network that are not weights
     own, entry = own_of[entry.data], replace(entry, data=None)  # type: ignore[index]
-    entry.data = own  # not at once: its shape is that of the rows, and its type float32
+    entry.data = own  # set last: `replace` would refuse rows, which are smaller and in float32
     return entry
 
 

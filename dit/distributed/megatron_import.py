@@ -2,7 +2,7 @@
 
 1. W&B, if installed: Megatron-Core's inference engine logs with it.
 2. torch's compiler: Megatron-Core wraps some fifty functions in `torch.compile`, which imports it.
-   This project's networks do not call these functions, so each is compiled at its first call.
+   Each is compiled at its first call instead, and this project's networks call none of them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _HasShare(Protocol):
 
 
 class SharesTokens(Protocol):
-    """The part of a network that states how ranks share its tokens; all families have it."""
+    """Interface of a network that says how ranks divide its tokens; all families implement it."""
 
     @property
     def model(self) -> ModelConfig: ...
@@ -97,8 +97,8 @@ def _split(
         mine = tensor[rows_T]
         return pad(mine, (0, 0) * (mine.dim() - 1) + (0, padding), value=value)
 
-    # Padding needs the index of a sample and of a level row that are there. Any will do, because
-    # nothing reads its output.
+    # Padding needs the index of an existing sample and level row; any will do, because nothing
+    # reads the output of padding.
     last, rows_of = stream.num_samples - 1, ("segment_T", "level_row_T")
     tensors = {
         name: part(tensor, last if name in rows_of else 0)
@@ -138,9 +138,9 @@ def run_pipeline(
 ) -> list[Any]:
     """Runs Megatron-Core's pipeline schedule over `items`, one micro-batch each.
 
-    `forward_step` returns an output and a loss function or None. The last stage gets, for each
-    item, the last value that the loss function returns, or without one the output; other stages get
-    an empty list. Unless `forward_only`, gradients are accumulated.
+    `forward_step` returns an output, and a loss function or None. On the last stage the result has,
+    for each item, the last value that the loss function returns, or the output if there is no loss
+    function; on other stages it is empty. Unless `forward_only`, gradients are accumulated.
     """
     module: Any = getattr(chunks[0], "module", chunks[0])
     groups, virtual = module.groups, len(chunks)
@@ -274,7 +274,7 @@ class FullForward(nn.Module):
         others = dict[str, Problem]()
         for name, stream in batch.others.items():
             fed = stream.method(NoisyTokens)
-            assert fed is not None, "what the network is fed of each stream"
+            assert fed is not None, "each stream has its noisy tokens"
             others[name] = _without_loss(fed.input_TC, fed.level_M)
         problem = replace(_without_loss(input_TC, level_M), others=others)
         return whole_outputs([*self.chunks], [(batch, problem)])[0]

@@ -83,7 +83,7 @@ class Replica:
         return packs
 
     def close(self) -> None:
-        """Waits 5 s at most for packs that nobody takes: a thread must not outlive its process."""
+        """Waits 5 s at most for packs under way, so that their thread ends before its process."""
         if self.pending is not None:
             self.pending.thread.join(_CLOSE_S)
 
@@ -135,7 +135,7 @@ class BackgroundIterator(Iterator[T], Generic[T]):
 
     def __init__(self, items: Iterator[T]):
         self._queue: SimpleQueue[tuple[T] | Exception] = SimpleQueue()
-        # The end of the process does not wait for a daemon: it may wait for a dead process.
+        # A daemon thread, because it may wait for a dead process, and must not keep this one alive.
         self.thread = Thread(target=self._run, args=(items,), daemon=True)
         self.thread.start()
 

@@ -48,7 +48,7 @@ _CUDA_NAMES = ("cuda", "cuda:0")
 _MADE_ON_CUDA = ("tensor", "zeros", "ones", "full")
 """Functions of torch to which Megatron-Core passes device="cuda" on every machine."""
 _UNUSED = {
-    "DATA_PARALLEL_GROUP",  # its ranks are counted; sums go over the group with context ranks
+    "DATA_PARALLEL_GROUP",  # only its size is used; sums go over the group with context ranks
     "EMBEDDING_GROUP",
     "EXPERT_DATA_PARALLEL_GROUP",
     "EXPERT_MODEL_PARALLEL_GROUP",
@@ -61,8 +61,8 @@ _UNUSED = {
     "TENSOR_AND_DATA_PARALLEL_GROUP",
     "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
 }
-"""Megatron-Core's names of groups in which this project sends no message. They are complete groups:
-should a later version of Megatron-Core send a message, it arrives."""
+"""Megatron-Core's names of groups in which no message is sent. They have all their ranks, so a
+message that a later version of Megatron-Core sends would arrive."""
 
 
 def device() -> torch.device:
@@ -113,7 +113,7 @@ def start_processes(
     target = device()
     if target.type == "cuda":
         torch.cuda.set_device(target)
-    # Longer than the watchdog's, which names the process that keeps the others waiting.
+    # Longer than the watchdog's limit: it names the process that keeps the others waiting.
     timeout = timedelta(seconds=limit_s + 60)
     if not dist.is_initialized():
         if target.type == "cpu" and not BY_USER:
@@ -139,7 +139,7 @@ def _sum_over_tensor_ranks(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) -> None:
-    """Joins the process group; all processes must come within `meeting`."""
+    """Joins the process group; all processes must join within the time `meeting`."""
     launched = meets_others() and not is_alone()
     join = partial(
         dist.init_process_group,
@@ -149,8 +149,8 @@ def _join_group(target: torch.device, timeout: timedelta, meeting: timedelta) ->
         timeout=timeout,
     )
     if launched:
-        # Without `device_id`, with which NCCL makes a communicator for each group at once, used or
-        # not, in calls that all ranks join: about 2,000 on 1,024 of them.
+        # Without `device_id`: with it, NCCL would create a communicator for each group at once,
+        # used or not, in calls that all ranks join: about 2,000 calls on 1,024 ranks.
         join("nccl" if target.type == "cuda" else "gloo", store=meet(meeting))
     elif target.type == "cuda":
         _join_alone(join, target)
@@ -163,7 +163,7 @@ def _join_alone(join: Callable[..., None], target: torch.device) -> None:
     try:
         join("nccl", device_id=target)  # NCCL starts now, not at the first collective
     except RuntimeError as error:
-        say_notice(f"NCCL does not start ({cause(error)}); this one process does without it")
+        say_notice(f"NCCL does not start ({cause(error)}); this single process uses gloo instead")
         join("cpu:gloo,cuda:gloo")
 
 
@@ -206,7 +206,7 @@ def sharing_unused_groups() -> Iterator[None]:
 
 def _shared(create: Callable[..., Any]) -> Callable[..., Any]:
     made: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-    used: dict[tuple[int, ...], int] = defaultdict(int)  # how many of them a used group has taken
+    used: dict[tuple[int, ...], int] = defaultdict(int)  # how many of them used groups have taken
 
     def create_or_share(ranks: Sequence[int], *arguments: Any, **options: Any) -> Any:
         """The group of `ranks`: a new one, or an existing one with the same ranks.
@@ -306,7 +306,7 @@ def run_megatron_on_cpu() -> None:
     torch.cuda.current_stream = lambda *_: None  # type: ignore[assignment, return-value]
     torch.cuda.get_rng_state = _get_state
     torch.cuda.manual_seed = torch.manual_seed  # type: ignore[assignment]
-    # `with torch.device(...)` knows functions by identity, and looks them up as it is used first.
+    # `with torch.device(...)` knows functions by identity, and looks them up at its first use.
     with _CPU:
         torch.empty(0)
     for name in _MADE_ON_CUDA:

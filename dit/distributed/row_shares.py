@@ -27,7 +27,7 @@ class RowShares:
     """
 
     shape: torch.Size  # of the weight; of this rank's part under tensor parallelism
-    dtype: torch.dtype  # of the weight in a pass; rows of trained ones are float32
+    dtype: torch.dtype  # of the weight in a pass; rows of trained weights are float32
     ranks: int
     rank: int
 
@@ -49,7 +49,7 @@ class RowShares:
 
 
 def rows_of(weight: Tensor) -> RowShares | None:
-    """The division into rows of the weight that `weight` is a part of; None for a whole weight."""
+    """The division of the weight whose rows `weight` has; None if `weight` is a whole weight."""
     return getattr(weight, _ROWS, None)
 
 

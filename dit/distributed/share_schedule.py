@@ -41,7 +41,7 @@ def leave_bytes(fsdp_param: Any = _fsdp_param) -> None:
     gathers all weights in the compute dtype. `fsdp_param` is the module of torch that is changed.
     """
     if fsdp_param.nn is not nn:
-        return  # another part of the network did it
+        return  # torch was changed before, for another part of the network
     wrapped = fsdp_param.FSDPParam.init_dtype_attrs
 
     def parameter(data: Tensor, requires_grad: bool = True) -> nn.Parameter:
@@ -68,7 +68,7 @@ class ShareSchedule:
         for group in (group for unit in self.units for group in _groups(unit)):
             group.post_backward = partial(_reduce_all, group, group.post_backward)
         if options.dp_replicate_size > 1 or not options.reduce_each_pack:
-            # Megatron-Core's schedules enter it for all packs but the last.
+            # Megatron-Core's schedules enter this context for all packs but the last.
             module.config.no_sync_func = self.no_sync
 
     def _reshard(self, after_forward: bool) -> None:
@@ -85,8 +85,9 @@ class ShareSchedule:
         for number, layer in enumerate(self.layers):
             before = self.layers[max(0, number - count) : number]
             layer.set_modules_to_backward_prefetch([*reversed(before)])
-        # One is fetched ahead anyway, for the device is behind. More than one is wrong in layers
-        # that are computed again together: it would be some that are behind the last of them.
+        # One layer is prefetched anyway, because the host runs ahead of the device. Prefetching
+        # more is wrong if several layers are recomputed together: it would fetch layers behind the
+        # last of these.
         model = self.module.model
         together = model.recompute_granularity is Recompute.FULL and model.recompute_num_layers > 1
         for number, unit in enumerate(self.units if count > 1 and not together else ()):

@@ -95,7 +95,10 @@ def read_corpus(folder: Path) -> Corpus:
     read = [samples.read(i, whole=False) for i in chosen]
     text = samples.read(0, whole=True).record.text_LE
     if text is None:
-        raise DataError(f"{folder} has samples without captions; a run from scratch needs them")
+        raise DataError(
+            f"{folder} has samples without captions; pack the data with captions, which a run from"
+            " scratch needs"
+        )
     has_val = bool((samples.card.get("splits") or {}).get("val"))
     held_out = ShardSamples(folder, split="val").buckets if has_val else []
     shapes = [_shape(bucket) for bucket in samples.buckets]

@@ -86,8 +86,8 @@ def say(console: Console, corpus: Corpus, found: Proposal, *, machine: str) -> N
     busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if busy > 1.5 * cores:
         console.print(
-            f"note: other programs keep this machine busy ({busy:.0f} want {cores} cores); fit the"
-            " run again when they have ended"
+            f"note: other programs keep this machine busy ({busy:.0f} processes want its {cores}"
+            " cores); fit the run again when they have ended"
         )
     for warning in found.warnings:
         console.print(f"warning: {warning}", style="yellow")
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = file_text(corpus, found, machine=machine)
     aside = put_aside(place)
     write_atomically(place, text.encode())
-    console.print(f"written: {place}" + (f"; yours is {aside.name} now" if aside else ""))
+    console.print(f"written: {place}" + (f"; your old file is now {aside.name}" if aside else ""))
     console.print(f"next: {recipe_command('pretrain_dit', '--config-file', str(place))}")
     return 0
 
@@ -137,7 +137,7 @@ def _parser() -> OptionParser:
     parser.add_argument(
         "--minutes",
         type=float,
-        help="that training may take; 140 passes over the data are enough for small pictures."
-        " (default: 30 without a GPU; on one, as long as 140 passes take)",
+        help="minutes that training may take; 140 passes over the data are enough for small"
+        " pictures. (default: 30 without a GPU; on a GPU, as long as 140 passes take)",
     )
     return parser

@@ -98,12 +98,14 @@ def drafts(corpus: Corpus, *, gpu: bool) -> list[Draft]:
 def choose(
     corpus: Corpus, ladder: Sequence[Draft], *, minutes: float, seconds: Seconds
 ) -> Proposal:
-    """The run of the largest network with `WANTED_PASSES` passes in `minutes`; else the smallest.
+    """The run of the largest network that makes `WANTED_PASSES` passes in `minutes`.
 
-    `seconds` measures networks of the `ladder`: a step of a small one tells little about a larger
-    one, because much of its time does not grow with the width. A network that is too slow rules out
-    all larger ones, so the ladder is bisected: of five networks, at most three are measured, and
-    one larger than the middle only if the middle one is fast enough.
+    If no network makes as many, it is the run of the smallest.
+
+    `seconds` measures networks of the `ladder`. A step of a small network tells little about a
+    larger network, because much of its time does not grow with the width. A network that is too
+    slow rules out all larger networks, so the ladder is bisected: of five networks, at most three
+    are measured, and a network larger than the middle only if the middle is fast enough.
     """
     found: dict[int, tuple[int, float]] = {}
     below, above = -1, len(ladder)  # the largest that is fast enough, the smallest that is not
@@ -127,7 +129,7 @@ def choose(
 
 
 def by_samples(corpus: Corpus, ladder: Sequence[Draft], *, seconds: Seconds) -> Proposal:
-    """The run of the network for a corpus of this size, with the steps of `WANTED_PASSES`."""
+    """The run of the network that suits a corpus of this size, with `WANTED_PASSES` passes."""
     number = max(i for i, least in enumerate(NAMED_FROM) if corpus.samples >= least)
     draft = ladder[number]
     steps = math.ceil(WANTED_PASSES * corpus.samples / draft.samples)
@@ -157,14 +159,14 @@ def warnings(corpus: Corpus, *, passes: float) -> list[str]:
     if corpus.own_captions:
         if passes < FEWEST_PASSES:
             return [
-                f"nothing recognisable can come of {passes:.0f} passes over pictures with captions"
-                f" of their own: after 56, a caption gave its picture in 9 of 100 cases{needed}"
+                f"{passes:.0f} passes over pictures with captions of their own are too few for"
+                f" recognisable results: after 56, 9 of 100 captions gave their picture{needed}"
             ]
         if passes < WANTED_PASSES:
-            return [f"many captions will give another picture after {passes:.0f} passes{needed}"]
+            return [f"many captions will give a wrong picture after {passes:.0f} passes{needed}"]
     elif seen < FEWEST_SAMPLES:
         return [
-            f"nothing recognisable can come of {seen:,.0f} samples in all: digits need"
+            f"{seen:,.0f} samples in all are too few for recognisable results: digits need"
             f" {FEWEST_SAMPLES:,}{needed}"
         ]
     return []

@@ -16,7 +16,7 @@ from dit.sizing.flops import forward_flops
 from dit.sizing.memory import memory
 
 _WARM_UP, _STEPS = 2, 4
-_MOST_TOKENS = 8192  # of a pack that is measured; longer ones are reckoned from a short one
+_MOST_TOKENS = 8192  # of a pack that is measured; times of longer packs are extrapolated
 
 Clock = Callable[[], float]
 
@@ -24,8 +24,8 @@ Clock = Callable[[], float]
 def measured_seconds(config: RunConfig, *, clock: Clock = time.perf_counter) -> float:
     """Seconds of one step of `config`: real packs, gradients, optimizer and EMA, without saving.
 
-    For packs of more than 8,192 tokens it is extrapolated, by numbers of operations, from mock
-    packs of 1,024 tokens.
+    For packs of more than 8,192 tokens the time is extrapolated, by numbers of operations, from
+    mock packs of 1,024 tokens.
     """
     from dit.train.trainer import measure_steps
 

@@ -39,7 +39,7 @@ def run_folder(folder: Path) -> Path:
 
 
 def settings(corpus: Corpus, draft: Draft, *, steps: int) -> dict[str, list[Line]]:
-    """Group -> keys of train.yaml with values and reasons, for the run `draft` of `steps` steps."""
+    """The lines of train.yaml by group, for the run `draft` of `steps` steps."""
     by, every = draft.by, max(1, steps // _VALIDATIONS)
     return {
         "model": list(_model(corpus, draft)),
@@ -93,7 +93,7 @@ def _model(corpus: Corpus, draft: Draft) -> Iterator[Line]:
     yield "patch_temporal", 1, "frames of the latent in one token"
     yield "crossattn_emb_size", corpus.text_width, "width of the text in the shards"
     if corpus.colours is not None and size.name == "custom":
-        yield "extra_pos_embed", "learnable", "learned places: lower loss in fewer steps"
+        yield "extra_pos_embed", "learnable", "learned positions: lower loss in fewer steps"
         yield "max_size", list(corpus.largest), "frames, rows, columns of the largest latent"
     why = "most CPUs are no faster in bf16" if by.precision == "fp32" else "of matrix products"
     yield "precision", by.precision, why
@@ -135,13 +135,13 @@ def _validation(corpus: Corpus, *, passes: float) -> Iterator[Line]:
     yield "num_captions", _SHOWN, "pictures made at each validation"
     yield "sampling_steps", 18, "steps of the sampler"
     if _is_named_by_captions(corpus) and passes >= WANTED_PASSES:
-        yield "guidance", LEARNED_GUIDANCE, "none: cleaner where each caption was seen so often"
+        yield "guidance", LEARNED_GUIDANCE, "none: cleaner if each caption was seen so often"
 
 
 def _is_named_by_captions(corpus: Corpus) -> bool:
     """Whether pictures are coloured and most captions unique.
 
-    Then the picture that a caption leads to is not a mean of several.
+    Then a caption leads to one picture, not to a mean of several.
     """
     return corpus.colours == 3 and corpus.own_captions
 
@@ -163,7 +163,7 @@ def _shown(value: Any) -> str:
 
 
 def file_text(corpus: Corpus, proposal: Proposal, *, machine: str) -> str:
-    """Text of train.yaml for `proposal`; its last line tells `put_aside` if it is unchanged."""
+    """Text of train.yaml for `proposal`; its last line is a digest, which `put_aside` compares."""
     draft = proposal.draft
     head = [
         f"Trains on {corpus.folder.name}: {brief(corpus.samples)} samples, each seen about"

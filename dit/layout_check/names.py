@@ -49,32 +49,32 @@ WORDS = {
     "dpN": "N data-parallel ranks",
     "packsN": "N packs in a step, over all data-parallel ranks",
     "hsdpN": "N groups of data-parallel ranks that each have the optimizer state",
-    "overlap": "gradients reduced and weights gathered while the passes go on",
-    "fsdp": "weights and gradients in shares, which each layer gathers for a pass",
-    "once": "with fsdp: gradients summed over ranks once a step, and not in each pack",
+    "overlap": "gradients are reduced and weights gathered during the passes",
+    "fsdp": "sharded weights and gradients; each layer gathers its weights for a pass",
+    "once": "with fsdp: gradients are summed over ranks once a step, not after each pack",
     "kept": "with fsdp: layers stay gathered from the forward pass to the backward pass",
     "whole": "without the distributed optimizer",
-    "full": "activations of every layer computed again",
-    "block": "activations of the first layer of each stage computed again",
-    "selective": "attention computed again",
-    "compiled": "work between matrix products fused by torch.compile",
+    "full": "activations of every layer are recomputed",
+    "block": "activations of the first layer of each stage are recomputed",
+    "selective": "attention is recomputed",
+    "compiled": "operations between matrix products are fused by torch.compile",
     "bf16": "bfloat16 weights with float32 master copies",
-    "muon": "the matrices of attention and feed-forward updated by Muon",
+    "muon": "the matrices of attention and feed-forward are updated by Muon",
     "route": "layers in the middle see every second token",
-    "sparse": "cubes of tokens (of a Wan) see others in full, a smaller share of them at each step",
-    "levels": "half of the tokens of each sample have a level of their own, apart from the others",
-    "cfg": "targets moved along the guidance of the network itself",
-    "drift": "with adapters: held to what the network says without them",
+    "sparse": "sparse attention (Wan): each cube of tokens attends to fewer cubes at each step",
+    "levels": "half of the tokens of each sample have a noise level of their own",
+    "cfg": "targets with guidance by the network's own predictions (objective.cfg_target)",
+    "drift": "with adapters: predictions are kept close to those without adapters",
     "dpo": "with adapters: pairs of a preferred and a rejected latent",
-    "opd": "a student learns a teacher's mean velocity: the base's, with adapters, else another's",
-    "dmd": "a student and its critic learn by DMD2, both as adapters or both whole",
-    "drop": "the input of adapters is dropped at a rate of 0.1",
+    "opd": "distillation by a teacher's mean velocity (the adapters' base, or another network)",
+    "dmd": "distillation by DMD2; student and critic are both adapters or both whole networks",
+    "drop": "with adapters: dropout of their input at a rate of 0.1",
     "frozen": "the first layer of each stack is frozen, and MLPs learn at half the rate",
     "lora": "adapters on every linear of the layers are trained, and no other weight",
-    "lastlora": "adapters in the last layer alone, so that other stages train nothing",
-    "frozenlora": "as lora, beside frozen adapters of attention and MLPs",
-    "fp8base": "with adapters: the frozen matrices of the layers in 8 bits",
-    "swap": "with adapters: two frozen blocks of a stage have no memory on the device",
+    "lastlora": "adapters only in the last layer, so that other stages train nothing",
+    "frozenlora": "as lora, with frozen adapters of attention and MLPs besides",
+    "fp8base": "with adapters: the frozen matrices of the layers are in 8 bits",
+    "swap": "with adapters: up to two frozen blocks of each stage stay in host memory",
 }
 """Words of which the name of a layout consists, joined by `+`, with their meaning."""
 
@@ -187,9 +187,9 @@ class NamedLayout:
         model = self._model(config.model)
         passes: dict[str, Any] = {"cfg_target": 2.0} if "cfg" in self.words else {}
         passes |= {"drift_weight": 0.5} if "drift" in self.words else {}
-        # With a small factor: a large one multiplies what rounding does to the margin.
+        # A small factor, because a large one multiplies the effect of rounding on the margin.
         passes |= {"dpo_beta": 1.0} if self.pairs else {}
-        # Of which the noise between the student's steps is.
+        # Student and critic of DMD take the steps of LCM, which add noise.
         passes |= {"sampling_levels": SamplingLevels.LCM} if "dmd" in self.words else {}
         passes["preference"] = Preference.DPO if self.pairs else None
         passes["second_level_rate"] = 0.5 if "levels" in self.words else 0.0
@@ -197,10 +197,10 @@ class NamedLayout:
             "groups": _FROZEN if "frozen" in self.words else (),
             **self.settings["optimizer"],
         }
-        # A pair, which one pack has to hold, takes twice the tokens.
+        # One pack must hold a pair, which has twice the tokens of a sample.
         length = config.dataset.task_encoder_seq_length * (2 if self.pairs else 1)
-        # All at once, because groups have rules together: Muon and adapters, which one layout of a
-        # call has and the next has not, are refused beside each other.
+        # Replaced at once, because options are checked together: Muon of one layout and adapters of
+        # another would be refused if they met.
         return replace(
             config,
             dataset=replace(config.dataset, task_encoder_seq_length=length),
@@ -236,7 +236,7 @@ class NamedLayout:
         model = replace(model, **(off | dict(self.settings["model"])))
         model = replace(model, blocks_to_swap=self._swapped(model))
         if "route" in self.words:
-            # Over the border of two or four stages, and of stacks of two kinds.
+            # The route crosses the borders between two or four stages, and between two stacks.
             last = max(1, model.all_layers - 2)
             model = replace(model, route_from=(model.all_layers - 1) // 3, route_to=last)
         return _sparse(model) if "sparse" in self.words else model
@@ -278,14 +278,14 @@ class NamedLayout:
 
 
 def _sparse(model: ModelConfig) -> ModelConfig:
-    """A copy of `model` whose attention sees a part of the cubes, from the first step on.
+    """A copy of `model` with sparse attention, whose share of cubes falls from the first step on.
 
     Raises:
         Problems: the family has no sparse attention.
     """
     if not hasattr(model, "sparse_attention"):
         raise Problems(
-            [f"sparse: attention of model.family={model.family} is dense; leave the word out"]
+            [f"sparse: attention of model.family={model.family} is dense; leave this word out"]
         )
     shares: Any = {"sparse_share": 0.2, "sparse_share_step": 0.3, "sparse_share_interval": 1}
     return replace(model, sparse_attention=True, **shares)

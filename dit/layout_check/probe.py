@@ -212,14 +212,14 @@ def _gather(model: ModelAndOptimizer, values: Sequence[Tensor], prefix: str = ""
             axes = entry.prepend_axis_num
             whole, offset = entry.global_shape[axes:], entry.global_offset[axes:]
             name = f"{prefix}{_name(entry).removeprefix(_PROBED)}"
-            # An array: pickle writes and reads a tensor ten times as long.
+            # A numpy array, because pickling a tensor takes ten times as long.
             local = data_of(entry).detach().float().cpu().numpy()
             pieces.append((name, tuple(whole), tuple(offset), local))
     every: list[list[Piece]] = [[]] * dist.get_world_size()
     dist.gather_object(pieces, every if dist.get_rank() == 0 else None)
     tensors: Tensors = {}
     for name, shape, offset, local in (piece for rank in every for piece in rank):
-        # NaN stays where no rank has a piece, and counts as an infinite difference.
+        # Elements that no rank has stay NaN, which counts as an infinite difference.
         whole = tensors.setdefault(name, torch.full(shape, torch.nan))
         at = zip(offset, local.shape, strict=True)
         whole[tuple(slice(first, first + size) for first, size in at)] = torch.from_numpy(local)
@@ -256,11 +256,11 @@ def _thawed(model: ModelAndOptimizer, before: Mapping[_Place, str]) -> list[str]
     return sorted(set().union(*every))
 
 
-_Place = tuple[str, tuple[int, ...], int]  # name, offset, where rows of a weight in shares begin
+_Place = tuple[str, tuple[int, ...], int]  # name, offset, first element of this rank's FSDP rows
 
 
 def _digests(model: ModelAndOptimizer) -> dict[_Place, str]:
-    """Digest of each weight, or part of one, that this rank has, by (name, offset, first row)."""
+    """Digest of each weight, or part of one, on this rank, by (name, offset, first element)."""
     digests = {}
     with gathered_weights(model.chunks):
         for module in model.modules:

@@ -55,8 +55,8 @@ _TURN = timedelta(days=1)
 def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     """Runs the command line `tokens`; the exit code is 0 if all layouts agree, else 1.
 
-    `base` is the run to check. Without a launcher, this process becomes one, which runs `script`
-    with the same arguments.
+    `base` is the run to check. Without a launcher, this process is replaced by a launcher that runs
+    `script` with the same arguments.
     """
     arguments, rest = _parser().parse_known_args(tokens)
     check_launch()
@@ -70,7 +70,7 @@ def check_layouts(tokens: list[str], *, base: RunConfig, script: Path) -> int:
     for kind in kinds:
         lines = [*kind, *overrides]
         config = load_config(base, config_file=arguments.config_file, overrides=lines)
-        # With the run's objective, or with each that there is.
+        # With the objective that is given, or with every objective.
         given = any(token.lstrip("-+").startswith("objective.name") for token in overrides)
         objectives = [config.objective.name] if kind or given else [*OBJECTIVES]
         trainings += [

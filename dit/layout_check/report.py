@@ -41,7 +41,7 @@ MEANING = {
     "loss": "|a - b| / |a|, worst step",
     "grad_norm": "|a - b| / |a|, worst step",
     "gradient": "|a - b| / (|a| + rms of its tensor) at step 1, worst element (bf16: of norms)",
-    "weight": "|a - b| after the last step / what gradients within their bound may do to that"
+    "weight": "|a - b| after the last step / the change that rounding of gradients can make in that"
     " element, worst element (bf16: of norms)",
     "average": "the same of the EMA after the last step",
 }
@@ -103,7 +103,7 @@ class Comparison:
 
 
 def training_name(model: ModelConfig, objective: ObjectiveConfig) -> str:
-    """Name of network and objective in reports; of the objective alone for the recipe's network."""
+    """Name of a training in reports: network and objective, or the objective for `CUSTOM_SIZE`."""
     name, learned = model.name, str(objective.name)
     return learned if name == CUSTOM_SIZE else f"{name} {learned}"
 
@@ -176,7 +176,7 @@ def print_report(comparisons: Sequence[Comparison]) -> None:
     If all comparisons are of one network, tables of its steps and tensors come first.
     """
     console = Console()
-    # Of many networks, every number would be a book: --output has them.
+    # With several networks the tables would be too long: --output has every number.
     if len({c.network for c in comparisons}) == 1:
         for objective in dict.fromkeys(c.objective for c in comparisons):
             mine = [c for c in comparisons if c.objective == objective]
@@ -224,7 +224,7 @@ def _tensors(comparisons: Sequence[Comparison], objective: str) -> Table:
 
 
 def _layouts(comparisons: Sequence[Comparison]) -> Table:
-    """A table with a row for each comparison, without those of references, ordered by network."""
+    """A table with a row for each comparison except references, ordered by network."""
     networks = list(dict.fromkeys(c.network for c in comparisons))
     ends = ("replicas", "nearest to its bound", "verdict")
     table = _table("Layouts beside one process", "layout", "network", "objective", *BOUNDS, *ends)

@@ -15,6 +15,6 @@ This folder is pure torch: it knows no network, no ranks, no framework.
 
 To add an objective: in dit/config/objective.py a dataclass of its options and a line of
 `OBJECTIVES`; in this folder a file with a class that has `levels`, `problem_at` and
-`network_level`, and the other methods of SamplingPath if it shall generate; a line of
+`network_level`, and the other methods of SamplingPath if it is to generate; a line of
 `registry.REGISTRY`.
 """

@@ -1,6 +1,6 @@
 """Conversion between scheduler_config.json of Diffusers and `ObjectiveConfig`.
 
-Each class handles the files of some scheduler classes. Diffusers is not imported.
+Each class reads and writes the files of some Diffusers schedulers. Diffusers is not imported.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ EDM_SCHEDULER, FLOW_SCHEDULER = "EDMEulerScheduler", "FlowMatchEulerDiscreteSche
 UNIPC_SCHEDULER, LCM_SCHEDULER = "UniPCMultistepScheduler", "FlowMatchLCMScheduler"
 _FLOW_STEPS = 1000  # default num_train_timesteps of FlowMatchEulerDiscreteScheduler
 _NOT_OURS = ("stochastic_sampling", "invert_sigmas")
-"""Keys of FlowMatchEulerDiscreteScheduler that ask for steps which none of our samplers has."""
+"""Features of FlowMatchEulerDiscreteScheduler that no sampler of this project has."""
 _SPACINGS = {f"use_{spacing}_sigmas": spacing for spacing in LevelSpacing}
 _LINE_OF_MU = ("base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len")
-# Keys of UniPCMultistepScheduler that our sampler `unipc` has; others are null or false.
+# Values that the keys of UniPCMultistepScheduler must have for the sampler `unipc`; all keys that
+# are not listed must be null or false.
 _UNIPC = {
     "prediction_type": "flow_prediction",
     "use_flow_sigmas": True,
@@ -45,9 +46,9 @@ sampling."""
 
 
 class SchedulerFile(BaseModel, ABC):
-    """Keys of a scheduler_config.json that `objective` depends on, with Diffusers' own defaults.
+    """Keys of a scheduler_config.json that determine an objective, with Diffusers' defaults.
 
-    Types are strict: 1.0 is no integer, 1 no boolean, NaN no number.
+    Types are strict: 1.0 is refused as an integer, 1 as a boolean, and NaN as a number.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
@@ -55,7 +56,7 @@ class SchedulerFile(BaseModel, ABC):
     class_names: ClassVar[tuple[str, ...]]
     """Scheduler classes whose files this class reads; an export writes the first."""
     states: ClassVar[tuple[str, ...]]
-    """Options of ObjectiveConfig that a file determines, also where the file lacks the key."""
+    """Options of ObjectiveConfig that a file determines; a missing key means Diffusers' default."""
 
     @classmethod
     def reader(cls, class_name: object) -> type[SchedulerFile] | None:
@@ -63,15 +64,18 @@ class SchedulerFile(BaseModel, ABC):
         return cls if class_name in cls.class_names else None
 
     def undecided(self) -> str | None:
-        """Text on why the file does not determine how the network was trained; None if it does."""
+        """Says why the file does not determine how the network was trained; None if it does."""
         return None
 
     def lacking(self) -> str | None:
-        """Text on a feature of the scheduler that no sampler of ours has; None without one."""
+        """Names a key of the file that no sampler of this project supports; None if there is none.
+
+        The text is one clause for a message, which begins with "its".
+        """
         return None
 
     def of_sampling(self) -> str | None:
-        """Text on a setting that concerns samplers but not training; None without one."""
+        """Names a key of the file that changes sampling but not training; None if there is none."""
         return None
 
     @abstractmethod
@@ -79,7 +83,7 @@ class SchedulerFile(BaseModel, ABC):
         """The objective that the file describes.
 
         Raises:
-            Problems: its numbers make no sense.
+            Problems: numbers in the file are out of range.
         """
 
     @classmethod
@@ -154,7 +158,7 @@ class FlowScheduler(SchedulerFile):
             return f"its num_train_timesteps={self.num_train_timesteps} is not {_FLOW_STEPS}"
         unsaid = [key for key in _LINE_OF_MU if getattr(self, key) is None]
         if self.use_dynamic_shifting and unsaid:
-            return f"its {unsaid[0]}=null leaves use_dynamic_shifting without a law"
+            return f"its use_dynamic_shifting=true needs {unsaid[0]}, which is null"
         spacings = [key for key in _SPACINGS if getattr(self, key)]
         if len(spacings) > 1:
             return f"its {' and '.join(spacings)} contradict each other"
@@ -162,7 +166,7 @@ class FlowScheduler(SchedulerFile):
 
     def lacking(self) -> str | None:
         key = next((key for key in _NOT_OURS if getattr(self, key)), None)
-        return key and f"its {key}=true asks for steps that no sampler here has"
+        return key and f"its {key}=true is a feature that no sampler here has"
 
     @property
     def _spacing(self) -> LevelSpacing | None:
@@ -178,8 +182,8 @@ class FlowScheduler(SchedulerFile):
         )
 
     def objective(self) -> ObjectiveConfig:
-        # 0 stretches nothing in Diffusers, as null does. With use_dynamic_shifting `shift` is not
-        # read there.
+        # In Diffusers shift_terminal=0 stretches nothing, like null, and `shift` is not read with
+        # use_dynamic_shifting.
         shift: dict[str, Any] = {"flow_shift": self.shift}
         if self.use_dynamic_shifting:
             shift = {key: getattr(self, key) for key in _LINE_OF_MU}
@@ -222,8 +226,8 @@ class FlowScheduler(SchedulerFile):
         if (shift := config.time_shift_type) is not None:
             content |= {key: getattr(config, key) for key in _LINE_OF_MU}
         elif config.sampling_levels is SamplingLevels.EMPIRICAL:
-            # Pipelines bring a mu of their own, which no constant shift takes; this line is that
-            # constant, for training.
+            # Pipelines pass a mu of their own, which Diffusers accepts only with dynamic shifting.
+            # A line with equal ends is the constant shift of training.
             shift, content["shift"] = TimeShift.EXPONENTIAL, 1.0
             content |= {key: getattr(config, key) for key in _LINE_OF_MU}
             content |= dict.fromkeys(("base_shift", "max_shift"), math.log(config.flow_shift))

@@ -34,9 +34,11 @@ BETA = 0.6  # Diffusers: alpha and beta of _convert_to_beta
 NEAR_ONE = 1e-6  # Diffusers: eps of UniPCMultistepScheduler.set_timesteps
 NEAR_NOISE = 0.025  # Diffusers: threshold_noise of linear_quadratic_schedule
 LOGITS = (-7.5, 9.0)  # Diffusers: half of logsnr_min and logsnr_max of _logit_normal_sigmas
-# Below it errors of a predicted latent grow no further; as in arXiv:2511.13720's code.
+# Smallest t by which the error of a predicted latent is divided, as in the code of
+# arXiv:2511.13720.
 NEAR_CLEAN = 0.05
-# Quantiles near 1 are 1e-16 apart, so that a range with this share of all levels has 1e7 of them.
+# Smallest probability of `level_range`. Quantiles near 1 are 1e-16 apart, so such a range still has
+# 1e7 different quantiles.
 LEAST_MASS = 1e-9
 
 
@@ -50,9 +52,10 @@ def even_levels(
 ) -> Tensor:
     """Levels [S + 1, N] that fall from 1 in even steps to `last_N`, shifted by `factor_N`, then 0.
 
-    With `terminal` the shifted levels are stretched to end there, as shift_terminal of
-    FlowMatchEulerDiscreteScheduler does. A single level is 1 and is not stretched; Diffusers
-    returns NaN. With `spacing` all levels between the first and the last are replaced.
+    If `terminal` is set, the shifted levels are stretched to end at `terminal`, as shift_terminal
+    of FlowMatchEulerDiscreteScheduler does. A single level is 1 and is not stretched; Diffusers
+    returns NaN. If `spacing` is set, the levels between the first and the last are replaced by
+    `respaced`.
     """
     ramp_S1 = torch.linspace(0, 1, num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(1 + ramp_S1 * (last_N - 1), factor_N)
@@ -64,7 +67,7 @@ def even_levels(
 
 
 def respaced(t_SN: Tensor, spacing: LevelSpacing) -> Tensor:
-    """`t_SN` [S, N] with its first and last level, and levels between them spaced by `spacing`.
+    """Levels [S, N] that begin and end like `t_SN`, with the levels between spaced by `spacing`.
 
     This is `_convert_to_karras`, `_convert_to_exponential` and `_convert_to_beta` of Diffusers'
     FlowMatchEulerDiscreteScheduler, with t in place of sigma. All levels are above 0.
@@ -87,12 +90,11 @@ def unipc_levels(factor_N: Tensor, *, num_steps: int) -> Tensor:
     """Levels [S + 1, N] of UniPCMultistepScheduler(use_flow_sigmas, flow_shift=factor).
 
     They fall from 1 - `NEAR_ONE` to 0. The operations and their order are those of `set_timesteps`,
-    numpy's `linspace` included, because rounded timesteps must not differ by the last bit of a
-    level.
+    numpy's `linspace` included, because the last bit of a level can change its rounded timestep.
     """
     ramp_S1 = torch.arange(num_steps, dtype=torch.float64)[:, None]
     t_SN = timestep_sampling.shifted(ramp_S1 * ((LAST_LEVEL - 1) / num_steps) + 1, factor_N)
-    # Diffusers steps aside where a level is 1, whose half log-SNR is infinite.
+    # Diffusers lowers a level of 1, because its half log-SNR would be infinite.
     t_SN[0] = torch.where((t_SN[0] - 1).abs() < NEAR_ONE, t_SN[0] - NEAR_ONE, t_SN[0])
     return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
@@ -117,7 +119,7 @@ class FlowMatching:
 
     config: FlowConfig
     karras: EdmConfig = field(default_factory=EdmConfig)
-    """Options of EDM, of which levels spaced as Karras's use sigma_min, sigma_max and rho."""
+    """Source of sigma_min, sigma_max and rho, for samplers with the levels of Karras et al."""
 
     def shift(self, num_tokens: Sequence[int]) -> Tensor:
         """Factor by which the levels of each sample are shifted, [N], float64 on the CPU."""
@@ -173,7 +175,7 @@ class FlowMatching:
                 return timestep_sampling.mode_quantile(t_N, scale=c.mode_scale)
 
     def _inside_range(self, quantile_N: Tensor, factor_N: Tensor) -> Tensor:
-        """Quantiles [N] in the density of all levels, from quantiles [N] in that of `level_range`.
+        """Maps quantiles [N] among the levels inside `level_range` to quantiles [N] of all levels.
 
         Raises:
             ValueError: the density has almost no levels inside `level_range`.
@@ -202,7 +204,7 @@ class FlowMatching:
             level_M=self.config.timestep_scale * t_N,
             target_TC=real_only(target_TC, batch),
             weight_N=self.weight(t_N),
-            # An error e of the latent is one of -e / t of the velocity (state - latent) / t.
+            # An error e of the latent is an error -e / t of the velocity (state - latent) / t.
             scale_N=1 / t_N.clamp(min=NEAR_CLEAN) if self._says_latent else None,
             noise_N=t_N,
         )
@@ -248,7 +250,7 @@ class FlowMatching:
         quantile_S1 = torch.linspace(1, 0, num_steps + 1, dtype=torch.float64)[:-1, None]
         low, high = torch.tensor(LOGITS, dtype=torch.float64).sigmoid()
         t_SN = timestep_sampling.shifted(self._unshifted(quantile_S1), factor_N).clamp(low, high)
-        # Rounded as there, because a network may tell the last bit of a level from the next.
+        # Rounded to float32 as in that pipeline, because the last bit can change the prediction.
         t_SN = t_SN.float().to(t_SN)
         return torch.cat([t_SN, torch.zeros_like(t_SN[:1])])
 
@@ -259,14 +261,14 @@ class FlowMatching:
         return self.shift(num_tokens)
 
     def _last_even_step(self, factor_N: Tensor, num_steps: int) -> Tensor:
-        """Level [N] of the last evenly spaced step before 0, before all levels are shifted."""
+        """Level [N] of the last evenly spaced step above 0, before the levels are shifted."""
         c = self.config
         last = 1 / num_steps if c.ends_at_one_step else LAST_LEVEL
         last_N = torch.full_like(factor_N, last)
         if c.ends_at_one_step or c.time_shift_type is not None:
             return last_N
-        # Diffusers shifts this one twice, because its `sigma_min` is shifted already where the
-        # shift is constant. We do the same, so that an exported model generates the same pictures.
+        # Diffusers shifts this level twice if the shift is constant, because its `sigma_min` is
+        # already shifted. We do the same, so that an exported model generates the same pictures.
         return timestep_sampling.shifted(last_N, factor_N)
 
     @property
@@ -288,7 +290,7 @@ class FlowMatching:
     def network_level(self, noise_N: Tensor) -> Tensor:
         """Timestep [N] that the network embeds for the levels `noise_N`, as in training.
 
-        UniPC rounds it down.
+        With `sampling_levels=unipc` it is rounded down.
         """
         told_N = self.config.timestep_scale * noise_N
         return told_N.floor() if self._is_unipc else told_N

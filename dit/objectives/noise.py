@@ -51,7 +51,7 @@ def insert_padding(values_RC: Tensor, batch: TokenStream) -> Tensor:
     """A tensor [T, C] with the rows of `values_RC` at the real tokens and zeros on padding."""
     if not len(values_RC):
         return values_RC.new_zeros(len(batch.is_real_T), values_RC.shape[1])
-    # A cumulative count, because nonzero() would wait for the device. Before the first real token
-    # it is -1, which is a valid row that is masked like all padding.
+    # A cumulative count, because nonzero() would wait for the device. Padding before the first real
+    # token gets the index -1, which is valid; its row is masked like all padding.
     row_T = batch.is_real_T.cumsum(0) - 1
     return values_RC[row_T].masked_fill(~batch.is_real_T[:, None], 0)

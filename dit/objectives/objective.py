@@ -53,8 +53,8 @@ class Prediction:
 class SamplingPath(Protocol):
     """The path x(level) = signal(level) * latent + level * noise, from noise to latents.
 
-    Arguments `_T1` hold the level of each token. Because `predict` is affine in the raw output,
-    classifier-free guidance can combine raw outputs for every objective.
+    Arguments whose names end in `_T1` hold the level of each token. Because `predict` is affine in
+    the raw output, classifier-free guidance can combine raw outputs for every objective.
     """
 
     def schedule(self, num_tokens: Sequence[int], *, num_steps: int) -> Tensor:
@@ -90,7 +90,7 @@ class SamplingPath(Protocol):
 
 
 def real_only(values_TC: Tensor, batch: TokenStream) -> Tensor:
-    """`values_TC` with zeros on padding, which replace NaN, too."""
+    """`values_TC` with padding set to zero, even where it was NaN."""
     return values_TC.masked_fill(~batch.is_real_T[:, None], 0)
 
 

@@ -1,4 +1,4 @@
-"""Random draws for a pack in training: given frames, dropped inputs, parts, a token route.
+"""Random draws for a pack in training: given frames, dropped inputs, subsets of tokens.
 
 1. TRAINING_DRAWS  all draws in order; each has its own stream of random numbers (`Draw`)
 2. frames          how many first frames of a target are given, from its shard or drawn
@@ -61,10 +61,10 @@ class Draw(IntEnum):
     VALIDATION_LATENTS = 11
     VALIDATION_TEXT_DROPOUT = 12
     STUDENT_STEP = 13
-    # Of DMD: where teacher and critic judge what the student makes
+    # Distribution matching: level and noise at which teacher and critic judge a student's latent
     STUDENT_LEVEL = 14
     STUDENT_NOISE = 15
-    # What the student makes for the critic, and where the critic learns it
+    # Student latents for the critic, and the level and noise at which the critic learns them
     CRITIC_STEP = 16
     CRITIC_ROLLOUT = 17
     CRITIC_LEVEL = 18
@@ -87,7 +87,7 @@ def pack_rng(
 
 
 def _stream(seed: int, step: int, pack_id: int, draw: Draw) -> int:
-    """The 64-bit seed of one `draw` of a pack, as child number `draw` of SeedSequence.spawn has."""
+    """The 64-bit seed of one `draw` of a pack: that of child `draw` of SeedSequence.spawn."""
     sequence = np.random.SeedSequence((seed, step, pack_id), spawn_key=(int(draw),))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -104,7 +104,7 @@ class DrawContext:
     route: TokenRoute | None
 
     def rng(self, draw: Draw, device: torch.device = CPU) -> torch.Generator:
-        """A generator for one `draw`, which the numbers of other draws do not affect."""
+        """A generator for the numbers of one `draw`, independent of all other draws."""
         return torch.Generator(device).manual_seed(self.stream(draw))
 
     def stream(self, draw: Draw) -> int:
@@ -155,9 +155,9 @@ TRAINING_DRAWS: Sequence[Callable[[PackedBatch, DrawContext], PackedBatch]] = (
     _streams,  # sound that is given, or frames of a sample with sound
     _images,  # dropped images become zeros
     _captions,  # dropped captions become null inputs
-    _parts,  # two parts of a sample, with a level each
+    _parts,  # each sample split into two, with a noise level each
     _route,  # the tokens that the layers of a route see
-    _adapters,  # the seed of their dropout
+    _adapters,  # the seed of the dropout in LoRA adapters
 )
 """Random draws for a pack in training, in order, made before noise levels and noise.
 
@@ -170,9 +170,10 @@ def draw_given_frames(
     """A copy of the pack with a random number of given frames in each sample.
 
     `options.given_frames` has the relative frequencies of 0, 1, 2, ... given first frames. One
-    frame is always left to learn, so an image gets none. If it is None, each sample keeps the given
-    frames of its shard with `image_condition_probability`, or, in packs with texts made from
-    pictures, its picture. `rng` is a CPU generator; one number is drawn for each sample.
+    frame is always left to learn, so an image gets none. If `given_frames` is None, each sample
+    keeps the given frames of its shard with the probability `image_condition_probability`; in packs
+    with texts made from pictures, it keeps its picture with that probability. `rng` is a CPU
+    generator; one number is drawn for each sample.
     """
     if options.given_frames is None and options.image_condition_probability == 1:
         return batch
@@ -260,9 +261,10 @@ Stream = TypeVar("Stream", bound=TokenStream)
 
 
 def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
-    """A copy of the pack or stream whose first `counts[n]` target tokens of sample n are given.
+    """A copy of `batch` in which the first `counts[n]` latent tokens of sample n are given.
 
-    `batch` is not yet split between context ranks. The GPU is not synchronized.
+    A given token has no noise and no loss. `batch` must not be split between context ranks yet. The
+    GPU is not synchronized.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     clean = batch.method(CleanTokens)
@@ -282,7 +284,7 @@ def with_clean_tokens(batch: Stream, counts: Sequence[int]) -> Stream:
 
 
 def draw_dropout(count: int, probability: float, rng: torch.Generator) -> list[bool]:
-    """One bool for each of `count` samples: True, with `probability`, if it drops an input.
+    """Draws for each of `count` samples whether it drops an input: True with `probability`.
 
     `rng` is a CPU generator.
     """
@@ -295,7 +297,7 @@ def samples_drawn(batch: PackedBatch) -> int:
 
 
 def of_samples(batch: PackedBatch, drawn: Sequence[Any]) -> list[Any]:
-    """One value of `drawn` for each sample of the pack; the two samples of a pair get the same."""
+    """The values `drawn`, one for each sample of the pack; both samples of a pair get the same."""
     return [one for one in drawn for _ in range(batch.copies)]
 
 
@@ -314,8 +316,8 @@ def dropped_captions(
 def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs) -> PackedBatch:
     """A copy of the pack in which samples marked in `dropped` have the inputs of an empty caption.
 
-    `null` has these inputs by name. The main text of a sample is replaced by its own null text, if
-    it has one. Lengths are Python integers, so this does not wait for the device.
+    `null` maps the name of each input to its value for an empty caption. The main text of a sample
+    is replaced by its own null text, if it has one. The function does not wait for the device.
 
     Raises:
         ValueError: an input of `null` has another width than in the pack.
@@ -324,8 +326,8 @@ def with_null_inputs(batch: PackedBatch, dropped: Sequence[bool], null: NullInpu
         packed = batch.vectors[name] if name in batch.vectors else batch.texts[name]
         if value.shape[-1] != packed.shape[-1]:
             raise ValueError(
-                f"the null input `{name}` has shape {list(value.shape)}, in a pack of width"
-                f" {packed.shape[-1]}; take it from the encoder that packed the dataset"
+                f"the null input `{name}` has shape {list(value.shape)}, but the dataset's has"
+                f" width {packed.shape[-1]}; take both from the same text encoder"
             )
     for name in [name for name in batch.texts if name in null]:
         rows_LE = batch.texts[name]
@@ -359,8 +361,8 @@ def without_image(batch: PackedBatch, dropped: Sequence[bool], null: NullInputs)
     """A copy of the pack in which samples marked in `dropped` have zeros for inputs from pictures.
 
     These inputs are the condition channels, and the texts and vectors that `null` lacks because
-    they do not depend on the caption. Their numbers of rows stay, unless the network works without
-    a picture: then the sample has no rows of them. Given frames are left to `draw_given_frames`.
+    they do not depend on the caption. The texts keep their numbers of rows. In packs with
+    `PictureTexts` the sample loses the rows of these texts instead. Given frames do not change.
     """
     if not any(dropped):
         return batch

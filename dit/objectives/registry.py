@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dit.objectives.diffusers_schedulers import SchedulerFile
     from dit.objectives.objective import SamplingPath, TrainingObjective
 
-# Resolved when it is used, so that a run imports its own objective alone.
+# Import paths, resolved at first use, so that a run imports only its own objective.
 _EDM = "dit.objectives.edm:Edm"
 _FLOW = "dit.objectives.flow_matching:FlowMatching"
 _SCHEDULERS = "dit.objectives.diffusers_schedulers"
@@ -22,15 +22,15 @@ _SCHEDULERS = "dit.objectives.diffusers_schedulers"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObjectiveParts:
-    """The parts of an objective; for training alone, `training` suffices."""
+    """The classes that implement an objective; an objective only for training has `training`."""
 
     training: Callable[[ObjectiveConfig], TrainingObjective]
     sampling: Callable[[ObjectiveConfig], SamplingPath] | None = None
-    """Makes the sampling side; None: nothing can be generated, and a run that would sample is
+    """Makes the sampling side. If None, nothing can be generated, and a run that would sample is
     refused."""
     scheduler: Callable[[], type[SchedulerFile]] | None = None
-    """Imports the Diffusers scheduler that stores the objective's options; needed only for
-    conversion. None: only the weights can be exported."""
+    """Returns the class that reads and writes the objective's scheduler_config.json; needed only
+    for conversion. If None, only the weights can be exported."""
 
 
 REGISTRY: dict[str, ObjectiveParts] = {
@@ -78,7 +78,8 @@ def check_covers_all_levels(config: ObjectiveConfig) -> None:
             [
                 f"objective.level_range={list(config.level_range or ())}: the network is the"
                 " expert of these noise levels and was never trained on the others, which a sampler"
-                " visits, too; generate with the checkpoints of both experts"
+                " visits, too; generate with the checkpoints of both experts (--checkpoint_path and"
+                " --checkpoint_path_low)"
             ]
         )
 

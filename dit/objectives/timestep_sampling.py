@@ -19,7 +19,7 @@ from torch import Tensor
 from dit.config import TimeShift
 
 # Tokens and steps of FLUX.2's mu, as in `compute_empirical_mu` of Diffusers' Flux2Pipeline.
-_OF_10_STEPS = (8.73809524e-05, 1.89833333)  # slope in the tokens, and mu of none
+_OF_10_STEPS = (8.73809524e-05, 1.89833333)  # slope of mu in tokens, and mu at 0 tokens
 _OF_200_STEPS = (0.00016927, 0.45666666)
 _FEW_TOKENS = 4300
 
@@ -53,7 +53,7 @@ def mode(quantile_N: Tensor, *, scale: float) -> Tensor:
 
 
 def logit_normal_quantile(t: Tensor, *, mean: float, std: float) -> Tensor:
-    """Quantiles [N] of the levels `t` [N] in the density of `logit_normal`: the share below t."""
+    """Quantiles [N] of the levels `t` [N]: the fraction of draws of `logit_normal` below t."""
     return torch.special.ndtr((t.logit() - mean) / std)
 
 
@@ -63,7 +63,7 @@ def mode_quantile(t: Tensor, *, scale: float) -> Tensor:
     The inverse of `mode` has no closed form.
     """
     low, high = torch.zeros_like(t), torch.ones_like(t)
-    # A turn halves the interval; float64 has 53 bits below 1.
+    # Each pass halves the interval; float64 has 53 bits below 1.
     for _ in range(54):
         middle = (low + high) / 2
         is_above = mode(middle, scale=scale) > t
@@ -99,9 +99,9 @@ def shift_factors_of_mu(
 ) -> Tensor:
     """Shift of each sample [N], float64: exp(mu) or mu, where mu is linear in its tokens.
 
-    `base` and `most` are two points (tokens, mu) of the line, which extends beyond them. It equals
-    `calculate_shift` of Diffusers' FluxPipeline with `time_shift` of its
-    FlowMatchEulerDiscreteScheduler.
+    `base` and `most` are two points (tokens, mu) of the line, which extends beyond them. Mu is that
+    of `calculate_shift` in Diffusers' FluxPipeline; exp(mu) and mu are the two kinds of
+    `time_shift` in its FlowMatchEulerDiscreteScheduler.
     """
     (first, low), (last, high) = base, most
     slope = (high - low) / (last - first)
@@ -113,7 +113,7 @@ def empirical_shift_factors(num_tokens: Sequence[int], *, num_steps: int) -> Ten
     """Shift of each sample [N], float64: exp(mu) by its tokens and by `num_steps`.
 
     Mu is linear in the tokens and is interpolated between lines for 10 and 200 steps; above 4,300
-    tokens the line for 200 steps serves any number of steps. It equals `compute_empirical_mu` of
+    tokens the line for 200 steps serves any number of steps. Source: `compute_empirical_mu` of
     Diffusers' Flux2Pipeline.
     """
     tokens_N = torch.tensor(num_tokens, dtype=torch.float64)

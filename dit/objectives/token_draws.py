@@ -28,18 +28,18 @@ from dit.pack_wire import to_device
 def draw_route(batch: PackedBatch, route: TokenRoute, rng: torch.Generator) -> PackedBatch:
     """A copy of the pack with a random choice of the tokens that the layers of `route` see.
 
-    The choice is the pack's method `Route`. `rng` is a CPU generator.
+    The choice is stored as `Route` in the pack's methods. `rng` is a CPU generator.
     """
     move_T = _draw(batch, route, rng) - torch.arange(batch.starts[-1])
     return batch.with_method(Route(move_T=to_device(move_T, batch.segment_T.device)))
 
 
 def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor:
-    """A permutation [T] of the tokens of a pack, on the CPU: kept tokens lead each run.
+    """A random permutation [T] of the tokens of a pack, on the CPU.
 
-    In each run of `share.run` neighbours, `share.kept` drawn tokens come first, then the others. In
-    a run that padding completes, real tokens come first. A sample's draw depends on the number of
-    real tokens before it.
+    Each sample is cut into runs of `share.run` neighbours. In each run, `share.kept` randomly
+    chosen tokens come first, then the others; in a run that padding completes, real tokens are
+    chosen before padding. A sample's choice depends on the number of real tokens before it.
     """
     assert batch.share.count == 1, "draws are made before a pack is split"
     rows = []
@@ -55,11 +55,12 @@ def _draw(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> Tensor
 
 
 def draw_parts(batch: PackedBatch, share: TokenShare, rng: torch.Generator) -> PackedBatch:
-    """A copy of the pack with each sample divided into two: kept tokens of its runs, and others.
+    """A copy of the pack in which the tokens of each sample are split at random into two samples.
 
-    Tokens keep their positions, and both parts have all texts and vectors of the sample. As
-    separate samples they get a noise level each, and do not attend to each other. A sample so short
-    that one part would have no loss stays whole. `rng` is a CPU generator.
+    In each run of `share.run` neighbours, `share.kept` tokens go to the first sample and the others
+    to the second. Tokens keep their positions, and both samples have all texts and vectors of the
+    original. They get a noise level each, and do not attend to each other. A sample stays whole if
+    it is so short that one of the two would have no loss. `rng` is a CPU generator.
 
     Source: dual-timestep scheduling of Self-Flow, with separate attention (arXiv:2607.02508).
     """
@@ -84,7 +85,7 @@ def _of_parts(
 ) -> PackedBatch:
     """A pack whose new sample i has the tokens `rows[i]` of the sample `sources[i]` of `batch`.
 
-    `counts[i]` is its number of clean tokens, of target tokens, and of real tokens.
+    `counts[i]` has its numbers of clean tokens, of latent tokens, and of real tokens.
     """
     lengths, where = [len(part) for part in rows], batch.segment_T.device
     clean, targets, real = map(tuple, zip(*counts, strict=True))

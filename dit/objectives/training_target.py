@@ -179,12 +179,12 @@ def _problem_of_quantiles(
     """The problem of `batch` with all its streams, at drawn levels and with drawn noise.
 
     `quantiles` maps each stream's name to the quantiles [N] of its levels, `rngs` to the generator
-    of its noise. If levels are shifted by a number of tokens, it is that of the stream's own
-    tokens.
+    of its noise. If levels are shifted by the number of tokens, a stream's own tokens count.
     """
     levels, noise = dict[str, Tensor](), dict[str, Tensor]()
     for name, stream in batch.streams.items():
-        # A level that nothing reads, where a sample has no tokens: any number of them will do.
+        # A sample may have no tokens in this stream. Nothing reads its level, but a shift by 0
+        # tokens would fail.
         tokens = [max(tokens, 1) for tokens in stream.latent_tokens]
         levels[name] = objective.levels(quantiles[name], tokens)
         noise[name] = draw_noise(stream, rngs[name])
@@ -214,7 +214,7 @@ def problem_of(
     *,
     noise_rng: torch.Generator,
 ) -> Problem:
-    """The problem with each sample at the level of its quantile in `quantile_N`."""
+    """The regression problem of `batch`; `quantile_N` has the quantile of each sample's level."""
     assert not batch.others, "a run draws levels and noise of the main stream alone"
     noise_N = objective.levels(quantile_N, batch.latent_tokens)
     return _problem_at(objective, batch, noise_N, draw_noise(batch, noise_rng))
@@ -280,7 +280,7 @@ def with_given_tokens(input_TC: Tensor, batch: TokenStream) -> Tensor:
 
 
 class _TellsLevels(Protocol):
-    """The method that `TrainingObjective` and `SamplingPath` both have."""
+    """Interface that `TrainingObjective` and `SamplingPath` share: the network's timesteps."""
 
     def network_level(self, noise_N: Tensor) -> Tensor: ...
 
@@ -307,7 +307,7 @@ def clean_network_level(objective: _TellsLevels, level: float) -> float:
     told = float(objective.network_level(torch.tensor(level, dtype=torch.float64)))
     if not math.isfinite(told):
         raise ValueError(
-            f"the samples have tokens without noise (level {level}), for which the objective would"
-            f" give the network {told}; use objective.name=flow, or a family without such inputs"
+            f"the objective gives tokens without noise (level {level}) the timestep {told}, which"
+            " no network can embed; use objective.name=flow, or a family without such tokens"
         )
     return told

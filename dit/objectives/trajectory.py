@@ -20,8 +20,8 @@ from dit.objectives.training_target import with_clean_level, with_given_tokens
 from dit.pack_wire import to_device
 
 LEAST_DISTANCE = 1e-6
-"""Smallest mean distance between the student's and the teacher's latent by which a gradient is
-divided."""
+"""Smallest divisor of a gradient; the divisor is the mean distance between the latents of student
+and teacher."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class NoisyPack:
     def asked(self, path: SamplingPath, batch: PackedBatch | None = None) -> Problem:
         """The network input at this state, as a `Problem`; its target and weights have no meaning.
 
-        `batch` replaces the pack by one with the same latents and other texts.
+        `batch`, if set, is used in place of the own pack: it has the same latents and other texts.
         """
         batch = self.batch if batch is None else batch
         noise_T1 = per_token(self.level_N, batch)
@@ -116,9 +116,8 @@ def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC:
     """The regression problem that moves the latent predicted at `start` by `move_TC`.
 
     The network's raw output `raw_TC` predicts that latent; the target is the raw output that would
-    predict the moved latent. The loss is half the squared distance of latents, so its gradient by
-    the predicted latent is -`move_TC` divided by the loss's divisor. An output equals its target to
-    the bit only if `move_TC` is 0.
+    predict the moved latent. The loss is half the squared distance of latents, so its gradient with
+    respect to the predicted latent is -`move_TC` divided by the loss's divisor.
     """
     level_N1 = start.level_N[:, None]
     ones_N1, zeros_N1 = torch.ones_like(level_N1), torch.zeros_like(level_N1)
@@ -139,7 +138,7 @@ def regression_to(start: NoisyPack, path: SamplingPath, raw_TC: Tensor, move_TC:
 def distribution_gradient(
     batch: PackedBatch, latent_TC: Tensor, *, real_TC: Tensor, fake_TC: Tensor
 ) -> Tensor:
-    """DMD's gradient [T, C] by the latents `latent_TC` of a student; 0 on clean tokens.
+    """DMD's gradient [T, C] with respect to a student's latents `latent_TC`; 0 on clean tokens.
 
     It is (`fake_TC` - `real_TC`) / mean |`latent_TC` - `real_TC`|, with the mean over the target
     tokens and channels of a sample. `fake_TC` and `real_TC` are the latents that critic and teacher

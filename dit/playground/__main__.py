@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = chosen(LoadOptions, args)
     places = [args.checkpoint, *args.compare]
-    # Before the checkpoints, which take minutes to open: a port that is taken is said at once.
+    # The server comes first: checkpoints take minutes to open, and a taken port is said at once.
     server = PlaygroundServer(args.host, args.port)
     server.studio = Studio(
         open_variants(places, weights=args.weights, options=options), weights=args.weights
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "playground",
         risk="everybody who reaches this machine can generate here: there is no password",
     )
-    # At the end of Python a thread that still generates would be torn out of torch, which aborts.
+    # At its exit Python would stop a thread that still generates inside torch, which then aborts.
     leave(0)
     return 0
 

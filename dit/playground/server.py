@@ -22,7 +22,7 @@ _LONGEST = 64 * 1024  # bytes of a request
 
 
 class PlaygroundServer(LocalServer):
-    """The server for a `Studio`, which is set after the address was taken."""
+    """The server of the playground; `studio` is set after the address has been bound."""
 
     studio: Studio
 
@@ -58,7 +58,7 @@ class _Handler(LocalHandler):
         length = self.headers.get("Content-Length", "")
         if self.path != "/make":
             self.refuse(404, f"nothing answers a POST to {self.path[:80]}; only /make does")
-        # No other site's page can send this type without asking first, which nobody answers.
+        # A page of another site would have to ask before it sends this type, and gets no answer.
         elif self.headers.get_content_type() != "application/json":
             self.refuse(415, "send JSON, as application/json")
         elif not length.isdecimal() or int(length) > _LONGEST:
@@ -76,7 +76,7 @@ class _Handler(LocalHandler):
             for message in _with_errors(first, messages):
                 try:
                     self.wfile.write(json.dumps(message).encode() + b"\n")
-                except OSError:  # the page was closed, or the wish was stopped there
+                except OSError:  # the page was closed, or the request was stopped on the page
                     return
 
 

@@ -33,8 +33,8 @@ from dit.sampling.open_checkpoint import OpenCheckpoint, open_checkpoint
 from dit.sampling.prompts import Prompt
 
 _LONGEST = 10_000  # characters of a prompt
-_BITS = 64  # of an integer, as those of a seed
-# Name on the page -> types. Those of `GenerationOptions` may be null: then they are as usual.
+_BITS = 64  # of an integer, such as a seed
+# Name on the page -> types. Fields of `GenerationOptions` may be null, which means the default.
 _OPTIONS: dict[str, tuple[type, ...]] = {
     "height": (int,),
     "width": (int,),
@@ -74,7 +74,7 @@ def read_wish(body: bytes, *, weights: str, variants: int) -> Wish:
     if unknown := sorted(map(str, content.keys() - known.keys())):
         raise ValueError(f"unknown keys {', '.join(unknown)}; known are {', '.join(known)}")
     if missing := sorted(_OWN.keys() - content.keys()):
-        raise ValueError(f"{', '.join(missing)} is missing")
+        raise ValueError(f"the request lacks {', '.join(missing)}")
     given = {name: value for name, value in content.items() if value is not None}
     for name, value in given.items():
         if type(value) not in known[name]:
@@ -195,8 +195,8 @@ class Studio:
         """Generates a picture or video; yields a dict for each step, then one with the result.
 
         If the generator is closed, because the reader has left, generation stops at its next step.
-        A dict {"waiting": ...} is yielded every second without news, because only by sending does
-        the server notice that a reader has left.
+        A dict {"waiting": ...} is yielded every second without news, because the server notices
+        only while it sends that a reader has left.
 
         Raises:
             ValueError: the network or its decoder does not take the options.
@@ -243,14 +243,14 @@ class Studio:
         def watch(latents: list[Tensor]) -> None:
             """Sends a message at each step; some have a picture of the predicted latent.
 
-            `latents` has that of the only sample.
+            `latents` has the latent of the only sample.
             """
             nonlocal done
             shown = done * MOST_SHOWN // steps > (done - 1) * MOST_SHOWN // steps
             done += 1
             message: dict[str, Any] = {"step": done, "steps": steps}
             if shown and opened.decoder is not None:
-                # Its first frame alone: a long clip would take as long as the sampling.
+                # Only the first frame: decoding a long clip would take as long as the sampling.
                 frames = opened.decoder.decode(latents[0][:, :1].cpu()).numpy()
                 message["way"] = data_url(frames, fps=FPS)
             tell(message)

@@ -1,6 +1,6 @@
 """Draws curves as inline SVG; the page's style has their colours, for light and dark mode.
 
-Each curve contains its values, from which page.js shows those under the pointer in the legend.
+Each curve contains its values; page.js shows the values under the pointer in the legend.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 408, 8, 214
 _LOG_FROM = 4.0
 """The vertical axis is logarithmic if the largest mean is at least so many times the smallest."""
 LOG_SCALE = " <small>log scale</small>"
-_MANY = 4  # the extremes of more curves are drawn fainter
+_MANY = 4  # in a chart with more curves, their extremes are drawn fainter
 # The learning rate decays to zero, which a logarithmic axis cannot show; the others only count.
 _LINEAR = {"learning rate", "epochs", "epochs by dataset", "samples by dataset"}
 _LINEAR |= {"steps skipped so far", "samples refused so far"}
@@ -91,10 +91,11 @@ def chart(title: str, lines: Sequence[Curve]) -> str:
 
 
 def _y_axis(lines: Sequence[Curve], title: str) -> Axis:
-    """The vertical axis. It contains all means, and extremes only as far as means fill half of it.
+    """The vertical axis of the chart `title` with the curves `lines`.
 
-    For metrics without a trend, unlike losses, usual extremes count like means: otherwise the
-    variation from step to step would exceed both ends.
+    It contains all means, and extremes only as far as the means still fill half of the axis. For
+    metrics without a trend, unlike losses, all but the most extreme tenth at each end count
+    like means: otherwise the variation from step to step would exceed both ends.
     """
     every = [b for line in lines for b in line.buckets]
     low, high = min(b.mean for b in every), max(b.mean for b in every)

@@ -27,8 +27,8 @@ MEASURES = (
 )
 """Keys that decide what a loss measures, as far as they have an effect (`NEEDS`): keys of
 `objective` without their group, and keys of a distillation."""
-# Keys of samplers, of what the network is told, and of dropout. The last two are part of what a run
-# tries, as its width is, so that losses compare.
+# Keys that do not decide what a loss measures: of samplers, of inputs of the network, and of
+# dropout. The latter two are choices of a run, like its width, so losses can be compared.
 OTHERS = {
     *("sigma_min", "sigma_max", "rho", "timestep_scale"),
     *("sampling_levels", "sampling_timesteps", "level_spacing", "shift_terminal"),
@@ -41,7 +41,7 @@ class LossGroup:
     """Runs whose losses are comparable, by number, and what distinguishes them from others."""
 
     runs: list[int]  # numbers of the runs
-    label: str  # by which settings they differ from the other groups; empty of a single group
+    label: str  # settings that differ from those of other groups; empty for a single group
 
 
 def loss_settings(run: RunRecord) -> dict[str, Any]:
@@ -86,8 +86,7 @@ def shown(value: Any) -> str:
 def _telling(distinct: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of settings that together tell all of `distinct` apart.
 
-    Each of `MEASURES`, in their order, is taken if it tells more of them apart than those before
-    it.
+    `MEASURES` are tried in their order; a name is taken if it tells more of `distinct` apart.
     """
     names = list[str]()
     for name in MEASURES:
@@ -115,7 +114,7 @@ def loss_note(runs: Sequence[RunRecord]) -> str:
         values = ", ".join(f"{value} in {' and '.join(names)}" for value, names in of_value.items())
         parts.append(f"{_whole(key)} is {values}")
     return (
-        f"losses of these runs do not compare, and are drawn apart: {'; '.join(parts)}. A loss is"
-        " an error at the noise levels that training draws: a lower one does not mean better"
+        f"losses of these runs do not compare, and have separate charts: {'; '.join(parts)}. A loss"
+        " is an error at the noise levels that training draws: a lower one does not mean better"
         " samples. Compare the samples, or val_fid and val_clip_score"
     )

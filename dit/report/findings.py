@@ -14,7 +14,7 @@ from dit.watching import NotShown
 
 FILL_BOUND = 0.9
 """Mean fill of packs below which a warning is given: padding then costs more than a tenth."""
-_ALL = 0.9  # padding of samples explains the low fill alone if it is this part of the empty space
+_ALL = 0.9  # fraction of the empty space above which padding of samples alone explains it
 _SPIKE = 12.0  # median absolute deviations; Gaussian noise reaches that once in 10^15 steps
 _BEFORE, _AT_ONCE = 100, 20  # 20 steps at a time are compared with the 100 before them
 _RISE = 1.1  # ratio of the final validation loss to its lowest value
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 def findings(run: RunRecord) -> list[str]:
-    """The warnings about a run, those about unreadable files included."""
+    """The warnings about a run, including warnings about unreadable files."""
     looks = (_fill, _skipped, _refused, _spikes, _rise)
     return [*run.unreadable, *(text for look in looks for text in look(run))]
 
@@ -50,7 +50,7 @@ def _fill(run: RunRecord) -> Iterator[str]:
         remedies.insert(
             0,
             f"every sample is padded to a multiple of dataset.sample_multiple={multiple} tokens,"
-            f" which is {padding:.1%} of what their tokens take: start a run with a smaller one",
+            f" so {padding:.1%} of the packed tokens are padding: start a run with a smaller one",
         )
     yield f"packs are {mean:.1%} full, less than {FILL_BOUND:.0%}: {'; '.join(remedies)}"
 
@@ -90,8 +90,8 @@ def _refused(run: RunRecord) -> Iterator[str]:
     if last:
         why = "".join(f", {n:,} {reason}" for reason, n in refusals(run).items())
         yield (
-            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, the"
-            " log of the run has the remedy for each reason"
+            f"{counted(int(last), 'sample')} refused{why}: refused_samples.jsonl names them, and"
+            " the log of the run has the remedy for each reason"
         )
 
 
@@ -116,7 +116,8 @@ def spikes(loss: Points) -> list[int]:
     """Steps whose loss is far above the losses of up to 100 steps before.
 
     The loss must exceed their median by 12 times their median absolute deviation, and also be above
-    1.2 times their median. 20 steps at a time are compared with those before; the first 20 are not.
+    1.2 times their median. 20 steps at a time are compared with the steps before them; the first 20
+    steps of the run are not compared.
     """
     found = []
     for index in range(_AT_ONCE, len(loss), _AT_ONCE):
@@ -138,7 +139,7 @@ def _rise(run: RunRecord) -> Iterator[str]:
         yield (
             f"{name} ends at {number(values[-1][1])}, above its lowest {number(lowest)} at step"
             f" {step:.0f}: the model learns its samples by heart, or the learning rate is too high;"
-            " checkpoints/LOWEST_VAL keeps the best"
+            " use the checkpoint that checkpoints/LOWEST_VAL names, or lower optimizer.lr"
         )
 
 

@@ -18,7 +18,7 @@ from dit.parsing import cause
 from dit.system_errors import reason
 
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
-# Whatever a prompt or a name of a file holds: a page loads nothing and calls nobody else.
+# Whatever a prompt or file name contains, a page loads nothing and sends nothing elsewhere.
 _POLICY = (
     "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline';"
     " script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none';"

@@ -113,7 +113,7 @@ def _shown(file: Path, undrawn: list[NotShown], *, said: str) -> str:
 
 
 Cell = tuple[str, str, int]
-"""A prompt, the HTML of a picture, and the picture's width in pixels."""
+"""(prompt, HTML of a picture, width of the picture in pixels)."""
 
 
 def _of_grid(file: Path) -> str:
@@ -186,7 +186,7 @@ def _video(file: Path, undrawn: list[NotShown], *, alt: str, title: str, wave: s
         if file.stat().st_size > _MOST_VIDEO:
             raise ValueError(f"a page takes videos of at most {_MOST_VIDEO:,} bytes")
         content = file.read_bytes()
-        if content[4:8] != b"ftyp":  # with which each MP4 begins
+        if content[4:8] != b"ftyp":  # each MP4 begins with it
             raise ValueError("it is no MP4")
         source = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
     words = f'aria-label="{escape(alt)}" title="{escape(title)}"'
@@ -273,7 +273,7 @@ def _sample(folder: Path, one: dict[str, Any], undrawn: list[NotShown]) -> str:
     if not one["file"].endswith(".mp4"):
         return _image(file, undrawn, **said)
     wave = one.get("waveform")
-    if not isinstance(wave, str) or Path(wave).name != wave:  # none beside it
+    if not isinstance(wave, str) or Path(wave).name != wave:  # no such file name
         wave = ""
     return _video(file, undrawn, **said, wave=wave)
 

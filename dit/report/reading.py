@@ -156,7 +156,7 @@ def _read(folder: Path, name: str) -> RunRecord:
     return RunRecord(
         name=name,
         folder=folder,
-        # Of a step that is there twice, as where files were joined, the later line counts.
+        # If a step has two lines, as in files that were joined, the later one counts.
         lines=[line for _, line in sorted({line["step"]: line for line in lines}.items())],
         settings=settings,
         config=config,

@@ -73,7 +73,7 @@ class Bucket:
 
 
 def chart_place(name: str) -> ChartPlace:
-    """Where the metric `name` is drawn; one without a rule gets a chart of its own."""
+    """The place where the metric `name` is drawn; without a rule it gets a chart of its own."""
     for pattern, section, title, label in _RULES:
         if match := re.fullmatch(pattern, name):
             return ChartPlace(_ORDER.index(section), match.expand(title), match.expand(label))
@@ -92,7 +92,7 @@ def section_name(index: int) -> str:
 def curves(run: RunRecord) -> dict[ChartPlace, Points]:
     """The curves of a run, in the order of the page.
 
-    Metrics that are always 0 are left out, and those that charts do not show (`_UNSHOWN`).
+    Metrics that are always 0 are left out, and so are the metrics in `_UNSHOWN`.
     """
     found = {chart_place(name): of for name, of in run.series.items() if name not in _UNSHOWN}
     return {
@@ -120,6 +120,6 @@ def buckets(of: Points, *, most: int = BUCKETS) -> list[Bucket]:
 def _bucket(part: Points) -> Bucket:
     steps, values = zip(*part, strict=True)
     low, high = min(values), max(values)
-    # Rounding must not make a curve of what never changes.
+    # Rounding must not make the mean of constant values differ from them.
     mean = min(max(sum(values) / len(values), low), high)
     return Bucket(step=sum(steps) / len(steps), mean=mean, low=low, high=high)

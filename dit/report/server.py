@@ -35,7 +35,8 @@ class ReportServer(LocalServer):
     def content(self) -> bytes:
         """The report as HTML, encoded; the last one is returned again if no files have changed.
 
-        It is also returned again while making a new one would take more than `_SHARE` of the time.
+        The last one is also returned until the time spent on making it is at most `_SHARE` of the
+        time since.
         """
         with self._one_at_a_time:
             files = self._state()

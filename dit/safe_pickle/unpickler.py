@@ -60,7 +60,7 @@ _WORDS = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 
 
 class _Handlers(dict[int, Any]):
-    """Opcode -> method of the unpickler that handles it.
+    """The methods of the unpickler that handle opcodes, by opcode.
 
     Look-ups are counted, so that a file cannot keep the program busy for ever.
     """

@@ -45,7 +45,7 @@ class Limits:
         """Counts `size` bytes that are about to be allocated.
 
         Raises:
-            pickle.UnpicklingError: they are more than are left.
+            pickle.UnpicklingError: `size` is more than is left.
         """
         self._bytes -= size
         if size < 0 or self._bytes < 0:
@@ -57,7 +57,7 @@ class Limits:
         Strides may repeat numbers, so a tensor may be larger than its storage.
 
         Raises:
-            pickle.UnpicklingError: it is far larger than the pickle.
+            pickle.UnpicklingError: `size` is far larger than the pickle.
         """
         if size > self._expanded:
             raise pickle.UnpicklingError(f"the pickle describes a tensor of {size} bytes")
@@ -68,8 +68,8 @@ class Limits:
         Many keys with equal hashes would take very long.
 
         Raises:
-            pickle.UnpicklingError: there are too many keys, or `key` is not plain (or a tuple of
-            such).
+            pickle.UnpicklingError: there are too many keys, or `key` is neither a plain value nor a
+                tuple of plain values.
         """
         if type(key) is str:
             return
@@ -137,7 +137,7 @@ def short(what: object) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Name:
-    """Stands for a function or class in a pickle, which the pickle cannot change."""
+    """A stand-in for a function or class that a pickle names; the pickle cannot change it."""
 
     text: str
     make: Callable[..., Any]
@@ -154,7 +154,7 @@ class Storage:
     @classmethod
     def of(cls, dtype: torch.dtype, content: bytearray) -> Storage:
         """The storage of `content`, which is not copied."""
-        if not content:  # which torch.frombuffer does not take
+        if not content:  # torch.frombuffer refuses an empty buffer
             return cls(dtype, torch.empty(0, dtype=torch.uint8))
         return cls(dtype, torch.frombuffer(content, dtype=torch.uint8))
 
@@ -379,7 +379,7 @@ for _module in ("builtins", "__builtin__"):  # the second in protocols 0 to 2
 NAMES: dict[tuple[str, str], Any] = {
     key: Name(text=".".join(key), make=make) for key, make in _MAKERS.items()
 }
-"""(module, name) in a pickle -> what stands for it in this program."""
+"""The stand-in for each (module, name) that a pickle may contain."""
 
 STORAGE_TYPES = {
     ("torch", "DoubleStorage"): torch.float64,

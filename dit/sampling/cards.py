@@ -21,7 +21,7 @@ from dit.distributed.process_groups import device
 from dit.parsing import parse_json
 from dit.system_errors import explained
 
-_PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as the pages of pipelines open them
+_PRECISION = {"text_encoder": "bfloat16", "vae": "float32"}  # as in the documentation of pipelines
 
 
 def decoder_of_card(card: dict[str, Any], model: str | None, cache: str | None) -> Codec:
@@ -64,8 +64,8 @@ def card_of_pipeline(
     With `stored_padding` the card says that texts include the encoder's hidden states of padding.
 
     Raises:
-        CodecError: the folder has no VAE or text encoder, no processor has both, or only one of its
-            text encoder and that of `processor` reads first frames.
+        CodecError: the folder has no VAE or text encoder; no processor has both; or its text
+            encoder reads first frames and that of `processor` does not, or the other way round.
     """
     found = _config(folder, "vae").get("_class_name")
     for codec in sorted(vae.CODECS.values(), key=lambda one: one.name != processor):
@@ -119,8 +119,9 @@ def _check_sees_as_much(encoder: type[TextEncoder], processor: str | None, folde
     if wanted.sees_first_frame is not encoder.sees_first_frame:
         sees = "sees" if encoder.sees_first_frame else "does not see"
         raise CodecError(
-            f"{folder}: its text encoder is that of {encoder.name}, which {sees} a first frame, and"
-            f" the network reads texts of {wanted.name}; give the folder of its own pipeline"
+            f"{folder}: its text encoder is that of {encoder.name}, which {sees} a first frame, but"
+            f" the network reads texts of {wanted.name}; give the folder of the network's own"
+            " pipeline"
         )
 
 

@@ -76,7 +76,8 @@ class TwoExperts(TwoNetworks):
         low_TC = self._called(self.second)(input_TC, level_M, batch)
         if not bool(is_high_N.any()):
             return low_TC
-        # Shifts by the number of tokens: samples of a pack pass the boundary at different steps.
+        # If levels are shifted by the number of tokens, samples of a pack pass the boundary at
+        # different steps.
         high_TC = self._called(self.first)(input_TC, level_M, batch)
         return torch.where(is_high_N[batch.segment_T, None], high_TC, low_TC)
 

@@ -70,15 +70,15 @@ Watch = Callable[[list[Tensor]], None]
 class Request:
     """One picture or video to generate."""
 
-    inputs: Mapping[str, Tensor]  # what the sample has beside its latent, by name
-    # Those that guidance leads away from, of an empty caption or of a negative prompt; inputs that
-    # are absent here are those of the sample.
+    inputs: Mapping[str, Tensor]  # inputs of the network besides the latent, by name
+    # Inputs of the prediction that guidance moves away from: those of an empty caption or of a
+    # negative prompt. Inputs that are missing here are taken from `inputs`.
     negative: Mapping[str, Tensor]
     latent_FHW: tuple[int, int, int]  # size in latent cells
     fps: float  # NaN for a picture
-    seed: int  # of its noise; neighbours and layout do not matter
+    seed: int  # of its noise, which depends neither on other requests nor on the layout
     conditions: tuple[Condition, ...] = ()  # pictures and clips that it shows
-    sound: SoundRequest | None = None  # of networks with sound; None: it has none
+    sound: SoundRequest | None = None  # the sound to generate; None: no sound
 
 
 class Generated(NamedTuple):
@@ -153,7 +153,7 @@ def generate_latents(
 ) -> list[Tensor]:
     """Latents [C, F, H, W], whitened, float32, one for each of `requests`, in their order.
 
-    The arguments, and errors, are those of `generate_streams`, whose sound is left out.
+    The arguments and errors are those of `generate_streams`; generated sound is dropped.
     """
     told: Any = {"config": config, "settings": settings, "track": track, "watch": watch}
     return [one.latent_CFHW for one in generate_streams(model, requests, **told)]
@@ -240,20 +240,21 @@ def _check_sampler(
     if family_of(model).tells_step_end(model) and settings.sampler != Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: the network was distilled to predict whole steps (mean"
-            " flow); use the sampler euler"
+            " flow); use the sampler euler (--sampler, or validation.sampler in training)"
         )
     unguided = model.unguided_by
     scale = settings.guidance_after if settings.guidance == 1 else settings.guidance
     if unguided is not None and scale != 1:
         raise ValueError(
             f"guidance {scale:g}: the network was distilled to steps without guidance"
-            f" ({unguided}); set it to 1"
+            f" ({unguided}); set --guidance, or validation.guidance in training, to 1"
         )
     steps = objective.sampling_timesteps
     if steps is not None and len(steps) != settings.num_steps:
         raise ValueError(
             f"num_steps={settings.num_steps}: objective.sampling_timesteps has {len(steps)}"
-            f" timesteps, one for each step; set num_steps={len(steps)}"
+            f" timesteps, one for each step; set num_steps={len(steps)} (in training"
+            f" validation.sampling_steps={len(steps)})"
         )
 
 
@@ -264,12 +265,13 @@ def _check_conditions(
         return
     if family_of(model).conditions(model) is None:
         raise ValueError(
-            f"model.family={model.family} takes no pictures at frames of a video; leave them out"
+            f"model.family={model.family} takes no pictures or clips at frames of a video; leave"
+            " --at_frame, --strength and --video out"
         )
     if settings.sampler is not Sampler.EULER:
         raise ValueError(
             f"sampler {settings.sampler}: it cannot keep given pictures of a video at their own"
-            " noise levels; use the sampler euler"
+            " noise levels; use the sampler euler (--sampler euler)"
         )
     if settings.guiders is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Encodes the pictures beside a prompt, as inputs of network and text encoder.
+"""Encodes the pictures that are given with a prompt, as inputs of network and text encoder.
 
 1. The first and the last frame, resized to the generated size, as in Diffusers' pipelines; an image
    encoder gets the resized frame, as in data_prep, a text encoder the original.
@@ -38,9 +38,9 @@ class PictureOptions:
     reference: str
     reference_video: str
     frames: str
-    missing: str  # remedy where a picture is missing; {} is `image`, `last_image` or `reference`
-    encoders: str  # beginning of a remedy: the options for the place of the VAE
-    place: str = ""  # of the prompt in its file, before each error
+    missing: str  # remedy for a missing picture; {0} is `image`, `last_image` or `reference`
+    encoders: str  # beginning of a remedy: the options for the folder of the VAE
+    place: str = ""  # position of the prompt in its file, with which messages begin
 
     def of(self, prompt: Prompt) -> PictureOptions:
         """The names for one prompt, with its position in the file of prompts."""
@@ -100,8 +100,8 @@ class GivenPictures:
             takes = f"takes {most} at most" if most else "takes none"
             raise ValueError(
                 f"{self._named(self.references[most])}: the network {takes}"
-                f" (model.reference_latents={most}); leave it out, or train or import the network"
-                " with a larger number where its family has references"
+                f" (model.reference_latents={most}); leave it out, or use a network that was"
+                " trained or imported with a larger model.reference_latents"
             )
 
     def _option(self, name: str) -> str:
@@ -121,7 +121,7 @@ class GivenPictures:
         for number, (value, option, name) in enumerate(given, 1):
             if value is None and number <= needed:
                 raise ValueError(
-                    f"{place}the network reads {names} of a given picture:"
+                    f"{place}the network reads {names}, which is computed from a given picture:"
                     f" {options.missing.format(name)}"
                 )
             if value is not None and number > most:
@@ -149,8 +149,8 @@ class GivenPictures:
         (frames, height, width); `multiple` is the side of a token in pixels.
 
         Raises:
-            ValueError: a file is no picture, or the codec of the data is not on this machine or
-                does not make an input.
+            ValueError: a file is no picture; the codec of the data is not on this machine, or
+                cannot compute one of the inputs.
         """
         ends = {} if self.first is None else self._ends(decoder, wanted, size)
         return ends | self._references(decoder, wanted, size, multiple)
@@ -172,8 +172,8 @@ class GivenPictures:
         names = {one.name: one.required for one in wanted if one.pictures}
         if lost := [name for name, needed in names.items() if needed and name not in made]:
             raise ValueError(
-                f"{option}: the network reads `{lost[0]}`, which the pipeline"
-                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for;"
+                f"{option}: the network reads `{lost[0]}`, but the pipeline"
+                f" {getattr(decoder, 'model_name', decoder.name)} has no encoder for it;"
                 f" {self.options.encoders} a pipeline with an image_encoder"
             )
         return {name: made[name] for name in names if name in made}
@@ -191,7 +191,7 @@ class GivenPictures:
         """Checks that the pictures that `encoder` reads with a prompt are given.
 
         Raises:
-            ValueError: one is missing.
+            ValueError: a picture is missing.
         """
         place, missing = self.options.place, self.options.missing
         if not encoder.reads_alone and not self.references:
@@ -301,7 +301,7 @@ class GivenPictures:
         if is_published:
             if not getattr(decoder, "edits_pictures", False):
                 raise ValueError(
-                    f"--reference_size published: no pipeline of the codec {decoder.name} changes"
+                    f"--reference_size published: no pipeline of the codec {decoder.name} edits"
                     " pictures; choose own or target"
                 )
             width, height = decoder.reference_size(width, height)

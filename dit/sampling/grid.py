@@ -37,7 +37,7 @@ _CELL = (96, 288)
 _LABEL = 156
 """Smallest width of a prompt's label in pixels, for 20 letters."""
 _POINTS = 8
-_LETTER, _LINE_HEIGHT = 7.8, 18  # of a font of so many points; few texts have wider letters
+_LETTER, _LINE_HEIGHT = 7.8, 18  # pixels, at `_POINTS`; few texts have wider letters
 _MOST_PROMPTS, _MOST_OF_ONE = 64, 16
 _MOST_HEIGHT = 12_000
 """Approximate largest height of the grid in pixels; matplotlib draws at most 65,536."""
@@ -45,7 +45,7 @@ _MOST_ASPECT = 8.0
 _GAP = 6
 _LONGEST = 500  # letters of a prompt in the file
 _INK = "#7a8087"
-"""Colour of text, legible on white and on black, because the background is transparent."""
+"""Colour of text; it is legible on white and on black, because the background is transparent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +57,9 @@ class Fonts:
 
 
 def beside(*pictures: np.ndarray | None) -> np.ndarray:
-    """The `pictures` [H, W, 3] side by side, with a gap between them; None is skipped.
+    """The `pictures` [H, W, 3] side by side, such as a condition and its sample; None is skipped.
 
-    It is for showing a condition to the left of its sample. Lower pictures are extended downwards
-    by their last row.
+    There is a gap between pictures. Lower pictures are extended downwards by their last row.
     """
     there = [picture_HW3 for picture_HW3 in pictures if picture_HW3 is not None]
     width = max(1, there[0].shape[1] // 64)
@@ -104,8 +103,8 @@ def _spelled(fonts: Fonts) -> list[NotShown]:
     some = " ".join(sorted(fonts.missing)[:8])
     because = (
         f"no installed font has {len(fonts.missing)} of their characters ({some}), which stand as"
-        " code points (U+...); install one that has, such as Noto Sans CJK. samples.json has the"
-        " prompts as they are"
+        " code points (U+...); install a font that has them, such as Noto Sans CJK. samples.json"
+        " has the prompts as they are"
     )
     return [NotShown(what="prompts in grid.png", because=because)]
 
@@ -130,7 +129,7 @@ def _arranged(shown: Mapping[str, list[np.ndarray]], fonts: Fonts, *, top: int) 
     # A label has room beneath the narrowest block.
     width = max(width, math.ceil(_LABEL / min(map(len, shown.values()))))
     fit = max(1, (_PAGE + _GAP) // (width + _GAP))
-    # More pictures of a prompt than fit side by side stand in rows of one length.
+    # If a prompt has more pictures than fit side by side, they are in rows of equal length.
     columns = {p: math.ceil(len(of) / math.ceil(len(of) / fit)) for p, of in shown.items()}
     total = sum(columns.values())
     fit = max(*columns.values(), math.ceil(total / math.ceil(total / fit)))
@@ -235,7 +234,8 @@ def _cell(shown: Sequence[Sequence[np.ndarray]]) -> tuple[int, int]:
     """(height, width) of a cell in pixels, for pictures `shown`, a list for each prompt.
 
     The height is that of the highest picture, but within `_CELL`, and less if the cells would
-    otherwise exceed the page. The width is by the widest aspect of a picture, up to `_MOST_ASPECT`.
+    otherwise exceed the page. The width follows from the widest aspect of a picture, at most
+    `_MOST_ASPECT`.
     """
     shapes = [picture_HW3.shape for of in shown for picture_HW3 in of]
     aspect = min(max(1.0, *(width / height for height, width, _ in shapes)), _MOST_ASPECT)
@@ -290,8 +290,8 @@ def _selects(character: str) -> bool:
 def fonts_for(captions: Iterable[str], *, installed: Sequence[str] | None = None) -> Fonts:
     """The fonts for `captions`: the default one, and others that have the characters it lacks.
 
-    Fonts with the most lacking characters are taken first. `installed` are font files; None asks
-    the system.
+    The font that has the most of these characters is taken first. `installed` are font files; None
+    asks the system.
     """
     from matplotlib.font_manager import findfont, findSystemFonts, get_font
 

@@ -1,4 +1,4 @@
-"""Guidance by a guider, an object of Diffusers that some of its pipelines have.
+"""Guidance by a guider, an object that some pipelines of Diffusers have.
 
 HunyuanVideo 1.5's has a `ClassifierFreeGuidance`, whose settings are in guider/guider_config.json.
 HunyuanImage 2.1's has an `AdaptiveProjectedMixGuidance`, and another one in ocr_guider/ for prompts
@@ -42,7 +42,7 @@ Diffusers' network, or need rows and columns."""
 def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
     """Opens the guider in `folder`, which is that of a guider or of a pipeline with one.
 
-    `scale` replaces the guidance scale of its configuration; None keeps this.
+    `scale` replaces the guidance scale in its configuration, unless it is None.
 
     Raises:
         ValueError: there is no guider, its configuration is wrong, or it needs more than two
@@ -69,7 +69,7 @@ def open_guider(folder: str | Path, *, scale: float | None = None) -> Any:
         if isinstance(value, int | float) and not abs(value) <= MOST_GUIDANCE:
             raise ValueError(
                 f"--guider {folder}: {file} has {key}={value}, which is beyond {MOST_GUIDANCE};"
-                " correct it"
+                " correct the number in this file"
             )
     told = {} if scale is None else {"guidance_scale": scale}
     try:
@@ -103,7 +103,7 @@ class Guiders:
 def open_guiders(folder: str | Path, *, scale: float | None = None) -> Guiders:
     """Opens all guiders of the pipeline in `folder`.
 
-    `scale` replaces the guidance scales of their configurations; None keeps these.
+    `scale` replaces the guidance scales in their configurations, unless it is None.
 
     Raises:
         ValueError: there is no guider, or one whose configuration is wrong or that needs more than

@@ -20,10 +20,10 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentStride:
-    """The size of a latent cell, and the multiples that a latent's size must be.
+    """The size of a latent cell, and the numbers that divide a latent's size.
 
-    A cell has `stride` x `stride` pixels and `temporal_stride` frames. Sides of a latent are
-    multiples of `side_cells` cells, its number of frames one of `patch_temporal`.
+    A cell has `stride` x `stride` pixels and `temporal_stride` frames. Rows and columns of a latent
+    are multiples of `side_cells`, and its number of frames is a multiple of `patch_temporal`.
     """
 
     stride: int
@@ -65,7 +65,7 @@ def rounding(asked: Size, made: Size) -> str:
     more = [f"{b} {name} instead of {a}" for name, a, b in each if a != b]
     if not more:
         return ""
-    return f"generates {', '.join(more)}, as the decoder needs; what is too much is cut off"
+    return f"generates {', '.join(more)}, as the decoder needs; the surplus is cut off"
 
 
 def cut(video_FHW3: np.ndarray, size: Size) -> np.ndarray:

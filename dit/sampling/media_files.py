@@ -48,10 +48,10 @@ class Picture:
         default=None, repr=False
     )  # if given, it is written beside the picture
     clear_FHW4: np.ndarray | None = None  # uint8, with transparency, of codecs that have it
-    given_HW3: np.ndarray | None = None  # uint8, the picture it begins with, for the grid
-    sound: Waveform | None = None  # of a video, as long as it
+    given_HW3: np.ndarray | None = None  # uint8, the given picture beside it in the grid
+    sound: Waveform | None = None  # of a video, and of the same length
     sound_latent_KA: Tensor | None = field(default=None, repr=False)  # beside `latent_CFHW`
-    keeps_wav: bool = False  # whether its sound is written as WAV, too, without any loss
+    keeps_wav: bool = False  # whether its sound is also written as WAV, which is lossless
 
 
 def make_folder(folder: Path, *, count: int) -> None:
@@ -72,7 +72,7 @@ def make_folder(folder: Path, *, count: int) -> None:
     numbered = {file.name for file in folder.iterdir() if _OURS.fullmatch(file.name)}
     unlisted = numbered - _names(folder / LISTING)
     others = sorted(name for name in unlisted if int(Path(name).stem) < count)
-    if not _lists_samples(folder / LISTING):  # then these two are somebody else's as well
+    if not _lists_samples(folder / LISTING):  # then both files are of another program
         others += [name for name in (LISTING, GRID) if (folder / name).exists()]
     if others:
         raise ValueError(
@@ -131,7 +131,7 @@ def report_written(written: Written, folder: Path, *, count: int) -> None:
 def write_picture(picture: Picture, folder: Path, number: int) -> dict[str, Any]:
     """Writes the picture or video number `number`, and returns its entry for samples.json.
 
-    Its latents and sound are written beside it. A PNG has prompt and settings in its metadata.
+    Its latents and sound are files of their own. A PNG has prompt and settings in its metadata.
     """
     frames, note = picture.frames_FHW3, {"seed": picture.seed, **picture.settings}
     name = f"{number:05d}.png" if len(frames) == 1 else f"{number:05d}.mp4"
@@ -300,14 +300,14 @@ def _write_mp4(
     # Every player shows 4:2:0. It needs even sides, so the last row or column is repeated.
     _, height, width, _ = video_FHW3.shape
     even_FHW3 = np.pad(video_FHW3, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), "edge")
-    # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
+    # An absolute path, because FFmpeg takes `wan` in `wan:lora` for a protocol.
     with av.open(str(path.absolute()), "w") as container:
         # The frame rate of a dataset may lie outside what the container can store.
         rate = Fraction(min(max(fps, RATES[0]), RATES[1])).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width = even_FHW3.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        # Of a file that does not say so, players guess by its size: BT.601 or BT.709.
+        # If a file does not state it, players guess the colour space by size: BT.601 or BT.709.
         codec = stream.codec_context
         codec.colorspace = codec.color_primaries = codec.color_trc = _BT709
         codec.color_range = _LIMITED

@@ -42,7 +42,7 @@ Predict = Callable[[Tensor, Tensor], Prediction]
 """
 
 TINY_NORM = 1e-12
-"""Divisors that are norms are raised to this, because the norm of padding is zero."""
+"""Least value of a norm as a divisor, because the norm of padding is zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class Guidance:
 class StepLevels:
     """Timesteps [S + 1, N] of a sampler: at the start of each step and at the end of the last."""
 
-    level_SN: Tensor  # S + 1 of them, the last one of what is made
+    level_SN: Tensor  # [S + 1, N]; the last row has the timesteps of the finished latents
 
     @classmethod
     def of(cls, path: SamplingPath, batch: PackedBatch, *, num_steps: int) -> StepLevels:
@@ -96,7 +96,7 @@ class StepLevels:
 
     def number(self, level_N: Tensor) -> int:
         """Index of the step that begins at the timesteps `level_N`."""
-        # One sample tells the step of all. The nearest level, as a device may round another way.
+        # The first sample decides for all. The nearest level, as devices may round differently.
         return int((self.level_SN[:-1, 0] - level_N[0].cpu()).abs().argmin())
 
     def end(self, level_N: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def guided(
     """A network that combines two predictions by guidance: uncond + scale * (cond - uncond).
 
     If `guidance` says so, norms and standard deviations are then brought back to those of `cond`.
-    It combines raw network outputs. At a given state, latent and velocity are affine in the raw
-    output, so this equals guidance on either. `unconditional` is not called if no sample of the
+    The predictions are raw network outputs. At a given state, latent and velocity are affine in the
+    raw output, so this equals guidance on either. `unconditional` is not called if no sample of the
     pack is guided.
     """
     if guidance.scale == 1:
@@ -172,11 +172,11 @@ def rescaled(
 def guided_at_first(
     first: Network, after: Network, *, num_steps: int, part: float, sampler: Sampler
 ) -> Network:
-    """A network that is `first` in the first steps, and `after` in the others.
+    """A network that calls `first` in the first steps of a sampler, and `after` in the others.
 
-    `part` is the fraction of the first steps. The network counts its calls, so it serves a single
-    sampling: levels are ambiguous, because Heun's second call of a step has the level of the next
-    step's first, and a step is guided as a whole.
+    `part` is the fraction of steps that call `first`. The network counts its calls, so it serves a
+    single run of the sampler. Levels would be ambiguous: Heun's second call in a step has the level
+    of the next step's first call.
     """
     guided_steps = sum((i + 1) / num_steps <= part for i in range(num_steps))
     calls, guided_calls = count(), guided_steps * sampler.calls_a_step
@@ -188,7 +188,7 @@ def guided_at_first(
 
 
 def kept_norms(values_TC: Tensor, guidance: Guidance, batch: PackedBatch) -> Tensor:
-    """The norm that guidance restores: [T, 1] of each token, or [T, C] of rows of the picture."""
+    """The norms that guidance restores: of tokens, [T, 1], or of rows of the picture, [T, C]."""
     if guidance.keeps_norm is not KeptNorm.PICTURE_ROW:
         return values_TC.norm(dim=-1, keepdim=True)
     norm_TC = torch.ones_like(values_TC)
@@ -358,7 +358,7 @@ def dpm_solver(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Ten
 def unipc(predict: Predict, state_TC: Tensor, levels: LevelSchedule) -> Tensor:
     """Latents of UniPC-2 with B(h) = e^h - 1 (arXiv:2302.04867, Algorithms 5 and 7 for data)."""
     known: list[Tensor] = []  # predicted latents of the two newest steps
-    start_TC = state_TC  # state at the start of the step before
+    start_TC = state_TC  # state at the start of the previous step
     for i in range(levels.steps):
         now_TC = predict(state_TC, levels.noise_SN[i]).latent_TC
         if i > 0:

@@ -52,8 +52,8 @@ class OpenCheckpoint:
     encoder: TextEncoder
     decoder: Codec | None
     latent_stride: LatentStride
-    lora: tuple[str, ...]  # adapters of files, as they were given
-    null: NullInputs  # the inputs of a sample without caption, where all samples have the same
+    lora: tuple[str, ...]  # the values of --lora and --lora_low
+    null: NullInputs  # the inputs of a sample without caption; empty if samples have their own
     card: dict[str, Any] = field(repr=False)
 
 
@@ -109,8 +109,8 @@ def open_checkpoint(
 def _null_inputs(path: Path, encoder: TextEncoder, model: ModelConfig) -> NullInputs:
     """The inputs of a sample without caption, by name.
 
-    They are those of the checkpoint, or else what the encoder makes of "". Empty for an encoder
-    that needs pictures, because each sample then has inputs of its own.
+    They are stored in the checkpoint, or else the encoding of "". Empty for an encoder that needs
+    pictures, because each sample then has inputs of its own.
     """
     if not encoder.reads_alone:
         return {}
@@ -154,7 +154,7 @@ def _network_away(config: RunConfig, options: LoadOptions) -> _Expert | None:
         return None
     if options.checkpoint_path_low is not None:
         raise ValueError(
-            "--checkpoint_path_away and --checkpoint_path_low are of different models; leave one of"
+            "--checkpoint_path_away and --checkpoint_path_low cannot be used together; leave one of"
             " them out"
         )
     path = named_checkpoint(place, named=f"--checkpoint_path_away {place}")
@@ -214,7 +214,7 @@ def on_layout(config: RunConfig, options: LoadOptions) -> RunConfig:
     parts = model.model_parallel_size
     if world_size() % parts:
         raise ValueError(
-            f"{world_size()} processes are no multiple of {parts}, the product of"
+            f"the number of processes ({world_size()}) is not a multiple of {parts}, the product of"
             " --tensor_model_parallel_size, --context_parallel_size and"
             " --pipeline_model_parallel_size; start python -m torch.distributed.run"
             f" --nproc-per-node {parts} recipes/generate_dit.py ..."
@@ -233,8 +233,8 @@ def open_decoder(
 ) -> tuple[Codec | None, LatentStride]:
     """Opens the decoder (VAE) that a dataset card names; also returns the size of its latent cells.
 
-    If the decoder cannot be opened and is not `needed`, None stands for it, and the size comes from
-    the card.
+    If the decoder cannot be opened and is not `needed`, None is returned in its place, and the size
+    is taken from the card.
 
     Raises:
         ValueError: the decoder cannot be opened, and it is needed or the card lacks the sizes.

@@ -32,19 +32,20 @@ class Prompt:
     height: int | None = None
     width: int | None = None
     num_video_frames: int | None = None
-    image: str | None = None  # file of the first frame; None is the common one
+    # None, or no references: the value of the command line is used
+    image: str | None = None  # file of the first frame
     last_image: str | None = None
-    references: tuple[str, ...] = ()  # files that it changes; () are the common ones
-    frames_of: str | None = None  # video whose frames are given; None is the common one
-    sound_of: str | None = None  # file whose sound is given; None is the common one
-    negative: str | None = None  # negative prompt of its own; None is the common one
+    references: tuple[str, ...] = ()  # files of the pictures that the prompt edits
+    frames_of: str | None = None  # video whose frames are given
+    sound_of: str | None = None  # file whose sound is given
+    negative: str | None = None  # negative prompt
     unused: tuple[str, ...] = ()  # keys of its entry in the file that nothing reads
-    place: str = field(default="", compare=False)  # where it stands in its file, for errors
+    place: str = field(default="", compare=False)  # position in its file, for error messages
 
     def size(self, asked: Any, usual: Mapping[str, int]) -> dict[str, int | None]:
         """Height, width and number of frames by name: the prompt's own, or those in `asked`.
 
-        Those that neither states are taken from `usual`, or are None.
+        Numbers that neither states are taken from `usual`, or are None.
         """
         names = {"num_video_frames": "num_frames", "height": "height", "width": "width"}
         return {
@@ -66,7 +67,7 @@ def unguided(negatives: Iterable[str], *, guidance: float) -> str:
     Empty with other guidance, or if all of `negatives` are empty.
     """
     return (
-        "negative prompts are not used, because guidance is 1, which is none"
+        "negative prompts are not used, because there is no guidance (guidance is 1)"
         if guidance == 1 and any(negatives)
         else ""
     )
@@ -126,10 +127,10 @@ def _found(file: str, prompt: Prompt, folder: Path) -> str:
     """The path of a file in the folder of the prompts, else in the current one.
 
     Raises:
-        ValueError: the picture is in neither folder.
+        ValueError: the file is in neither folder.
     """
     for path in (str(folder / file), file):
-        if os.path.isfile(path):  # unlike pathlib's, false for what no file can be called
+        if os.path.isfile(path):  # unlike pathlib, False for impossible file names
             return path
     what = "file" if file in (prompt.frames_of, prompt.sound_of) else "picture"
     raise ValueError(
@@ -145,11 +146,13 @@ def _text(file: Path, where: str) -> str:
         ValueError: the file does not exist, cannot be read, or is not UTF-8.
     """
     if not file.is_file():
-        raise ValueError(f"{where} is not there; check the path")
+        raise ValueError(f"{where} does not exist; check the path")
     try:
         return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ValueError(f"{where} cannot be read ({reason(error)}); check its rights") from error
+        raise ValueError(
+            f"{where} cannot be read ({reason(error)}); check its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is no text ({error}); save it as UTF-8") from error
 
@@ -203,7 +206,7 @@ def _prompt(item: Any, where: str) -> Prompt:
         raise ValueError(f'{where} has no "caption"; write {{"caption": "..."}}')
     sizes: dict[str, Any] = {name: entry.get(name) for name in _SIZES}
     for name, size in sizes.items():
-        # True is an int of 1 to Python, and 480.0 is no number of pixels.
+        # To Python True is the integer 1; and 480.0 is not accepted as a number of pixels.
         if size is not None and (type(size) is not int or not 1 <= size <= MOST_PIXELS):
             raise ValueError(
                 f'{where}: "{name}": {_shown(size)} must be a whole number from 1 to {MOST_PIXELS}'

@@ -1,9 +1,9 @@
-"""The attention kernel of a training (`model.attention_backend`), the same on all ranks.
+"""The attention kernel of a run (`model.attention_backend`), the same on all ranks.
 
 1. A named kernel that does not fit, or does not work, on any rank ends the run with the reason.
 2. With `auto`, a resumed run keeps the kernel of its checkpoint if it works on all ranks.
-3. Else the first rank times those that work, unless kernels must be deterministic. The choice is
-   stored in the configuration of checkpoints.
+3. Otherwise the first rank times the kernels that work, unless kernels must be deterministic. The
+   choice is stored in the configuration of checkpoints.
 
 Kernels round differently, so ranks that share a layer, and a resumed run, must use the same one.
 """
@@ -32,8 +32,8 @@ from dit.sizing.passes import length_shares
 _MOST_TOKENS = 32_768
 """Largest pack that is timed, in tokens; attention over more takes seconds a layer."""
 _MOST_SHAPES = 4
-"""SDPA is timed only if its calls for a pack have at most this many shapes: on Hopper torch uses
-cuDNN, which builds a graph for each shape, and a pack of many sizes makes a call for each."""
+"""SDPA is timed only if its calls for a pack have at most this many shapes. On Hopper torch uses
+cuDNN, which builds a graph for each shape, and each sample size in a pack has its own shape."""
 
 
 def with_attention(
@@ -42,9 +42,9 @@ def with_attention(
     """Chooses the attention kernel; returns the configuration with it, and log lines about it.
 
     All ranks call it. A named kernel is only checked. `auto` becomes one kernel that works on all
-    ranks, and stays where there is only one, as on CPUs and in float32. Unless `timed`, the kernel
-    is the one that is probably fastest. `continued` is the checkpoint from which the run resumes,
-    whose kernel is kept if it works.
+    ranks; where only one kernel fits, as on CPUs and in float32, `auto` stays. If `timed` is false,
+    the kernel is the one that is usually fastest. `continued` is the checkpoint from which the run
+    resumes, whose kernel is kept if it works.
 
     Raises:
         ValueError: the named kernel cannot be used on this machine.
@@ -61,7 +61,7 @@ def with_attention(
     working = [one for one in fitting(case) if all(rank.get(one) == "" for rank in ranks)]
     notes = list(_without(ranks, working))
     if all(len(rank) == 1 for rank in ranks):
-        return config, notes  # CPUs, or float32: this stays `auto`, for the next machine
+        return config, notes  # CPUs, or float32: the choice is left to the next machine
     before = from_first_rank(lambda: _before(continued))
     if before in working:
         return _with(config, before), notes
@@ -76,12 +76,12 @@ def with_attention(
 
 
 def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
-    """(latent tokens, text tokens) of each sample of a usual pack, sorted.
+    """(latent tokens, text tokens) of each sample of a typical pack, sorted.
 
-    The pack has at most `_MOST_TOKENS` tokens, and at most as many as the run's packs. If the sizes
-    in the data are unknown, those of `dataset.mock_samples` are taken, which also give the texts.
-    If text counts in the capacity of packs, it counts in the known sizes as well, and not in the
-    latent tokens returned.
+    The pack has at most `_MOST_TOKENS` tokens, and at most as many as the run's packs. Latent
+    tokens are drawn from the sizes in the data, or from `dataset.mock_samples` if these are
+    unknown; text tokens are those of `dataset.mock_samples`. In a network with joint attention the
+    sizes in the data include the text tokens, which are subtracted.
     """
     mock, joint = config.dataset.mock_samples, network_spec(config.model).attends_jointly
     sizes = [(config.mock_tokens(one), one.text_length) for one in mock]
@@ -95,7 +95,7 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
         tokens, text = random.choices(sizes, weights)[0]
         filled = tokens + joint * text
         if filled > room:
-            return sorted(taken) or [(room, text)]  # the loader lays equal ones side by side, too
+            return sorted(taken) or [(room, text)]  # the loader sorts the samples of a pack, too
         taken.append((tokens, text))
         room -= filled
 
@@ -103,10 +103,10 @@ def usual_pack(config: RunConfig) -> list[tuple[int, int]]:
 def few_shapes(
     model: ModelConfig, dataset: DatasetConfig, samples: Sequence[tuple[int, int]]
 ) -> bool:
-    """Whether SDPA needs few call shapes for packs of `samples`, whatever the lengths of texts.
+    """Whether SDPA calls for a pack of `samples` have at most `_MOST_SHAPES` shapes.
 
-    Few are at most `_MOST_SHAPES`. Unless the data are mock data, they must stay the same if each
-    text has one token more.
+    Unless the data are mock data, the shapes must also stay the same if each text has one token
+    more.
     """
     packs = [samples]
     if not dataset.mock:
@@ -182,7 +182,7 @@ def _fastest(
         heartbeat(f"timing of {one}")
         try:
             times[one] = milliseconds(one, calls, budget_s=budget)
-        except Exception as error:  # noqa: BLE001  # each package has its own; the others do
+        except Exception as error:  # noqa: BLE001  # packages raise errors of many types
             failed += f"; {one} fails: {cause(error)}"
     if device().type == "cuda":
         torch.cuda.empty_cache()

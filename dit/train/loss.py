@@ -37,18 +37,18 @@ from dit.pack_wire import to_device
 class Loss:
     """Loss of a pack on this rank: the sum of weighted errors, and the count that divides it."""
 
-    total: Tensor  # float32 scalar; of pairs, the sum of their losses on the first context rank
+    total: Tensor  # float32 scalar; for pairs, the sum of their losses on the first context rank
     count: Tensor  # int32 scalar: target tokens, samples or pairs
-    # float32, each token's part of `total`; of pairs and of the two levels of a sample, of the mean
-    # error of its sample or part
+    # float32, each token's part of `total`; in packs with pairs, or with samples split into two
+    # noise levels (`Parts`), each token's part of the mean error of its sample
     error_T: Tensor
-    count_N: Tensor  # int32, each sample's part of `count`; of pairs and parts, 1 for each
-    # float64 [P, 3] on the first context rank of pairs: margin, e_w - r_w, e_l - r_l
+    count_N: Tensor  # int32, each sample's part of `count`; 1 in packs with pairs or `Parts`
+    # float64 [P, 3], for pairs on the first context rank: margin, e_w - r_w, e_l - r_l
     pairs_P3: Tensor | None = None
     # float32, the error of each token of the other streams of the pack, by name; without gradient
     others: Mapping[str, Tensor] = field(default_factory=dict)
-    # float64 [2, 3], of a student: count, sum and sum of squares of the numbers in its latents on
-    # this rank, and in the data's of the same samples
+    # float64 [2, 3], in distillation: count, sum and sum of squares of the numbers on this rank in
+    # the student's latents (row 0), and in the data's latents of the same samples (row 1)
     made_23: Tensor | None = None
 
     def of_samples(self, batch: PackedBatch) -> Tensor:
@@ -84,7 +84,7 @@ def token_errors(
 ) -> Tensor:
     """Mean error over the channels of each target token, weighted, float32 [T]; 0 for other tokens.
 
-    With `problem.anchor_TC` the weighted squared distance from it is added (`drift_weight`).
+    If `problem.anchor_TC` is set, `drift_weight` times the squared distance from it is added.
     """
 
     def away_from(other_TC: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def token_errors(
     error_T = error_T * problem.weight_N[batch.segment_T]
     if (of_data := batch.method(TokenWeights)) is not None:
         error_T = error_T * of_data.weight_T
-    # Not a product: on padding the prediction means nothing, and may be NaN.
+    # Not a product with the mask: on padding the prediction is meaningless, and may be NaN.
     return error_T.where(batch.is_target_T, 0)
 
 
@@ -120,9 +120,9 @@ def loss_of(
     multiply errors but not counts: a weight of 2 has the gradient of two copies of the sample, and
     the gradients of other samples stay as they are.
 
-    If `problem` has the errors of pairs without adapters (`reference_N`), it is the preference
-    loss, summed over pairs. `context` is the group of context ranks, which have the other tokens of
-    the pack.
+    If `problem` has the errors of pairs without adapters (`reference_N`), the result is the
+    preference loss, summed over pairs. `context` is the group of context ranks, which have the
+    other tokens of the pack.
 
     If `prediction_TC` has several token streams by name, their losses are added. The mean error of
     a sample's sound is multiplied by `sound_weight`. With loss_mean=token it is also multiplied by
@@ -142,7 +142,7 @@ def loss_of(
     else:
         parts = batch.method(Parts)
         read = range(batch.num_samples) if parts is None else parts.of
-        # Two levels do not make two samples of one.
+        # A sample that is split into two noise levels still counts once.
         total = _parts_of_means(error_T, batch, read=read).sum()
         error_T = _parts_of_means(error_T, batch)
         once = int(batch.share.index == 0)  # over context ranks
@@ -179,7 +179,7 @@ def _of_streams(
 
 
 def _counted_tokens(batch: PackedBatch) -> list[int]:
-    """Number of tokens with a loss in each sample's main stream; of all tokens if none has."""
+    """Number of main-stream tokens with a loss in each sample; of all its tokens if none has."""
     pairs = zip(batch.loss_tokens, batch.latent_tokens, strict=True)
     return [with_loss or tokens for with_loss, tokens in pairs]
 
@@ -257,7 +257,7 @@ def preference_loss(
     and the errors of this rank's tokens are multiplied by it, which gives the exact gradient.
     """
     part_T = _parts_of_means(error_T, batch)
-    # Of the first context rank alone, since each has all pairs.
+    # Only the first context rank counts the pairs, since each context rank has all of them.
     counts = int(batch.share.index == 0)
     with torch.no_grad():
         error_N = _over_context(sample_sums(part_T, batch), batch, context)

@@ -1,8 +1,9 @@
 """Contents of a full device, keys that save memory, and Python's garbage collection.
 
-Garbage is collected at fixed steps, equal on all ranks. By itself Python looks for unreachable
-cycles after a number of new objects: on each rank at another time, while all others wait for it in
-the next collective. A step leaves no tensor in such a cycle, so no memory waits for a collection.
+Garbage is collected at fixed steps, equal on all ranks. By default Python looks for unreachable
+cycles after a number of new objects: each rank does so at a different time, while all others wait
+for it in the next collective. A step leaves no tensor in such a cycle, so no memory waits for a
+collection.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _report(config: RunConfig, model: ModelAndOptimizer | None) -> Iterator[str]
 
 
 def bytes_held(model: ModelAndOptimizer) -> dict[str, int]:
-    """Content of the device (weights, gradients, ...) -> bytes; shared storage counts once."""
+    """Bytes on the device by content (weights, gradients, ...); shared storage counts once."""
     states = chain.from_iterable(
         state.values()
         for inner in chained_optimizers(model.optimizer)
@@ -93,7 +94,7 @@ def _sizes(tensors: Iterable[Any], seen: set[int]) -> Iterator[int]:
 
 
 def _remedies(config: RunConfig) -> Iterator[str]:
-    """Keys that save memory, those that reduce activations first."""
+    """Keys that save memory; keys that reduce activations come first."""
     model, optimizer = config.model, config.optimizer
     if model.recompute_granularity is not Recompute.FULL:
         yield "model.recompute_granularity=full"

@@ -50,21 +50,21 @@ EMBEDS_LEVEL = ("told.", "level.")
 Initialise = Callable[[StackedTransformer], None]
 """Function that sets the weights of a model to their first values."""
 LoadFrozen = Callable[[Sequence[StackedTransformer]], None]
-"""Function that sets the frozen weights of this rank's model chunks to their values."""
+"""Function that loads the frozen weights of this rank's model chunks."""
 DrawWeight = Callable[[str, tuple[int, ...], torch.Generator], Tensor]
-"""Function of a weight's name, its whole shape and a generator: the first values."""
+"""Function that returns a weight's first values, from its name, its whole shape and a generator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAndOptimizer:
     """A model with its optimizer, its EMA and its process groups."""
 
-    chunks: list[ModelChunk]  # the parts of the model on this rank, one a virtual pipeline stage
+    chunks: list[ModelChunk]  # this rank's parts of the model: one for each virtual stage
     optimizer: MegatronOptimizer
-    states: OptimizerStates  # what the optimizer keeps of each main parameter
+    states: OptimizerStates  # what the optimizer keeps for each main parameter
     ema: Ema | None
     groups: ProcessGroupCollection
-    adapters: Adapters | None = None  # what alone is trained; None trains all weights
+    adapters: Adapters | None = None  # the trained adapters; None: all weights are trained
 
     @property
     def modules(self) -> list[Any]:
@@ -160,7 +160,7 @@ def build_model(
         from dit.lora.targets import share_base
 
         share_base(models, base)
-    # In shares, weights have memory from now on, and get values row by row.
+    # With FSDP, wrapping gives memory to this rank's rows; `fill` then sets weights row by row.
     chunks = _wrapped(models, config, groups) if in_shares else []
     for model in models:
         fill(model)
@@ -188,7 +188,7 @@ def _network(
     """
     build: Any = family_of(config.model).network()
     model: StackedTransformer = build(config.model, groups, stage)
-    # The device may have no place for the whole of it.
+    # The device may lack memory for the whole network.
     waits = not placed or config.lora.base_dtype is not None or config.model.blocks_to_swap
     if not (waits or config.ddp.sharding is Sharding.WEIGHTS):
         model.to(device())
@@ -211,7 +211,7 @@ def _wrapped(
 ) -> list[ModelChunk]:
     """Freezes, rounds and places the `models` as configured, and wraps them for data parallelism.
 
-    Frozen weights that are `shared` with another network are frozen and rounded already.
+    If `shared`, the frozen weights belong to another network too, and are rounded already.
     """
     in_shares = config.ddp.sharding is Sharding.WEIGHTS
     for model in models:
@@ -277,7 +277,7 @@ def fill_shards(
         for rank, shard in enumerate(turn):
             if shard is not None:
                 _send(shard, value if rank == here else None, copies, source=rank)
-        value = None  # else it would be held while the next one is made
+        value = None  # frees its memory before the next value is computed
 
 
 def _send(
@@ -300,7 +300,7 @@ def _size(copies: dist.ProcessGroup | None) -> int:
 
 
 def _owners(shards: Sequence[ShardedTensor], copies: dist.ProcessGroup | None) -> list[int]:
-    """The rank that computes each shard's values, chosen so that all compute about as many."""
+    """The rank that computes each shard's values; all ranks compute about as many numbers."""
     return _shared_out([math.prod(one.local_shape) for one in shards], _size(copies))
 
 
@@ -342,7 +342,7 @@ def initialise(
 
     Norms are 1, or 0 if they are stored minus 1. Biases are 0, and so are the matrices whose
     checkpoint names `zero` accepts. Other matrices are normal with deviation `std`, or 1 /
-    sqrt(inputs) if that is None. With `method` xavier only those that embed the noise level and
+    sqrt(inputs) if `std` is None. With `method` xavier only matrices that embed the noise level and
     pooled text are normal; the others are uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and
     Bengio, AISTATS 2010, Eq. 16), where queries, keys and values of a layer count as one matrix.
     Ranks with the same shards (`copies`) divide the work. Matrix A of an adapter is uniform in +-1
@@ -377,7 +377,7 @@ def randomise(
     def draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         wave = torch.randn(shape, generator=generator)
         # Large biases and adapters sharpen attention that has no norms of queries and keys, until
-        # gradients are those of rounding.
+        # its gradients are only rounding errors.
         if len(shape) > 1:
             return wave * shape[1] ** -0.5 * (0.2 if name.endswith(".B") else 1)
         return 0.2 * wave if name.endswith("bias") else 1 + 0.2 * wave

@@ -43,8 +43,8 @@ class NetworkTurn:
     config: RunConfig  # of this network
     items: Sequence[Item]
     references: References | None
-    number: int  # of this update, counted from 1, as the schedule of its learning rate counts
-    averaged: int  # and as the average of its weights does: updates of this network alone
+    number: int  # number of the run's updates, including this one, for the learning rate
+    averaged: int  # number of this network's updates, including this one, for its EMA
     critic: bool = False
 
     @property
@@ -104,8 +104,9 @@ def reference_passes(
 ) -> References | None:
     """Predictions that the loss of a step uses, or None if it uses none; all ranks call it.
 
-    `packs` are as read, `items` as trained on. A sample with a dropped caption keeps its target,
-    because its two predictions are the same. Adapters have no dropout in these passes.
+    `packs` are the packs of the step as read; `items` are the same packs after their random draws,
+    with their problems. A sample with a dropped caption keeps its target, because its predictions
+    with and without caption are the same. Adapters have no dropout in these passes.
     """
     options, seed, chunks = run.config.objective, run.config.rng.seed, run.model.chunks
     if options.passes_without_gradient == 0:
@@ -118,7 +119,7 @@ def reference_passes(
             parts = batch.method(Parts)
             dropped = [dropped[sample] for sample in parts.of] if parts else dropped
             factors.append(cfg_factors(problem.noise_N, dropped, options=options))
-            # By all tokens in all layers, as samplers find guidance, whatever route training has.
+            # Without the token route: samplers compute guidance from all tokens in all layers.
             uncaptioned.append(
                 training_problem(
                     run.objective, pack, seed=seed, step=step, null=run.null, options=every
@@ -135,7 +136,7 @@ def reference_passes(
         if options.drift_weight > 0 or options.preference is not None:
             for chunk in chunks:
                 inside.enter_context(adapters_off(chunk))
-            # By the tokens of a route alone, as the pass that they are compared with.
+            # With the token route, like the pass with adapters, to which they are compared.
             passes += [batch for batch, _ in items]
             if options.preference is None:
                 unadapted = _predictions(chunks, items)
@@ -191,7 +192,7 @@ def _errors(
         def reduce(prediction_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             error_T = token_errors(batch, problem, prediction_TC, options)
             error_N = mean_errors(batch, error_T, context=module.groups.cp)
-            # The schedule divides the first by the second, which nobody reads.
+            # The schedule divides the first value by the second; nothing reads the quotient.
             nothing = prediction_TC.new_zeros(())
             return nothing, torch.ones_like(nothing, dtype=torch.int), error_N
 

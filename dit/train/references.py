@@ -45,7 +45,7 @@ def with_references(
 
     `pack` is the index of the pack in the step, and `batch` this rank's shard of it.
     """
-    unread_T1 = ~batch.is_target_T[:, None]  # where it may be NaN, of which gradients would be too
+    unread_T1 = ~batch.is_target_T[:, None]  # predictions may be NaN there, and so would gradients
     if references.uncaptioned_TC:
         factor_T1 = references.factor_N[pack][batch.segment_T, None]
         # `lerp` keeps the bits of the target where w is 1.

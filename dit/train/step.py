@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dit.train.model_and_optimizer import ModelAndOptimizer
 
 
-PackLoss = tuple[Loss, PackedBatch]  # this rank's part of a pack and its loss
+PackLoss = tuple[Loss, PackedBatch]  # the loss of a pack on this rank, and this rank's part of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ def forward_backward(
     """
     with timed(OPTIMIZER):
         zero_gradients(model.chunks, model.optimizer)
-    with timed(BACKWARD):  # the seconds that no part inside claims
+    with timed(BACKWARD):  # all seconds that are not timed as other parts
         losses = run_schedule(model.chunks, items, options=objective, references=references)
     return RankLoss.of(losses)
 

@@ -64,7 +64,7 @@ class DrawnSamples:
     grid: Path | None  # the first frames of all samples, in the folder with their files
     videos: list[tuple[Path, str]]  # the samples with several frames, and their prompts
     quality: dict[str, float]  # by the name of the metric
-    firsts: list[np.ndarray] = field(default_factory=list)  # uint8 [H, W, 3], as in the grid
+    firsts: list[np.ndarray] = field(default_factory=list)  # first frames, uint8 [H, W, 3]
     undrawn: list[NotShown] = field(default_factory=list)  # what could not be drawn
 
 
@@ -81,7 +81,7 @@ class TrainState:
     validation: Mapping[str, ValidationPacks]  # of this replica, by the name of the loss
     objective: TrainingObjective
     null: NullInputs  # the inputs of a sample without caption
-    # Of a distillation, in the place of the base beneath adapters
+    # The network of `distill.teacher`; empty if the key is not set
     teacher: Sequence[ModelChunk] = ()
     critic: ModelAndOptimizer | None = None  # of distill.method=dmd
     card: dict[str, Any] | None  # how to decode the data; mock data has none

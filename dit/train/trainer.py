@@ -193,8 +193,8 @@ def _too_many_skips(run: TrainState, last: SkippedStep | None) -> FloatingPointE
     return FloatingPointError(
         f"{run.progress.skipped_in_a_row} steps in a row were skipped, as many as"
         f" train.max_skipped_steps allows. Step {run.progress.step}: {last}{_skipped_file(run)}."
-        " Look at these samples, or lower optimizer.lr; the run goes on from its checkpoint of"
-        " this step"
+        " Look at these samples, or lower optimizer.lr; started again, the run goes on from its"
+        " checkpoint of this step"
     )
 
 
@@ -206,14 +206,14 @@ def _check_updates(run: TrainState, *, since: int) -> None:
     steps = run.progress.step - since or run.progress.step
     if 0 < steps <= run.progress.skipped_in_a_row:
         raise FloatingPointError(
-            f"every step was skipped ({counted(steps, 'step')}): no loss and gradient was finite,"
-            f" and no weight has changed{_skipped_file(run)}. Look at these samples and at the"
-            " weights that the run started from, or lower optimizer.lr"
+            f"every step was skipped ({counted(steps, 'step')}), because its loss or gradient was"
+            f" not finite: no weight has changed{_skipped_file(run)}. Look at these samples and at"
+            " the weights that the run started from, or lower optimizer.lr"
         )
 
 
 def _skipped_file(run: TrainState) -> str:
-    return f"; {run.folder / SKIPPED_FILE} has those of every step" if run.folder else ""
+    return f"; {run.folder / SKIPPED_FILE} has the samples of every step" if run.folder else ""
 
 
 def _is_last(run: TrainState) -> bool:
@@ -278,7 +278,7 @@ def _learn(
 ) -> Learned:
     """Updates the network of `turn`, unless its loss or gradient is not finite."""
     step, items, references = run.progress.step + 1, turn.items, turn.references
-    # Before the device has the work of the step: behind it, the device would wait for the host.
+    # Counted before the device gets work: later, the device would wait while the host counts.
     counts = count_packs(run, [batch for batch, _ in items], references)
     rank_loss = forward_backward(
         turn.model, items, objective=turn.config.objective, references=references
@@ -306,8 +306,8 @@ def _learn(
 def _next_packs(run: TrainState) -> list[PackedBatch]:
     """This replica's packs of the next step.
 
-    If loader processes or other ranks can work meanwhile, the packs of the step after it are read
-    in the background from now on.
+    With loader processes, and with other ranks or a GPU to send packs to, the packs of the
+    following step are then read in the background.
     """
     c, loader = run.config, run.loader
     count = c.train.global_batch_size // run.data_ranks.size()
@@ -317,9 +317,9 @@ def _next_packs(run: TrainState) -> list[PackedBatch]:
         packs = run.replica.wait(device())
         if loader is not None:
             loader.catch_up()
-    # A rank without others has nobody to send to, but a GPU wants its packs in pinned memory.
+    # A rank that is alone sends no packs to others, but copies them to pinned memory for its GPU.
     worth_it = not run.replica.alone or device().type == "cuda"
-    # Without workers this process cannot read and compute at once.
+    # Without loader processes this process cannot read and compute at the same time.
     ahead = c.dataset.num_workers > 0 and worth_it
     if ahead and run.progress.step + 1 < c.train.train_iters:
         run.replica.start(loader.ahead(count) if loader is not None else ())

@@ -8,9 +8,10 @@ the noise levels that training draws, and the losses are reported separately:
     val_loss_q10            at the quantile 0.1, which has little noise; q90 has much
     val_loss_sound          of the tokens of sound, in networks with sound; all others are of
                             frames
-    val_loss_image_32       over samples of one kind: images, or videos of up to 8 latent frames
-    val_loss_video8_32      (a power of two), and with a latent of side sqrt(rows columns) = 32,
+    val_loss_image_32       over images; the side of their latents, sqrt(rows columns), is 32 if
                             rounded to a power of two
+    val_loss_video8_32      over videos with such latents and at most 8 latent frames (a power of
+                            two)
 
 With `validation.fixed_levels` each sample is evaluated once, at its own noise level, and a loss is
 the mean over samples of the mean over a sample's tokens:
@@ -88,7 +89,7 @@ def read_validation_packs(
 
 
 def _read_packs(config: RunConfig, replica: Replica, indices: Sequence[int]) -> ValidationPacks:
-    # By those that read.
+    # Called only on ranks that read.
     opened = cache(
         lambda: validation_groups(config, work=work_of_packs(config.model, config.dataset))
     )

@@ -59,7 +59,7 @@ def test_what_only_the_start_of_a_run_reads_is_said_to_have_no_effect(pretrain, 
     longer = ("train.train_iters=3", "train.eval_interval=3", "train.eval_iters=1")
     assert "without effect" not in _said(pretrain(plain, *longer))
     said = _said(pretrain(run, *longer, *late))
-    named = said.partition("changed without effect, for only the start of a run reads it: ")[2]
+    named = said.partition("changed without effect, because only a new run reads it: ")[2]
     for setting in late:
         assert f"{setting.partition('=')[0]} " in named.splitlines()[0]
     assert all(
@@ -246,7 +246,7 @@ def test_a_run_whose_every_step_was_skipped_does_not_end_well(pretrain, digits, 
     huge = f"dataset.path={edited(digits, tmp_path / 'huge', overflow, count=215)}"
     run = tmp_path / "run"
     first = pretrain(run, huge)
-    assert "every step was skipped (2 steps): no loss and gradient was finite" in first.error()
+    assert "every step was skipped (2 steps), because its loss or gradient was not" in first.error()
     assert f"{run}/skipped_samples.jsonl" in first.said and "done after" not in first.said
     assert "every step was skipped (2 steps)" in pretrain(run).error()  # nothing is left to do
     assert "done after step 3" in _said(pretrain(run, "train.train_iters=3"))

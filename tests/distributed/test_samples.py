@@ -61,7 +61,7 @@ def test_samples_of_a_run_are_the_same_on_every_layout(tmp_path):
         more += ["ema.kind=none"] if name == "bare" else [*adapters, *start]
         done = run(command("pretrain_dit.py", *more, nproc=nproc))
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "the data name no decoder: latents, in false colours" in done.stdout
+        assert "latents in false colours, because the data name no decoder" in done.stdout
         folders = [save / f"validation_generation/step_0000000{step}" for step in (0, 2)]
         found[name] = [_latents(folder) for folder in folders]
         assert (folders[0] / "without_adapter").is_dir() == (name != "bare")

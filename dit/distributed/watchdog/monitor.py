@@ -80,7 +80,7 @@ def watchdog(*, limit_s: float, say: Callable[[str], None], again: str = AGAIN) 
         return
     monitor = Monitor(limit_s=limit_s, say=say, again=again)
     try:
-        with shown_at_once():  # while there is a store that tells which process is the first
+        with shown_at_once():  # while the store can still tell which process failed first
             yield
         heartbeat("end")
         dist.barrier()  # a process that leaves before the others looks dead
@@ -98,7 +98,7 @@ class Monitor:
         self.say = say
         self.limit = Limit.of(dist.get_world_size(), seconds=limit_s, again=again)
         self.round_s = self.limit.round_s
-        # Until rank 0 has judged, and this process has read the verdict.
+        # Time for rank 0 to judge, and for this process to read the verdict.
         self.patience_s = max(_PATIENCE_S, (self.limit.dead + 3) * self.round_s)
         self.store = PrefixStore("watch", store_connection())
         self.launched = is_launched()
@@ -122,7 +122,7 @@ class Monitor:
             thread.start()
 
     def explain(self, error: BaseException) -> None:
-        """Reports that this process leaves because of `error`, and waits until that is known.
+        """Reports that this process leaves because of `error`, and waits until others know it.
 
         From here on the process ignores SIGTERM, so that it can still say why it ends.
 
@@ -166,7 +166,7 @@ class Monitor:
     def _guard_store(self) -> None:
         """Ends this process if the store no longer answers and the main thread makes no progress.
 
-        That is so when the machine of the store is lost.
+        This happens if the machine of the store is lost.
         """
         still, before = 0, MainThread.activity
         while not self.over.wait(self.round_s):
@@ -210,7 +210,7 @@ class Monitor:
         self._leave()
 
     def _release_store(self, verdict: Verdict = _NONE) -> None:
-        """Reports that this process needs the store no more; rank 0, which hosts it, waits for all.
+        """Reports that this process needs the store no longer; rank 0, its host, waits for all.
 
         Rank 0 does not wait for processes that have died or are stopped, nor longer than a busy
         machine needs.
@@ -285,8 +285,8 @@ def _frame_of(thread: int) -> FrameType:
         frames = sys._current_frames()
     helper, own = MainThread.waits_for, frames[thread]
     found = own if helper is None else frames.get(helper.ident or 0, own)
-    # This frame is among them: a variable would keep all, and every tensor that a step has, in a
-    # cycle until the next collection.
+    # `frames` has this frame, too: the cycle would keep all frames, and every tensor of a step,
+    # until the next collection.
     del frames
     return found
 

@@ -41,7 +41,7 @@ class Heartbeat:
     pid: int
     born: float  # seconds; a later process may have the same pid
     beat: int = 0  # rises while the process lives
-    what: str = ""  # the main thread does
+    what: str = ""  # the activity of the main thread
     step: int = 0
     marks: int = 0  # calls of `heartbeat` in the step
     place: str = ""  # line of our code at which the main thread is
@@ -89,7 +89,7 @@ class Limit:
 
     seconds: float
     round_s: float  # seconds from one report and judgement to the next
-    again: str  # what becomes of the run; empty where it has no checkpoint
+    again: str  # sentence on what becomes of the run; empty if it has no checkpoint
 
     @classmethod
     def of(cls, ranks: int, *, seconds: float, again: str) -> Limit:
@@ -127,8 +127,8 @@ class Limit:
 class Verdict:
     """Why all processes end, and which processes are silent."""
 
-    text: str = ""  # empty where a process shows its own error
-    silent: tuple[Heartbeat, ...] = ()  # processes that may be stopped and cannot read it
+    text: str = ""  # message; empty if a process shows its own error
+    silent: tuple[Heartbeat, ...] = ()  # processes that may be stopped and cannot read the verdict
 
     def write(self) -> str:
         return json.dumps({"text": self.text, "silent": [r.write() for r in self.silent]})
@@ -142,8 +142,8 @@ class Verdict:
 def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdict | None:
     """The verdict that processes have died or failed, or None.
 
-    `lost`: some process met a broken connection; then another one has died, and a short silence
-    shows which.
+    `lost` says that some process met a broken connection. Then another one has died, and a short
+    silence shows which.
     """
     if any(h.report.left is Departure.FAILED and (lost or h.silent > limit.dead) for h in heard):
         return Verdict()
@@ -165,12 +165,12 @@ def find_dead(heard: Sequence[LastHeard], limit: Limit, *, lost: bool) -> Verdic
 def find_stuck(heard: Sequence[LastHeard], limit: Limit) -> Verdict | None:
     """The verdict that live processes block the others for too long, or None.
 
-    These are the processes that wait for no other one, or all processes if each waits for another;
-    among them, those with the least progress.
+    The blocking processes are those that wait for no other process, or all processes if each waits
+    for another; of these, the message names those with the least progress.
     """
     here = [h for h in heard if h.report.left is Departure.NOT]
     if any(h.silent > limit.dead for h in here):
-        return None  # `find_dead` names it once it has been silent for long enough
+        return None  # `find_dead` names the silent process after the limit
     idle = [h.report for h in here if h.still > limit.rounds]
     held = [report for report in idle if not report.waits]
     if not held and len(idle) == len(here):

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentDecoders:
-    """The codecs that the dataset card beside the latents names.
+    """The codecs that the dataset card in the folder of the latents names.
 
     With `keeps_wav` the sound of videos is written as WAV, too.
     """
@@ -72,7 +72,7 @@ def decode(
 ) -> Written:
     """Decodes the latents of `entries` and writes their pictures and videos to `folder`.
 
-    `entries` are those of samples.json in the folder `latents`. The result's `lost` names those
+    `entries` are those of samples.json in the folder `latents`. The result's `lost` names latents
     that could not be decoded. If `folder` is the folder of the latents, every entry stays in its
     samples.json with its latent.
     """

@@ -11,7 +11,7 @@ from dit.sampling.commands.options import GenerationOptions
 def generation_options(args: argparse.Namespace) -> GenerationOptions:
     """Options of generation with `num_steps`, `guidance`, `sampler` and `weights` of `args`.
 
-    Those that are None keep their defaults.
+    Options that are None in `args` keep their defaults.
     """
     names = ("num_steps", "guidance", "sampler", "weights")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -21,7 +21,8 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
 def report_folder(args: argparse.Namespace) -> Path:
     """The folder of the report, which is created if it does not exist.
 
-    It is --output_dir, or else --checkpoint_path itself, or the folder of that file.
+    It is --output_dir or, without this option, the folder --checkpoint_path; if --checkpoint_path
+    is a file, it is the folder of the file.
     """
     checkpoint = Path(args.checkpoint_path)
     folder = args.output_dir or (checkpoint if checkpoint.is_dir() else checkpoint.parent)

@@ -126,7 +126,9 @@ def _encoded(
         if not why:
             return texts
         torch.cuda.empty_cache()
-        say_notice(f"the text encoder computes on the CPU, because it does not fit ({why})")
+        say_notice(
+            f"the text encoder computes on the CPU, because it does not fit on the GPU ({why})"
+        )
     return _texts(encoder, opened.null, words, given)
 
 
@@ -176,10 +178,10 @@ def _pictures_of(
 def _stream_files(
     prompts: Sequence[Prompt], each: Sequence[GenerationOptions], opened: OpenCheckpoint
 ) -> list[StreamFiles]:
-    """The files whose frames or sound are known, for each prompt.
+    """The files that give the frames or the sound of a sample, for each prompt.
 
     Raises:
-        ValueError: the network makes no sound, or a sample has none.
+        ValueError: a file is given, but the network generates no sound or the sample is a picture.
     """
     pairs = zip(each, prompts, strict=True)
     files = [StreamFiles.of(one, prompt.place) for one, prompt in pairs]
@@ -192,7 +194,7 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
     """The pictures and clips in `options` that are shown at certain frames of a video.
 
     Raises:
-        ValueError: the network takes none, or one of their options is wrong.
+        ValueError: the network takes no such pictures, or one of their options is wrong.
     """
     found, model = condition_files(options), opened.config.model
     for one in found:
@@ -201,7 +203,7 @@ def _conditions_of(options: GenerationOptions, opened: OpenCheckpoint) -> tuple[
         raise ValueError(
             f"{found[0].option} {found[0].file}: the network takes no pictures or clips with"
             " --at_frame, --strength or --condition_noise (LTX-Video from 0.9.5 on does); leave"
-            " them out"
+            " these options out"
         )
     return found
 
@@ -326,7 +328,7 @@ def options_of_network(options: GenerationOptions, opened: OpenCheckpoint) -> Ge
         guidance = open_guider(options.guider).guidance_scale
     if options.reference_guidance not in (None, 1) and guidance == 1:
         raise ValueError(
-            f"--reference_guidance {scale} has no effect with guidance 1, which is none; give"
+            f"--reference_guidance {scale} has no effect without guidance (guidance is 1); give"
             " --guidance above 1, or leave --reference_guidance out"
         )
     return replace(
@@ -348,7 +350,7 @@ def options_of_prompt(
     frequent one in the dataset.
 
     Raises:
-        ValueError: the size is unknown, as the dataset card lists none; or the network does not
+        ValueError: the size is not given and the dataset card lists none; or the network does not
             accept the size or a negative prompt.
     """
     found = prompt.size(options, usual_size(opened.card))
@@ -361,7 +363,7 @@ def options_of_prompt(
     if negative and isinstance(opened.model, GuidedPair):
         raise ValueError(
             f"negative prompt {negative!r}: the network of --checkpoint_path_away sees no text;"
-            " leave one of them out"
+            " leave out the negative prompt or --checkpoint_path_away"
         )
     pictures: dict[str, Any] = {"last_image": prompt.last_image or options.last_image}
     pictures["image"] = options.image if prompt.image is None else (prompt.image,)
@@ -379,7 +381,7 @@ def options_of_prompt(
         raise ValueError(
             f"--num_video_frames {sized.num_video_frames} --height {sized.height} --width"
             f" {sized.width} is larger than the network takes (a latent of {latent}, beyond"
-            f" {most}); ask for at most {frames}, {height} and {width}"
+            f" {most}); give at most --num_video_frames {frames} --height {height} --width {width}"
         )
     return sized
 
@@ -393,10 +395,7 @@ def _other_than_distilled(config: RunConfig, options: GenerationOptions) -> str 
 def notes_on(
     opened: OpenCheckpoint, options: GenerationOptions, prompts: Sequence[Prompt]
 ) -> list[str]:
-    """Sentences for the user about unknown words, unused options and changed sizes.
-
-    They concern `prompts` and `options`.
-    """
+    """Notes for the user on unknown words and unused options of `prompts`, and on changed sizes."""
     stride, options = opened.latent_stride, options_of_network(options, opened)
     each = [options_of_prompt(options, prompt, opened) for prompt in prompts]
     sizes, negatives = [*map(_size, each)], (one.negative_prompt for one in each)

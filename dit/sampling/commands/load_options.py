@@ -14,7 +14,7 @@ class NetworkOptions:
     """Options for opening networks: second network, adapters, precision and parallelism."""
 
     checkpoint_path_low: CheckpointPath | None = option(None, metavar="DIR")
-    """The low-noise one of two experts (Wan 2.2), for levels below objective.level_range."""
+    """Checkpoint of the low-noise expert (Wan 2.2), for levels below objective.level_range."""
     checkpoint_path_away: CheckpointPath | None = option(None, metavar="DIR")
     """Weaker network without captions, from which guidance moves away (autoguidance)."""
     lora: Sequence[LocalPath] = option((), metavar="FILE[:SCALE]")
@@ -25,7 +25,7 @@ class NetworkOptions:
     ignore_text_encoder: bool = False
     """Leave out the keys of text encoders in files of --lora, and count them."""
     offload_experts: bool = False
-    """Keep the network that is not in use, of two, in host memory."""
+    """Keep the idle network of two in host memory."""
     precision: str | None = option(None, choices=("fp32", "bf16"))
     """Dtype of matrix products. (default: as in training)"""
     tensor_model_parallel_size: int = 1

@@ -57,7 +57,7 @@ def add_adapters(
     """Adds the sum of the adapters in files to a loaded network, in place.
 
     `given` has texts FILE or FILE:SCALE, and messages call their option `option`. Adapters with
-    scale 0 have no effect; those of the checkpoint itself stay. `without_text_encoder` is as in
+    scale 0 have no effect; adapters of the checkpoint itself stay. `without_text_encoder` is as in
     `read_lora`. All ranks must call this.
 
     Raises:

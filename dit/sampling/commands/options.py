@@ -139,14 +139,14 @@ class GenerationOptions(SamplerOptions, ContentOptions):
                 check_count(name, value, most=most)
         if self.fps is not None and not RATES[0] <= self.fps <= RATES[1]:
             raise ValueError(
-                f"--fps {self.fps} must lie in {RATES[0]} to {RATES[1]} frames a second"
+                f"--fps {self.fps} must lie between {RATES[0]} and {RATES[1]} frames a second"
             )
         for name, known in (("sampler", Sampler), ("reference_size", ReferenceFit)):
             if (choice := getattr(self, name)) not in (None, *known):
                 raise ValueError(f"--{name} {choice} is unknown; choose one of {', '.join(known)}")
         if not 0 <= self.condition_noise <= 1:
             raise ValueError(
-                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 is none"
+                f"--condition_noise {self.condition_noise} must lie in [0, 1]; 0 adds none"
             )
         self._check_guidance()
         self._check_steps_of_guidance()
@@ -155,7 +155,7 @@ class GenerationOptions(SamplerOptions, ContentOptions):
         for name in ("guidance", "reference_guidance", "guidance_after"):
             if (scale := getattr(self, name)) is not None and not abs(scale) <= MOST_GUIDANCE:
                 most = f"[-{MOST_GUIDANCE}, {MOST_GUIDANCE}]"
-                raise ValueError(f"--{name} {scale} must lie in {most}; 1 is none")
+                raise ValueError(f"--{name} {scale} must lie in {most}; 1 is no guidance")
         told = self.distilled_guidance
         if told is not None and not 0 <= told <= MOST_TOLD:
             raise ValueError(f"--distilled_guidance {told} must lie in [0, {MOST_TOLD}]")
@@ -215,7 +215,7 @@ class _CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _PromptOptions:
-    """The prompts, or a file of them; exactly one of both must be given."""
+    """The prompts, or a file of prompts; exactly one of these options must be given."""
 
     prompt: tuple[str, ...] | None = None
     """Text of the picture; repeatable."""
@@ -225,7 +225,7 @@ class _PromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _SampleOptions:
-    """Options for the number of samples of a prompt."""
+    """Options for the number of samples of each prompt, and their seeds."""
 
     num_images_per_prompt: int = 1
     """Samples of each prompt. (default: 1)"""

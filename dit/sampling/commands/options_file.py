@@ -33,7 +33,7 @@ _AUTOMODEL = {
     "output.output_dir": "output_dir",
     "output.fps": "fps",
 }
-# Beginning of a name in Lightricks' own pipeline -> what it sets, which none of Diffusers has.
+# Prefix of options in Lightricks' own pipeline -> their feature, which Diffusers does not have.
 _LIGHTRICKS = {
     "stg_": "spatio-temporal guidance (STG)",
     "skip_block_list": "spatio-temporal guidance (STG)",
@@ -52,7 +52,7 @@ _KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
 
 
 def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
-    """The arguments that the file of `--config` stands for, if there is one, then those in `argv`.
+    """Arguments for `parser`: those of the file given by `--config`, if any, then those in `argv`.
 
     Options in the file that `argv` also sets are left out. AutoModel's names are replaced by ours;
     keys that belong to other programs are named on stderr.
@@ -89,10 +89,10 @@ def with_file(argv: Sequence[str], parser: OptionParser) -> list[str]:
 
 
 def _refuse_lightricks(option: str, shown: str) -> None:
-    """Checks that an option is not one of Lightricks' own pipeline of LTX-Video alone.
+    """Refuses an option that only Lightricks' own pipeline of LTX-Video has.
 
     Raises:
-        ValueError: it is; the message calls it `shown`, and says what it does.
+        ValueError: `option` is such an option; the message calls it `shown`.
     """
     name = option.replace("-", "_")
     for start, what in _LIGHTRICKS.items():
@@ -123,7 +123,7 @@ def _settings(path: Path) -> Iterator[tuple[str, Any, str]]:
     """Yields (key, value, "file:line") of every setting; keys of AutoModel's groups have dots.
 
     Raises:
-        ValueError: the file cannot be read, or is no mapping.
+        ValueError: the file cannot be read, or is not a mapping.
     """
     try:
         with path.open("rb") as file:

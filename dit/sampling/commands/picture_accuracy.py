@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 TEN = 10  # nearest pictures among which the right one should be
 REACH = 2  # pixels on each side that must have the colour of an even pixel: a square of 5 x 5
-EVEN = 2  # of 255 levels by which they may differ
+EVEN = 2  # levels, of 255, by which these pixels may differ
 _SHOWN, _ROW = 80, 20  # pairs in pairs.png, and in each of its rows
-_CELL = 96  # pixels that a side of its pictures has at least
+_CELL = 96  # smallest side of the pictures in pairs.png, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +63,17 @@ class PictureScore:
     """How well generated pictures match the training pictures of their captions."""
 
     samples: int
-    first: float  # part whose nearest training picture is the right one
-    ten: float  # part with the right one among the ten nearest
+    first: float  # fraction of samples whose nearest training picture is the right one
+    ten: float  # fraction of samples with the right one among the ten nearest
     median_rank: float  # of the right one; 1 is the nearest
-    first_by_chance: float  # `first`, if the training pictures of its size came in random order
-    ten_by_chance: float
+    first_by_chance: float  # `first`, if training pictures of the same size were in random order
+    ten_by_chance: float  # `ten`, in the same way
     training_pictures: int
-    deviation: float | None  # from even pixels of the right pictures, of 1; None: there are none
-    white: float | None  # the same of the even pixels that are white
-    noise: float | None  # deviation there from the mean of the 3 x 3 pixels around, of 1
-    even: float  # part of the pixels that are even
+    # On even pixels, root mean squares on a scale of 0 to 1; None if there are no such pixels
+    deviation: float | None  # generated minus right picture
+    white: float | None  # the same, on even pixels that are white
+    noise: float | None  # generated picture minus the mean of the 3 x 3 pixels around
+    even: float  # fraction of the pixels that are even
 
 
 def training_pictures(folder: Path, decoder: Codec) -> Pictures:
@@ -261,9 +262,9 @@ def parser() -> argparse.ArgumentParser:
         help="adapters",
     )
     add("--output_dir", type=Path, help="folder for evaluation.json, pairs.png (default: the run)")
-    add("--min_first", type=float, default=0.0, help="exit code 1 below this part (%(default)s)")
+    add("--min_first", type=float, default=0.0, help="exit 1 if fewer are nearest (%(default)s)")
     add("--min_ten", type=float, default=0.0, help="the same for the ten nearest (%(default)s)")
-    add("--max_deviation", type=float, default=1.0, help="exit code 1 above it (%(default)s)")
+    add("--max_deviation", type=float, default=1.0, help="exit 1 if it is larger (%(default)s)")
     return found
 
 
@@ -278,8 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_seed(args.seed, count=args.count)
     if is_address(args.checkpoint_path) and args.output_dir is None:
         raise ValueError(
-            f"--checkpoint_path {args.checkpoint_path} is no folder here, so that the results have"
-            " no place; give --output_dir, too"
+            f"--checkpoint_path {args.checkpoint_path} is not on this machine, so results cannot be"
+            " written into it; give --output_dir, too"
         )
     options = generation_options(args)
     # Imported late: --help and a wrong option answer at once.
@@ -342,10 +343,10 @@ def conclude(
 
 def lines(result: PictureScore, *, guidance: float) -> list[str]:
     """Lines of text that state the score for the user."""
-    among = f"of {result.training_pictures:,} training pictures, as far as they have its size"
+    among = f"among training pictures of its size ({result.training_pictures:,} of all sizes)"
     said = [
         f"{counted(result.samples, 'caption')} of training pictures, guidance {guidance:g}",
-        f"right picture the nearest {among}: {result.first:.0%}"
+        f"right picture nearest {among}: {result.first:.0%}"
         f" ({result.first_by_chance:.0%} by chance)",
         f"right picture among the ten nearest: {result.ten:.0%} ({result.ten_by_chance:.0%} by"
         " chance)",

@@ -21,18 +21,21 @@ from dit.system_errors import explained
 
 
 def is_video(file: str) -> bool:
-    """Whether the name of `file` ends like that of a video."""
+    """Whether `file` has the suffix of a video file."""
     return Path(file).suffix.lower() in ENDINGS
 
 
 def check_video(file: str, *, option: str) -> None:
-    """Checks that the name of `file` ends like that of a video; `option` named the file.
+    """Checks that `file` has the suffix of a video file; `option` is its option, for the message.
 
     Raises:
-        ValueError: the name has no ending of a video.
+        ValueError: the file has another suffix.
     """
     if not is_video(file):
-        raise ValueError(f"{option} {file} has no ending of a video ({', '.join(sorted(ENDINGS))})")
+        raise ValueError(
+            f"{option} {file} is not named like a video; give a file that ends in one of"
+            f" {', '.join(sorted(ENDINGS))}"
+        )
 
 
 def read_clip(file: str, size: Size, *, option: str, place: Placement | None = None) -> Tensor:
@@ -70,7 +73,7 @@ def first_of_clip(file: str, *, option: str) -> Image.Image:
 def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
     """A notice if a video has fewer frames than the sample (`frames`); empty if it has enough.
 
-    The VAE encodes `stride` * n + 1 frames.
+    The frames that are used are cut to `stride` * n + 1, as the VAE encodes.
 
     Raises:
         ValueError: the file is missing, or is no video.
@@ -78,8 +81,8 @@ def shorter(file: str, frames: int, *, stride: int, option: str) -> str:
     with _pictures(file, option) as pictures:
         found = sum(1 for _ in islice(pictures, frames))
     whole = (found - 1) // stride * stride + 1
-    few = f"{option} {file} has {found} frames, and the sample {frames}"
-    return "" if found == frames else f"{few}: the first {whole} of them are read"
+    few = f"{option} {file} has fewer frames than the sample ({found} of {frames})"
+    return "" if found == frames else f"{few}: the first {whole} of them are used"
 
 
 @contextmanager
@@ -92,7 +95,7 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
             " 'megatron-dit[prep]'"
         ) from error
     try:
-        # Of a relative path, FFmpeg takes `wan:lora` for a protocol.
+        # Without `file:`, FFmpeg takes `wan` in a relative path such as `wan:lora` for a protocol.
         with av.open(f"file:{file}") as container:
             film = first_film(container)
             if film is None or film.codec_context is None:
@@ -100,5 +103,5 @@ def _pictures(file: str, option: str) -> Iterator[Iterator[Image.Image]]:
             yield upright_pictures(container, film)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{option} {file} cannot be read as a video ({explained(error)}); give the path of one"
+            f"{option} {file} cannot be read as a video ({explained(error)}); give a video file"
         ) from error

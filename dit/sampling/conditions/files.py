@@ -1,6 +1,6 @@
 """Encodes the pictures and clips that are shown at certain frames of a video, as latents.
 
-They come from the options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py`.
+The options `--image`, `--video`, `--at_frame` and `--strength` of `generate_dit.py` name them.
 A single picture without these options is the first frame in `given_pictures` instead.
 """
 
@@ -39,7 +39,7 @@ class ConditionFile:
         if not 0 <= self.frame < frames:
             raise ValueError(
                 f"--at_frame {self.frame} of {self.option} {self.file} must lie in 0 to"
-                f" {frames - 1}, for the video has {frames} frames"
+                f" {frames - 1}, because the video has {frames} frames"
             )
 
     def latent(self, decoder: Any, rules: ConditionRules, size: Size) -> Condition:
@@ -73,7 +73,7 @@ def condition_files(options: Any) -> tuple[ConditionFile, ...]:
 
     Raises:
         ValueError: the numbers of files, frames and strengths do not match; a strength is out of
-            range; or --last_image stands beside conditions.
+            range; or --last_image is given with conditions.
     """
     images, videos = options.image, options.video
     files = [("--image", file) for file in images] + [("--video", file) for file in videos]
@@ -96,7 +96,7 @@ def condition_files(options: Any) -> tuple[ConditionFile, ...]:
     strengths = _one_each("--strength", options.strength, files, usual=1.0)
     for strength in strengths:
         if not 0 < strength <= 1:
-            raise ValueError(f"--strength {strength} must lie above 0, and at most at 1")
+            raise ValueError(f"--strength {strength} must be above 0 and at most 1")
     return tuple(
         ConditionFile(option=option, file=str(file), frame=frame, strength=strength)
         for (option, file), frame, strength in zip(files, frames, strengths, strict=True)
@@ -108,7 +108,7 @@ def _one_each(name: str, values: Sequence[Any], files: Sequence[Any], *, usual: 
         return [usual] * len(files)
     if len(values) != len(files):
         raise ValueError(
-            f"{name} is given {len(values)} times for {len(files)} pictures and clips; give one for"
-            " each --image, then for each --video, in their order"
+            f"{name} needs one value for each of {len(files)} pictures and clips, but has"
+            f" {len(values)}; give one for each --image, then for each --video, in their order"
         )
     return list(values)

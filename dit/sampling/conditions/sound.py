@@ -1,4 +1,4 @@
-"""Treats a video and its sound as one state of a sampler, of which parts may be known.
+"""Treats a video and its sound as one state of a sampler; parts of the state may be known.
 
 All streams of a pack form one sequence of tokens: latents, then sound. Solvers treat each number by
 the noise level of its sample, so one solver serves both streams; features that the narrower stream
@@ -156,7 +156,7 @@ class JointStreams:
         """`model` as a function that maps the state of all streams to its raw output, both [T, C].
 
         Its second argument has one timestep for each sample; known tokens get the timestep of clean
-        ones.
+        tokens.
         """
 
         def run(input_TC: Tensor, level_N: Tensor) -> Tensor:

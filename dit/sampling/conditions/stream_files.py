@@ -1,8 +1,8 @@
 """Reads known frames or known sound of a sample from files, for networks with sound, as latents.
 
-They are the options `--frames_of` and `--sound_of` of `generate_dit.py`: the network makes the
-sound of the frames, or the frames of the sound. A file that is shorter than the sample is its
-beginning.
+The options `--frames_of` and `--sound_of` of `generate_dit.py` name the files. The network
+generates the sound for known frames, or the frames for known sound. A file that is shorter than the
+sample gives its beginning.
 """
 
 # F H W frames, rows and columns, of pixels or of a latent; C channels, S samples
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 FRAMES_OF, SOUND_OF = "--frames_of", "--sound_of"
 _SECONDS = 0.01
-"""Seconds by which a clip and as many frames at --fps may differ in length without a notice."""
+"""Largest difference in seconds between a clip and its frames at --fps that gives no notice."""
 
 
 class _Film(NamedTuple):
     """The start and the frame rate of a file's video stream."""
 
-    begin: float  # time of the first one on the clock of the file, in seconds
+    begin: float  # time of the first frame on the clock of the file, in seconds
     fps: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFiles:
-    """The file whose frames a sample takes over, and the file whose sound it takes over."""
+    """The files from which a sample takes known frames and known sound; None: none are known."""
 
     frames_of: str | None = None
     sound_of: str | None = None
@@ -63,8 +63,8 @@ class StreamFiles:
         """Checks that the network and a sample of `frames` frames can take the files.
 
         Raises:
-            ValueError: the network makes no sound, the sample is a single picture, or `frames_of`
-                has no ending of a video.
+            ValueError: the network generates no sound, the sample is a single picture, or
+                `frames_of` is not named like a video.
         """
         model = opened.config.model
         for file, option in ((self.frames_of, FRAMES_OF), (self.sound_of, SOUND_OF)):
@@ -73,8 +73,8 @@ class StreamFiles:
             where = f"{self.place}{option} {file}"
             if not has_sound(model):
                 raise ValueError(
-                    f"{where}: model.family={model.family} makes no sound, and takes no whole clip"
-                    " for it; leave it out"
+                    f"{where}: model.family={model.family} generates no sound, so it cannot use"
+                    f" this file; leave {option} out"
                 )
             if frames == 1:
                 raise ValueError(
@@ -104,8 +104,8 @@ class StreamFiles:
         if lengths == [whole, count]:
             raise ValueError(
                 f"{self.place}{FRAMES_OF} {self.frames_of} and {SOUND_OF} {self.sound_of} give all"
-                " frames and all sound, and nothing is left to make; leave one of them out, or ask"
-                " for more --num_video_frames"
+                " frames and all sound, so nothing is left to generate; leave one of the options"
+                " out, or give a larger --num_video_frames"
             )
         return SoundRequest(frames=count, given_KA=given_KA, given_CFHW=given_CFHW)
 
@@ -126,7 +126,7 @@ class StreamFiles:
         return decoder.whitening.apply(decoder.encode_raw(pixels_F3HW.transpose(0, 1)))
 
     def _shown(self, opened: OpenCheckpoint, size: Size) -> Tensor:
-        """The file's frames [F, 3, H, W], scaled to `size` and cut to those of whole tokens.
+        """The file's frames [F, 3, H, W], scaled to `size` and cut to whole tokens.
 
         Raises:
             ValueError: the file cannot be read or is shorter than a token.
@@ -141,8 +141,8 @@ class StreamFiles:
         if not cells:
             least = stride.pixels((stride.patch_temporal, *latent[1:]))[0]
             raise ValueError(
-                f"{option} {self.frames_of} has {len(pixels_F3HW)} frames, and the network needs at"
-                f" least {least}; give a longer clip"
+                f"{option} {self.frames_of} is too short ({len(pixels_F3HW)} of the at least"
+                f" {least} frames that the network needs); give a longer clip"
             )
         return pixels_F3HW[: (cells - 1) * stride.temporal_stride + 1]
 
@@ -160,8 +160,8 @@ class StreamFiles:
         where, codec = f"{self.place}{SOUND_OF} {self.sound_of}", sound_codec_of_card(opened.card)
         if codec is None:
             raise ValueError(
-                f"{where}: the data of {opened.path} name no codec of sound, so that none can be"
-                " encoded; pack them with --audio_processor"
+                f"{where}: the dataset card in {opened.path} names no sound codec, so sound cannot"
+                " be encoded; pack the data with --audio_processor, and train again"
             )
         assert self.sound_of is not None
         import torch
@@ -177,7 +177,7 @@ class StreamFiles:
             ) from error
         samples_CS = torch.from_numpy(span.samples_CS)
         there = samples_CS.shape[1] - round(span.short * codec.rate)
-        if there < samples_CS.shape[1]:  # silence would be what the network has to go on with
+        if there < samples_CS.shape[1]:  # otherwise silence after the file's end would be known
             count = codec.frames_of(there + 1) - 1
         if not count:
             raise ValueError(
@@ -187,10 +187,9 @@ class StreamFiles:
         return codec.encode(samples_CS)[:, :count]
 
     def notes(self, opened: OpenCheckpoint, *, size: Size, fps: float) -> list[str]:
-        """Notices about the file of frames; empty if there is no need for any.
+        """Notices if the file of frames is shorter than the sample, or has another frame rate.
 
-        They say that the file is shorter than the sample, or has another frame rate than `fps`.
-        `size` is (frames, rows, columns) of the sample in pixels.
+        `size` is (frames, rows, columns) of the sample in pixels, `fps` its frame rate.
         """
         found = []
         if self.frames_of is not None:
@@ -198,7 +197,7 @@ class StreamFiles:
             shown, where = len(self._shown(opened, size)), f"{FRAMES_OF} {self.frames_of}"
             if shown < frames:
                 found.append(
-                    f"{where} gives the first {shown} of {frames} frames; the rest is made"
+                    f"{where} gives the first {shown} of {frames} frames; the rest is generated"
                 )
             if film and film.fps and abs(frames / film.fps - frames / fps) > _SECONDS:
                 found.append(
@@ -223,7 +222,7 @@ def _film_of(file: str) -> _Film | None:
 
 
 def _begin(file: str) -> float:
-    """The time in seconds, on the file's clock, from which on its sound is read.
+    """The time in seconds, on the file's clock, at which reading of its sound begins.
 
     It is that of the first picture, or the start of the sound track if there is no video.
     """

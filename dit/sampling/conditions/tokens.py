@@ -3,8 +3,8 @@
 The arithmetic is that of Diffusers' `LTXConditionPipeline`:
 
 1. At frame 0 a condition is mixed into the first latent frames of the noise, by its strength.
-2. At a later frame it becomes additional tokens with the position of that frame; of a clip only
-   the first latent frames do, and the others are mixed into the noise at their place.
+2. At a later frame it becomes additional tokens with the position of that frame. Of a clip only
+   the first latent frames become tokens; the others are mixed into the noise at their own frames.
 3. A token of strength s has a timestep of at most 1 - s, and is not stepped above that level.
 4. Tokens of strength 1 may get some noise at each step, times the square of the step's level.
 
@@ -33,7 +33,7 @@ from dit.models.registry import family_of
 from dit.objectives.objective import SamplingPath, per_token
 from dit.sampling.ode_solvers import StepLevels, initial_noise
 
-_NEAR = 1e-6  # Diffusers: of levels, where the pipeline compares them
+_NEAR = 1e-6  # tolerance with which Diffusers' pipeline compares levels
 _NAME = "condition_{}"
 
 
@@ -76,7 +76,7 @@ def own_latents(conditions: Sequence[Condition], rules: ConditionRules) -> dict[
 def layout_with_room(config: RunConfig, conditions: Sequence[Sequence[Condition]]) -> PatchLayout:
     """The layout of samples with an optional input for each condition that adds tokens.
 
-    `conditions` are those of each sample; the one with the most such conditions decides.
+    `conditions` has those of each sample; the sample with the most such conditions decides.
     """
     rules, layout = family_of(config.model).conditions(config.model), PatchLayout.of(config)
     if rules is None:

@@ -155,6 +155,6 @@ def _check(*sets: Tensor) -> None:
     for features_ND in sets:
         if len(features_ND) < 2:
             raise ValueError(
-                "the distance between two sets needs at least 2 pictures in each, and one has"
-                f" {len(features_ND)}; sample more"
+                "the distance between two sets needs at least 2 pictures in each, but one has"
+                f" {len(features_ND)}; raise validation.num_captions"
             )

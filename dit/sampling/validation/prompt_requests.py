@@ -73,8 +73,8 @@ def check_prompts(run: _OfData, prompts: Sequence[Prompt]) -> list[GivenPictures
     if (asked := _asked(run.config.validation)) and run.card is None:
         raise ValueError(
             f"{asked}: {run.config.dataset.path} has no dataset_card.json that names the text"
-            " encoder of the data; pack it with `python -m data_prep`, or leave that unset and use"
-            " validation.num_captions, which needs none"
+            " encoder of the data; pack it with `python -m data_prep`, or use only"
+            " validation.num_captions, which needs no text encoder"
         )
     return [_given(prompt, run) for prompt in prompts]
 
@@ -88,10 +88,10 @@ def _given(prompt: Prompt, run: _OfData) -> GivenPictures:
     model, (frames, height, width) = run.config.model, _size(prompt, run)
     if given := prompt.frames_of or prompt.sound_of:
         raise ValueError(
-            f"{prompt.place}: {given}: frames or sound are given to generate_dit.py alone; leave"
-            " frames_path and sound_path out of validation.prompts_file"
+            f"{prompt.place}: {given}: only generate_dit.py can take frames or sound from a file;"
+            " leave frames_path and sound_path out of validation.prompts_file"
         )
-    # Of the size that the pictures of the data have, which data_prep wrote into the card.
+    # References are scaled as in the data; data_prep wrote into the card how.
     size = ((run.card or {}).get("settings") or {}).get("reference_size", ReferenceFit.TARGET)
     given = GivenPictures(
         first=prompt.image,
@@ -109,8 +109,8 @@ def check_encoder(run: _OfData, given: Sequence[GivenPictures]) -> None:
     """Checks that the text encoder of the data is on this machine, without loading its weights.
 
     Raises:
-        ValueError: it is not, is not the encoder that the network reads, or needs pictures that are
-            missing.
+        ValueError: the encoder is not on this machine, is another one than the network reads, or
+            needs pictures that are missing.
     """
     if asked := _asked(run.config.validation):
         encoder = _checked_encoder(run, given)
@@ -122,8 +122,8 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
     """The text encoder of the data, which is not loaded yet.
 
     Raises:
-        ValueError: it is not on this machine, is not the encoder that the network reads, or needs
-            pictures that are missing.
+        ValueError: the encoder is not on this machine, is another one than the network reads, or
+            needs pictures that are missing.
     """
     assert run.card is not None
     c, asked = run.config, _asked(run.config.validation)
@@ -134,7 +134,7 @@ def _checked_encoder(run: _OfData, given: Sequence[GivenPictures]) -> TextEncode
     if width != c.model.crossattn_emb_size:
         raise ValueError(
             f"{asked}: the text encoder {encoder.name} of the data makes rows of {width} numbers,"
-            f" and model.crossattn_emb_size={c.model.crossattn_emb_size}; use the text encoder that"
+            f" but model.crossattn_emb_size={c.model.crossattn_emb_size}; use the text encoder that"
             " the data of the run were packed with"
         )
     _check_pictures(encoder, given, c.validation)
@@ -208,7 +208,7 @@ def _encoder_is_here(asked: str) -> Iterator[None]:
         raise ValueError(
             f"{asked}: the text encoder of the data is not on this machine ({error}); set"
             " validation.t5_cache_dir to the Hugging Face cache or pipeline folder that has it, or"
-            " leave that unset and use validation.num_captions, which needs none"
+            " use only validation.num_captions, which needs no text encoder"
         ) from error
 
 
@@ -225,9 +225,9 @@ def _check_pictures(
     if encoder.most_pictures and validation.negative_prompt and validation.num_captions:
         raise ValueError(
             f"validation.negative_prompt={validation.negative_prompt}: the text encoder"
-            f" {encoder.name} of the data sees the pictures to edit beside it, and those of the"
-            f" validation.num_captions={validation.num_captions} held-out samples are not here;"
-            " leave one of them out, or give negative_prompt with each prompt of"
+            f" {encoder.name} of the data encodes it together with the pictures to edit, which are"
+            f" unknown for validation.num_captions={validation.num_captions} held-out samples;"
+            " leave one of the two keys out, or give negative_prompt with each prompt of"
             " validation.prompts_file"
         )
 
@@ -236,7 +236,7 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
     """(decoder of the data, ""); or (None, why there is none) if it is not on this machine."""
     named = (run.card or {}).get("processor")
     if run.card is None or not isinstance(named, dict):
-        return None, "the data name no decoder: latents, in false colours"
+        return None, "latents in false colours, because the data name no decoder"
     cache = run.config.model.vae_cache_folder
     try:
         decoder = vae.codec_of_card(run.card, ModelLocation(cache=cache, local_only=True))
@@ -245,7 +245,7 @@ def find_decoder(run: _OfData) -> tuple[Codec | None, str]:
     except ValueError:
         name = named.get("model_name", named.get("name"))
         return None, (
-            f"latents, in false colours, because the decoder {name} is not on this machine; set"
+            f"latents in false colours, because the decoder {name} is not on this machine; set"
             " model.vae_cache_folder to the Hugging Face cache or pipeline folder that has it"
         )
 
@@ -256,7 +256,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
     None if neither has it and it is not needed.
 
     Raises:
-        ValueError: neither has it, and it is needed.
+        ValueError: the size is needed, and neither has it.
     """
     model, latent = run.config.model, (run.card or {}).get("latent", {})
     if decoder is not None:
@@ -272,7 +272,7 @@ def latent_stride(decoder: Codec | None, run: _OfData, *, needed: bool) -> Laten
         raise ValueError(
             "validation.prompts_file: the size of a latent is unknown, as the decoder is not on"
             " this machine and the dataset card is of an older version; set"
-            " model.vae_cache_folder to the folder that has it, or pack the data again"
+            " model.vae_cache_folder to the folder of the decoder, or pack the data again"
         )
     return None
 
@@ -340,7 +340,7 @@ def _size(prompt: Prompt, run: _OfData) -> Size:
     """Frames, rows and columns, in pixels, of the sample for `prompt`.
 
     Raises:
-        ValueError: neither the prompt, options nor the data determine them.
+        ValueError: neither the prompt nor the options nor the data determine the size.
     """
     assert run.card is not None
     sizes: dict[str, Any] = prompt.size(run.config.validation, usual_size(run.card))

@@ -47,7 +47,7 @@ class ValidationRequest:
     request: Request
     pixels: Size | None  # the decoded video is cut to this size; None keeps all
     real_D: Tensor | None = None  # features of the held-out sample with this caption
-    given_HW3: np.ndarray | None = None  # uint8, the picture that its prompt begins with or changes
+    given_HW3: np.ndarray | None = None  # uint8, its first frame or references, for the grid
     pictures: Mapping[str, Any] = field(default_factory=dict)  # files, for samples.json
 
 
@@ -55,9 +55,9 @@ class ValidationRequest:
 class PreparedPrompts:
     """What the first rank has prepared with text encoder and decoder, for all ranks."""
 
-    inputs: Texts  # without a picture: of the empty prompt, and of the common negative one
+    inputs: Texts  # of "" and of validation.negative_prompt, encoded without pictures
     latent_stride: LatentStride | None
-    note: str  # why there is no decoder; empty where there is one
+    note: str  # why there is no decoder; empty if there is one
     requests: list[ValidationRequest] = field(default_factory=list)  # of the prompts, in order
 
 

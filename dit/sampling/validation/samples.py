@@ -131,8 +131,8 @@ def _extractor(run: TrainState, decoder: Codec | None) -> FeatureExtractor | Non
 def no_pictures(extractor: str) -> ValueError:
     """The error of a run that names a network for quality metrics but has no decoder."""
     return ValueError(
-        f"validation.feature_extractor={extractor} looks at pictures, and the decoder of the data"
-        " is not on this machine; set model.vae_cache_folder to the folder that has it, or"
+        f"validation.feature_extractor={extractor} needs pictures, but the decoder of the data is"
+        " not on this machine; set model.vae_cache_folder to the folder that has it, or"
         " validation.feature_extractor=null"
     )
 
@@ -147,9 +147,9 @@ class GeneratedSample:
     """A generated sample whose files have been written, and its features for metrics."""
 
     number: int
-    entry: dict[str, Any]  # in samples.json
-    first_HW3: np.ndarray  # in the grid
-    features_D: Tensor | None  # features of its first frame, if there is a held-out one
+    entry: dict[str, Any]  # its entry in samples.json
+    first_HW3: np.ndarray  # its first frame, for the grid
+    features_D: Tensor | None  # of its first frame; None if metrics do not use the sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +318,7 @@ class ValidationSamples:
     ) -> list[np.ndarray | None]:
         """Videos [F, H, W, 3], uint8, of `latents`; None for a latent that cannot be decoded.
 
-        `undrawn` gets a notice of each that cannot be. Without a decoder all are in false colours.
+        `undrawn` gets a notice of each failure. Without a decoder all are in false colours.
         """
         if self.decoder is None:
             return [false_colours(latent) for latent in latents]

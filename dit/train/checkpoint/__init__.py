@@ -1,4 +1,4 @@
-"""Checkpoints of a run: saved while it trains, and resumed from.
+"""Checkpoints of a run: how they are saved, and how a run resumes from one.
 
 The table shows each file, who writes it, and when. "First rank" is global rank 0 in the trainer's
 thread; threads of `async_save` write while the next steps are computed.
@@ -22,7 +22,7 @@ RUN/                             checkpoint.save
     origin.json                  files of the weights that the run started from, if any
     manifest.json                format, sizes and checksums of all these; the last file
   checkpoints/LATEST             first rank, after the rename: name of the newest checkpoint
-  checkpoints/LOWEST_VAL         name of the one with the lowest validation loss, which is kept
+  checkpoints/LOWEST_VAL         name of the one with the lowest validation loss, which stays
 
 saving         when a run is saved, and commands for a finished run
 state_dict     the content of a checkpoint, and how it is loaded

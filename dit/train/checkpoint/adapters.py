@@ -56,8 +56,8 @@ class AdapterStart:
     """Adapters that a run trains and the frozen weights under them, at the start of the run."""
 
     run: AdapterRun
-    folder: InitialWeights | None  # the frozen weights, where they are a Diffusers folder
-    begins: bool  # whether the adapters are new, and in no checkpoint
+    folder: InitialWeights | None  # the frozen weights, if they are in a Diffusers folder
+    begins: bool  # whether the adapters are new: in no checkpoint yet
     frozen: Mapping[str, LoraFactors] = field(default_factory=dict)  # lora.frozen_adapter
 
     @property
@@ -74,7 +74,7 @@ class AdapterStart:
         fill = leave_to_checkpoint
         if self.begins:
             fill = partial(initialise_adapters, seed=config.rng.seed)
-        if self.run.base.path is None:  # in no file: drawn again, as at the first start
+        if self.run.base.path is None:  # frozen weights in no file: drawn again, as at first
             fill = partial(initialise_weights, config=config)
         fill = given or fill
         new = self.begins and config.lora.init_from is not None
@@ -167,12 +167,12 @@ def _adapter_run(config: RunConfig, start: StartingPoint, say: Say) -> AdapterRu
 
 
 def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
-    """The configuration with `lora.streams=video` if the network has a sound and no sample has.
+    """The configuration with `lora.streams=video` if the network has sound but no sample has.
 
-    Adapters that nothing trains would stand in every export.
+    Otherwise every export would hold sound adapters that were never trained.
 
     Raises:
-        Problems: adapters are for the sound alone.
+        Problems: `lora.streams` is `sound`, and no sample has sound.
         DataError: as `lacks_sound`.
     """
     lora, of = config.lora, config.dataset
@@ -182,11 +182,11 @@ def of_heard_streams(config: RunConfig, say: Say) -> RunConfig:
     if lora.streams is LoraStreams.SOUND:
         raise Problems(
             [
-                "lora.streams=sound: no sample of the dataset has a sound, so that no adapter"
-                " would learn; pack sound (docs/sound.md), or set lora.streams=video"
+                "lora.streams=sound: no sample of the dataset has a sound, so no adapter would"
+                " learn; pack sound (docs/sound.md), or set lora.streams=video"
             ]
         )
-    say("no sample has a sound: adapters are in the layers of frames alone (lora.streams=video)")
+    say("no sample has a sound: adapters are only in the layers of frames (lora.streams=video)")
     return replace(config, lora=replace(lora, streams=LoraStreams.VIDEO))
 
 
@@ -195,10 +195,10 @@ def check_adapters(
 ) -> tuple[list[str], Adapters]:
     """Checks the start of a run with adapters; returns log lines, and the adapters it trains.
 
-    The checks are those of `adapters_at_start` and of loading, without checksums.
+    The checks are those of `adapters_at_start` and `AdapterStart.load_base`, without checksums.
 
     Raises:
-        ValueError: as these functions.
+        ValueError: as `adapters_at_start` and `check_base`.
     """
     said: list[str] = []
     run = _adapter_run(config, start, said.append)
@@ -238,9 +238,9 @@ def load_adapted(
     run = adapters_of(path)
     if run is None or run.base.path is None:
         raise CheckpointError(
-            f"{path} holds adapters beside weights that were drawn from a seed, as on mock"
-            " data, and are in no file: they show nothing; train on a dataset, beside weights"
-            " of checkpoint.load_hf or checkpoint.load"
+            f"{path} holds adapters of frozen weights that are in no file: they were drawn at"
+            " random, as in a run on mock data. To generate, train adapters on a dataset, with"
+            " checkpoint.load_hf or checkpoint.load"
         )
     config, run = saved_config(path), replace(run, base=found_base(run.base, moved_to=None))
     folder = opened_folder(run.base, config.model, read_folder)

@@ -89,11 +89,14 @@ class Saver:
     """Writes the checkpoints of a run, one at a time."""
 
     def __init__(self, folder: Path, config: RunConfig, *, adapters: str | None = None):
-        """Prepares saves to the run folder `folder`; `adapters` is the `lora.json` of adapters."""
+        """Prepares saves to the run folder `folder`.
+
+        `adapters` is the text of `lora.json`; None if the run trains no adapters.
+        """
         self.checkpoints = folder / "checkpoints"
         self.config, self._adapters = config, adapters
         self._frozen = frozen_weights(config)
-        self.origin: Origin | None = None  # of the weights that the run started from
+        self.origin: Origin | None = None  # files of the weights that the run started from
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
         self._removal: Future[None] | None = None
@@ -177,7 +180,7 @@ class Saver:
     def close(self) -> None:
         """Ends this rank's threads after their work; a pending save is left unfinished."""
         if self._pending is None and self._removal is not None:
-            self._removal.result()  # not begun yet, it would be cancelled
+            self._removal.result()  # `shutdown` would cancel a removal that has not begun
         self._threads.shutdown(wait=self._pending is None, cancel_futures=True)
 
     def _make_folder(self, partial: Path) -> None:
@@ -240,7 +243,7 @@ class Saver:
 
     @contextmanager
     def _explain_errors(self, path: Path, *, size: int = 0) -> Iterator[None]:
-        """A context that turns errors of a save into `CheckpointError`, and removes its files.
+        """A context that turns errors of a save into `CheckpointError`, and drops the failed save.
 
         `size` is the approximate size of the checkpoint in bytes.
         """
@@ -250,7 +253,7 @@ class Saver:
             if is_lost_peer(error) or isinstance(error, _NOT_OF_THE_DISK):
                 raise
             if torch.distributed.get_rank() == 0:
-                with suppress(OSError):  # it would hide why the save has failed
+                with suppress(OSError):  # this error would hide why the save has failed
                     self.clear()
             raise CheckpointError(
                 f"{path} cannot be written ({error_in_words(error)}); is the disk full? Free space,"

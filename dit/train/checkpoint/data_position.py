@@ -1,9 +1,9 @@
-"""Loader states of a checkpoint; each of their files is read once.
+"""Reads the loader states in a checkpoint, and restores them; each file is read once.
 
 If a run resumes with the same numbers of data ranks and loader processes, each data rank reads its
-own file, and only reports that the file belongs to the same step. With other numbers, or for files
-of an earlier version, the files are divided among data ranks and sent to all of them, because
-resharding needs the remaining samples of every reader.
+own file, and sends the others only the small keys of its state. With other numbers, or for files of
+an earlier version, the data ranks divide the files among them and send each other the whole states,
+because resharding needs the remaining samples of every reader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Position = dict[str, Any]
 """State of a loader as plain values."""
 
 _LARGE: Position = {"readers": b"", "tallies": []}
-"""Keys of a loader state that only its own loader needs, with small values for other ranks."""
+"""Large keys of a loader state, and the empty values that other ranks get in their place."""
 
 
 def loader_file(data_rank: int) -> str:
@@ -34,8 +34,8 @@ def data_positions(path: Path, layout: LoaderLayout, *, rank: int | None) -> lis
     """Loader states of all data ranks that saved the checkpoint `path`, by rank.
 
     All processes call it. `rank` is the data-parallel rank for which this process reads; None if
-    another process reads for it. If `layout` is the one that saved them, the states of other ranks
-    come without their readers.
+    this process does not read. If the checkpoint was saved with the same `layout`, the states of
+    other ranks come without their readers.
 
     Raises:
         CheckpointError: a file is missing or damaged; on all processes.
@@ -80,7 +80,8 @@ def restore_position(loader: PackLoader, states: list[Position], path: Path) -> 
     """Continues `loader` from the `states` in the checkpoint `path`.
 
     Raises:
-        CheckpointError: it was saved with other data, or these ranks cannot divide the states.
+        CheckpointError: the checkpoint was saved with other data, or the present ranks cannot
+            divide its states.
     """
     try:
         loader.load_state_dict(states, places=places_of(saved_config(path).dataset))
@@ -96,7 +97,7 @@ def _saved_ranks(path: Path, outlines: dict[int, Position]) -> int:
     """Number of data ranks that saved the checkpoint; 1 if the state of rank 0 is missing."""
     ranks = outlines.get(0, {}).get("ranks", 1)
     if type(ranks) is not int:
-        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}, no number"))
+        raise damaged(path / loader_file(0), ValueError(f"ranks is {ranks!r}, not an integer"))
     return max(ranks, 1)
 
 
@@ -109,7 +110,7 @@ def _read(file: Path) -> Position:
     except Exception as error:
         raise damaged(file, error) from error
     if not isinstance(position, dict):
-        raise damaged(file, ValueError(f"it holds a {type(position).__name__}, no dict"))
+        raise damaged(file, ValueError(f"it holds a {type(position).__name__}, not a dict"))
     return position
 
 

@@ -38,15 +38,15 @@ from dit.train.optimizer.states import has_state
 
 _FLOAT32_BYTES = 4
 BUCKET_BYTES = 2**28
-"""Most bytes that are sent at a time; a larger tensor is sent alone."""
+"""Most bytes that are sent in one collective; a larger tensor is sent alone."""
 
 Values = Mapping[str, Sequence[Tensor]]
-"""Prefix of a kind of state in checkpoints (such as Adam's first moment) -> float32 tensors with
-that state of this rank's main parameters, in the order of `main_param_shards`."""
+"""Optimizer states of this rank's main parameters, float32, in the order of `main_param_shards`.
+The keys are the prefixes of the states in checkpoints, such as that of Adam's first moment."""
 WEIGHT = ""
 """Prefix of the weights themselves, as a key of `Values`."""
 _UNUSED = "unused"
-"""Prefix of tensors that are read because a file stores them, and then dropped."""
+"""Prefix of a layer's tensor that is read only with other layers of its name, and is dropped."""
 
 
 # Copies with `non_blocking` go between the device and memory of `SharedWeight.on_host`, which is in
@@ -66,9 +66,9 @@ class _Route(NamedTuple):
 
 
 _TensorAt = Callable[[_Route], Tensor]
-"""Function of a route: the flat tensor to send, on the source rank."""
+"""Function that returns, on the source rank of a route, the flat tensor to send."""
 _PutAt = Callable[[_Route, Tensor], object]
-"""Function of a route and the received tensor: stores it on the target rank."""
+"""Function that stores a received tensor on the target rank of its route."""
 _Bucket = Sequence[tuple[SharedWeight, str]]
 """Weights that are sent together, each with the prefix of one of its tensors."""
 
@@ -126,7 +126,7 @@ class StateExchange:
         for bucket in self._buckets():
             share += self._gather_state(bucket)
         if device().type == "cuda":
-            torch.cuda.current_stream().synchronize()  # until then copies to the host go on
+            torch.cuda.current_stream().synchronize()  # waits for the copies to the host
         return share
 
     def _gather_state(self, bucket: _Bucket) -> list[ShardedTensor]:
@@ -154,10 +154,10 @@ class StateExchange:
     def wanted(
         self, *, weights: str = WEIGHT, everywhere: bool = False
     ) -> dict[str, dict[str, ShardedTensor]]:
-        """Number of a weight -> prefix -> host tensor that this rank reads from a checkpoint.
+        """Host tensors that this rank reads from a checkpoint, by number of the weight, and prefix.
 
         `weights` is the prefix of the stored tensors that become the weights. State is read for the
-        weights that this network trains, or (`everywhere`) for all weights.
+        weights that this network trains; with `everywhere`, for all weights.
         """
         return {
             str(number): self._wanted_of(w, weights, with_state=w.trained or everywhere)
@@ -176,7 +176,7 @@ class StateExchange:
         names = {prefix: prefix for prefix in states} | {WEIGHT: weights}
         if weight_of(w.entry) in self._frozen.alone:
             names = dict.fromkeys(names, WEIGHT)
-        elif w.apart:  # Megatron-Core reads no part of the layers of a name
+        elif w.apart:  # Megatron-Core cannot read only some layers of a stacked tensor
             names[_UNUSED] = WEIGHT
         once: dict[str, str] = {}
         for prefix, name in names.items():
@@ -196,7 +196,7 @@ class StateExchange:
         found = {w: read.get(str(number), {}) for number, w in enumerate(self._weights)}
         for w in self._weights:
             if w.in_shares:
-                continue  # with its state
+                continue  # it is handed out with its state
             if self._stores(w):
                 w.weight.copy_(self._weight_in(found[w]))
             self._to_tensor_ranks(w, w.weight)
@@ -205,7 +205,7 @@ class StateExchange:
             self._hand_out_state(bucket, found)
 
     def _weight_in(self, read: Mapping[str, Tensor]) -> Tensor:
-        """The weight among the tensors in `read` (by prefix); float32 state may serve as it."""
+        """The weight in `read` (prefix -> tensor); if it was read as a state, that state."""
         return read[WEIGHT] if WEIGHT in read else read[next(p for p in self._values if p in read)]
 
     def _hand_out_state(
@@ -236,8 +236,8 @@ class StateExchange:
     def _exchange(self, routes: Sequence[_Route], *, source: _TensorAt, put: _PutAt) -> None:
         """Sends the shards of `routes` to their targets; all data ranks pass the same routes."""
         me = self._me.data
-        # In the order of the ranks, as the collective cuts its row. Sorting is stable, so that both
-        # sides have the routes between them in one order.
+        # In the order of ranks, in which the collective splits its input. Sorting is stable, so
+        # sender and receiver have their common routes in the same order.
         leaving = sorted((r for r in routes if r.source == me != r.target), key=lambda r: r.target)
         coming = sorted((r for r in routes if r.target == me != r.source), key=lambda r: r.source)
         for route in routes:

@@ -87,7 +87,7 @@ def to_fetch(checkpoint: CheckpointConfig) -> str | None:
 
 
 def _store(address: str) -> CheckpointStore:
-    # Imported where a run has a mirror: others need none of its packages.
+    # Imported only by runs with a mirror, because other runs need not have its packages.
     from dit.train.checkpoint.object_store import CheckpointStore
 
     return CheckpointStore(address)
@@ -101,8 +101,8 @@ def _about_mirror(store: CheckpointStore, own: Path) -> list[str]:
     if newest is None or newest <= own.name:
         return []
     return [
-        f"{store.address} has {newest}, later than {own.name} here, from which this run goes on; to"
-        " go on from that one, give a checkpoint.save without checkpoints"
+        f"{store.address} has {newest}, but this run goes on from {own.name} in checkpoint.save; to"
+        " go on from the newer one, set checkpoint.save to a folder without checkpoints"
     ]
 
 
@@ -121,12 +121,12 @@ class Mirror:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts to copy the missing checkpoints; if a copy is still running, they follow it."""
+        """Starts a thread that copies missing checkpoints; if one runs, it also copies new ones."""
         with self._lock:
             if self._thread is not None:
                 self._again = True
                 return
-            # A daemon, for a store that never answers must not keep the process.
+            # A daemon thread, because a store that never answers must not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
             self._thread.start()
 
@@ -155,8 +155,8 @@ class Mirror:
         if self.copying or self.failures_in_a_row:
             why = "it does not answer" if self.copying else failed
             self._lines.append(
-                f"{self.store.address} lacks checkpoints of {self.checkpoints} ({why}); the same"
-                " command copies them"
+                f"{self.store.address} lacks checkpoints of {self.checkpoints} ({why}); run the"
+                " same command again to copy them"
             )
         elif self.failures:
             self._lines.append(f"{self.store.address} has all checkpoints; {failed}")
@@ -191,7 +191,7 @@ class Mirror:
             self._copy(max(lacking), local[max(lacking)])
 
     def _local(self) -> dict[str, bytes]:
-        """Name -> manifest of each checkpoint in the run folder.
+        """The manifests of the checkpoints in the run folder, by name.
 
         A checkpoint that a save removes meanwhile is left out.
         """

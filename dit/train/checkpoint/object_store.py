@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
 _PIECE = 16 << 20  # bytes of an object that are held in memory
-_SIDE_BY_SIDE = 8  # files that are fetched
+_SIDE_BY_SIDE = 8  # files that are fetched at the same time
 _NAME = re.compile(rf"{STEP}\d{{8,}}|{LATEST}|{LOWEST_VAL}")
 _CACHE = "megatron-dit/checkpoints"
 
@@ -61,7 +61,7 @@ class CheckpointStore:
         with self._explained():
             self._client, path = msc.resolve_storage_client(self.address)
         self._root = PurePosixPath(path) / _FOLDER
-        self.moved = 0  # rises as long as files go there or come from there
+        self.moved = 0  # number of transfers so far; it rises while the store answers
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -72,12 +72,12 @@ class CheckpointStore:
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{self.address} cannot be used ({error_in_words(error)}); the file that MSC_CONFIG"
-                " names must have its profile, with a bucket that can be read and written"
+                f"{self.address} cannot be used ({error_in_words(error)}); check its profile in the"
+                " file that MSC_CONFIG names, and that its bucket can be read and written"
             ) from error
 
     def files(self) -> dict[str, set[str]]:
-        """Name of each checkpoint in the store, complete or not -> names of its files.
+        """The names of the files of each checkpoint in the store, complete or not, by its name.
 
         Raises:
             CheckpointError: the store does not answer.
@@ -169,7 +169,7 @@ class CheckpointStore:
         """Copies the checkpoint `name` into the folder `into`, where it appears when complete.
 
         Raises:
-            CheckpointError: it is incomplete, or has changed, or cannot be written to this machine.
+            CheckpointError: the checkpoint is incomplete or damaged, or `into` cannot be written.
         """
         content = self.manifest(name)
         if content is None:
@@ -197,8 +197,8 @@ class CheckpointStore:
                 heartbeat(f"fetch of {name}")
         if sync_and_digest(file) != digest:
             raise CheckpointError(
-                f"{self.address}: {name} is damaged there, {file.name} has changed since it"
-                f" was saved; remove {name}/{MANIFEST} there to resume from the one before"
+                f"{self.address}: {name} is damaged, because its {file.name} has changed since it"
+                f" was saved; remove {name}/{MANIFEST} there to resume from an earlier checkpoint"
             )
 
     def _pieces(self, path: str, size: int) -> Iterator[bytes]:
@@ -222,8 +222,9 @@ class CheckpointStore:
 def fetched_checkpoint(address: str) -> Path | None:
     """Local copy of the checkpoint at `address`; None if the store has none.
 
-    `address` is that of a run, a checkpoint, or LATEST or LOWEST_VAL. The copy stays in ~/.cache
-    ($XDG_CACHE_HOME), and is reused while the store has the same checkpoint.
+    `address` is that of a run (its newest checkpoint is meant), of a checkpoint, or of its LATEST
+    or LOWEST_VAL. The copy stays in ~/.cache ($XDG_CACHE_HOME), and is reused while the store has
+    the same checkpoint.
 
     Raises:
         CheckpointError: the store does not answer, or the checkpoint is damaged.

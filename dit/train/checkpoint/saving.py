@@ -1,4 +1,4 @@
-"""When a run is saved, and which commands a finished run can go on with.
+"""Saves a run, and prints the commands that can follow a finished run.
 
 1. save           starts a checkpoint
    finish_save    completes its files, and exports and copies it if configured
@@ -35,9 +35,9 @@ from dit.train.train_state import TrainState
 def save(run: TrainState, logger: RunLogger, *, val_loss: float = math.inf) -> None:
     """Saves this step, unless it is saved already; all ranks call it.
 
-    It first completes the save before. With `checkpoint.async_save` it returns once the state is
-    copied, else when the checkpoint is complete. `val_loss` is the validation loss of this step,
-    infinite without one.
+    It first completes the previous save. With `checkpoint.async_save` it returns once the state is
+    copied, otherwise when the checkpoint is complete. `val_loss` is the validation loss of this
+    step; infinite if the step was not validated.
     """
     if run.saver is None or run.saved_step == run.progress.step:
         return
@@ -91,7 +91,7 @@ def finish_all(run: TrainState, logger: RunLogger) -> None:
     if run.config.checkpoint.mirror is None:
         return
     logger.info(f"waiting until {run.config.checkpoint.mirror} has all checkpoints")
-    # Less than the watchdog's, which would end the run.
+    # Less than the time limit of the watchdog, which would end the run.
     patience_s = 0.9 * 60 * run.config.dist.distributed_timeout_minutes
     on_first_rank(lambda: run.mirror and run.mirror.finish(patience_s=patience_s))
     finish_save(run, logger)
@@ -108,7 +108,7 @@ def _export(run: TrainState, logger: RunLogger, path: Path) -> None:
 def close_saver(run: TrainState, logger: RunLogger) -> None:
     """Ends the threads of the saver; finishes an interrupted save, or reports it as lost.
 
-    With several ranks it is lost, because all of them would have to finish it, and one has failed.
+    With several ranks the save is lost, because all ranks would have to finish it together.
     """
     if run.saver is None:
         return
@@ -138,9 +138,10 @@ def disk_space_notes(path: Path, folder: Path) -> list[str]:
 
 
 def next_commands(config: RunConfig) -> str:
-    """One line for each command that uses this run, with the run's own paths.
+    """Text for the end of a run: a line for each command that can follow, with the run's paths.
 
-    After a run on mock data it is the report alone, because the network has learned nothing.
+    After a run on mock data the report is the only one, because the network has learned nothing.
+    The text is empty if the run has no folder.
     """
     if not config.checkpoint.save:
         return ""
@@ -173,7 +174,7 @@ def exportable(config: RunConfig) -> bool:
 
     The rules are those of `dit.convert.export.check_expressible`, which would import the converter.
     """
-    if config.lora.enabled:  # adapters have no scheduler beside them
+    if config.lora.enabled:  # adapters are exported without a scheduler
         return family_of(config.model).diffusers is not None
     scheduler = REGISTRY[config.objective.name].scheduler
     if scheduler is None or scheduler().inexpressible(config.objective):

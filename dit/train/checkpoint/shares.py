@@ -43,12 +43,12 @@ class WeightSize(NamedTuple):
 
 
 def assign(sizes: Sequence[WeightSize], *, tensor_ranks: int, data_ranks: int) -> list[Owner]:
-    """The rank that writes and reads each weight; of a `split` weight, only the data rank.
+    """The rank that writes and reads each weight, in the order of `sizes`.
 
-    A split weight has that data rank in each tensor rank. The largest weights come first. Each goes
-    to a rank that updates most of it, so that little is sent; or, if that rank would then exceed
-    the mean, to the rank with the fewest bytes so far. So no rank gets more than the mean plus the
-    largest weight.
+    Of a `split` weight, each tensor rank stores its own part, at the data rank that is returned.
+    The largest weights are assigned first. Each goes to a rank that updates most of it, so that
+    little is sent; or, if that rank would then exceed the mean, to the rank with the fewest bytes
+    so far. So no rank gets more than the mean plus the largest weight.
     """
     bytes_TD = np.zeros((tensor_ranks, data_ranks))
     total = sum(size.bytes * (tensor_ranks if size.split else 1) for size in sizes)
@@ -76,11 +76,11 @@ def _least(used_TD: np.ndarray, data_ranks: Sequence[int]) -> Owner:
 class SharedWeight:
     """A weight on this rank, and the rank that writes and reads it."""
 
-    entry: ShardedTensor  # what Megatron-Core stores of it; its data are the weight
+    entry: ShardedTensor  # Megatron-Core's description of it; `entry.data` is the weight
     split: bool  # each tensor rank has a part of its own
     place: Owner  # who writes and reads it
-    trained: bool  # the optimizer has state of it
-    # Who updates, or has, which part; () where each data rank updates all of it.
+    trained: bool  # the optimizer has state for it
+    # The part that each data rank updates or holds; () if each data rank updates the whole weight.
     holdings: Sequence[Holding]
     apart: bool = False  # its state is stored by itself: other layers of the same name have none
 
@@ -105,7 +105,7 @@ class SharedWeight:
     def stored(self, prefix: str, data: Tensor) -> ShardedTensor:
         """`data` as a checkpoint tensor, whose name is `prefix` plus the name of the weight."""
         entry = self.entry
-        if prefix and self.apart:  # Megatron-Core stores no part of the layers of a name
+        if prefix and self.apart:  # Megatron-Core cannot store only some layers of a stacked tensor
             assert entry.axis_fragmentations is not None
             entry = replace(
                 entry,
@@ -184,7 +184,7 @@ def entries_of(module: MegatronModule) -> Iterator[ShardedTensor]:
 
 
 def weight_of(entry: ShardedTensor) -> Weight:
-    """(name of the weight in a checkpoint, its layer) of a stored `entry`; layer None: no stack."""
+    """(name of the weight in a checkpoint, index of its layer or None outside a stack)."""
     return entry.key, entry.global_offset[0] if entry.prepend_axis_num else None
 
 

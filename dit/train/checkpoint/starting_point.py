@@ -38,8 +38,8 @@ from dit.system_errors import explained
 def named_checkpoint(place: str | Path, *, named: str) -> Path:
     """The checkpoint at `place`, a local path or the address of an object store.
 
-    From an object store (checkpoint.mirror) it is copied to this machine. `named` says in error
-    messages where `place` is from, as in `checkpoint.load=runs/a`.
+    A checkpoint in an object store (checkpoint.mirror) is first copied to this machine. `named`
+    says in error messages where `place` is from, as in `checkpoint.load=runs/a`.
 
     Raises:
         CheckpointError: there is no checkpoint, or it is incomplete.
@@ -63,9 +63,9 @@ def named_checkpoint(place: str | Path, *, named: str) -> Path:
 class StartingPoint:
     """The checkpoint from which a run starts, and what the run takes from it."""
 
-    checkpoint: Path | None = None  # None: the run draws its weights, or has them from elsewhere
-    goes_on: bool = False  # with the steps of the checkpoint; else it takes its weights alone
-    own: bool = False  # the checkpoint is one of the run itself
+    checkpoint: Path | None = None  # None: weights are random, or those of another file
+    goes_on: bool = False  # the run continues the checkpoint's steps; else it takes only weights
+    own: bool = False  # the checkpoint was saved by this run
 
     @property
     def continued(self) -> Path | None:
@@ -76,10 +76,10 @@ class StartingPoint:
 def starting_point(config: CheckpointConfig) -> StartingPoint:
     """The run's own newest checkpoint, or else the checkpoint of `checkpoint.load`.
 
-    `checkpoint.save` may hold none yet; `checkpoint.load` must hold one.
+    `checkpoint.save` may hold no checkpoint yet; `checkpoint.load`, if set, must hold one.
 
     Raises:
-        CheckpointError: the newest one is incomplete, or `checkpoint.load` holds none.
+        CheckpointError: the newest checkpoint is incomplete, or `checkpoint.load` holds none.
     """
     save, load = config.save, config.load
     if own := find_checkpoint(Path(save)) if save else None:
@@ -94,7 +94,7 @@ def check_writable(folder: Path) -> None:
     """Checks that `folder`, which need not exist yet, can become a run folder.
 
     Raises:
-        ValueError: it holds shards, or cannot be written.
+        ValueError: `folder` holds shards, or cannot be written.
     """
     if (folder / META).is_dir():
         raise ValueError(
@@ -137,7 +137,7 @@ class Origin:
 
 
 def read_origin(folder: Path, names: Sequence[str]) -> Origin:
-    """The origin of weights in the files `names` of `folder`; all ranks call it, each reads some.
+    """Computes the digests of the files `names` of `folder`; all ranks call it and share the work.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -154,7 +154,9 @@ def read_origin(folder: Path, names: Sequence[str]) -> Origin:
         largest_first = sorted(names, key=lambda name: -(folder / name).stat().st_size)
         of_ranks = on_all_ranks(work)
     except (OSError, RankError) as error:
-        raise CheckpointError(f"{folder} cannot be read ({explained(error)})") from error
+        raise CheckpointError(
+            f"{folder} cannot be read ({explained(error)}); check the folder and its permissions"
+        ) from error
     files = {name: digest for found in of_ranks for name, digest in found.items()}
     return Origin(path=str(folder.resolve()), files=files)
 
@@ -171,7 +173,7 @@ def saved_origin(path: Path) -> Origin | None:
     try:
         match parse_json(content):
             case {"path": str(place), "files": dict(files)} if files:
-                # A second network lies in a folder beside it; no file is opened by these names.
+                # The names may have a folder, of a second network; no file is opened by them.
                 each = {name: parse_digest(Path(name).name, one) for name, one in files.items()}
                 return Origin(path=place, files=each)
         raise ValueError("it lacks path or files")

@@ -56,11 +56,11 @@ class TrainProgress:
 
     step: int = 0
     consumed_samples: int = 0  # over all ranks
-    samples_before: int = 0  # the consumed samples from before the data were restarted
-    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, per dataset of a blend
+    samples_before: int = 0  # consumed before the data were last restarted
+    of_datasets: dict[str, int] = field(default_factory=dict)  # since then, by dataset of a blend
     skipped_steps: int = 0  # steps without an update: loss or gradient was not finite
     skipped_in_a_row: int = 0  # skipped steps since the last update
-    updates_before: int = 0  # of the average when the run began (`train.warm_start_ema`)
+    updates_before: int = 0  # updates of the EMA before this run (`train.warm_start_ema`)
     lowest_val_loss: float = math.inf  # of all checkpoints so far
 
     @property
@@ -69,7 +69,7 @@ class TrainProgress:
         return self.step - self.skipped_steps
 
     def with_other_data(self) -> TrainProgress:
-        """This progress at the start of other data: steps go on; epochs and lowest loss restart."""
+        """The progress after a change of data: steps go on; epochs and lowest loss restart."""
         return replace(
             self,
             samples_before=self.consumed_samples,
@@ -144,7 +144,7 @@ def _load_network(
     averaged: bool,
     among: str | None = None,
 ) -> dict[str, Any]:
-    """Loads a network and its optimizer; returns all other values that were read.
+    """Loads a network and its optimizer; returns all entries that were read.
 
     `among` is the prefix of a critic's entries in the checkpoint; None for the main network.
     """
@@ -194,7 +194,7 @@ def saved_step(path: Path) -> int:
     It is 0 for imported weights.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
     return _progress(from_index(path, common_values)).step
 
@@ -202,8 +202,8 @@ def saved_step(path: Path) -> int:
 def start_from(path: Path, model: ModelAndOptimizer, *, config: RunConfig) -> TrainProgress:
     """Loads only the weights, or adapters, of a checkpoint for a new run; all ranks call it.
 
-    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from the
-    checkpoint's, or from its weights if it has none, and the progress counts the updates behind it.
+    Returns the progress at step 0. With `train.warm_start_ema` the EMA continues from that of the
+    checkpoint, or from its weights if it has no EMA, and the progress has their number of updates.
 
     Raises:
         CheckpointError: the checkpoint is damaged, belongs to another model, or lacks the EMA; or
@@ -242,9 +242,8 @@ def load_weights(
 ) -> None:
     """Loads weights, or (`averaged`) their EMA, from the checkpoint `path` into `modules`.
 
-    From a checkpoint of adapters these are the adapters, from another one all weights but adapters.
-    `among` is the prefix of a second network, such as a critic. All ranks call it; each reads a
-    shard.
+    A checkpoint of adapters gives its adapters, any other one all weights except adapters. `among`
+    is the prefix of a second network, such as a critic. All ranks call it; each reads a shard.
 
     Raises:
         CheckpointError: the checkpoint has no EMA.
@@ -275,7 +274,7 @@ def check_continues(path: Path, config: RunConfig) -> None:
     """Refuses a checkpoint `path` from which the run cannot resume; reads no tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, or has only weights.
+        CheckpointError: the checkpoint belongs to another model, or has only weights.
     """
     check_same_model(path, config)
     if not any(name.startswith("optimizer.") for name in from_index(path, tensor_names)):
@@ -289,8 +288,8 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
     """Refuses a checkpoint `path` whose weights or adapters a new run cannot use; reads no tensors.
 
     Raises:
-        CheckpointError: it belongs to another model, lacks the EMA, or its number of updates is
-            unknown.
+        CheckpointError: the checkpoint belongs to another model, lacks the EMA, or does not say its
+            number of updates.
     """
     check_same_weights(path, config.model)
     check_average(path, averaged=config.checkpoint.finetune_weights is Weights.EMA)
@@ -298,14 +297,14 @@ def check_starts_from(path: Path, config: RunConfig) -> None:
         progress = _progress(from_index(path, common_values))
         if not progress.updates_before + progress.updates:
             raise CheckpointError(
-                f"{path} does not say how many updates are behind its weights, as no import does,"
-                " and train.warm_start_ema=true with ema.kind=power needs the number; set"
-                " ema.kind=constant, or leave it out"
+                f"{path} does not say after how many updates its weights were saved (imports do not"
+                " know it), but train.warm_start_ema=true with ema.kind=power needs the number; set"
+                " ema.kind=constant or train.warm_start_ema=false"
             )
 
 
 def _stored_by(path: Path) -> Callable[[str], bool]:
-    """Function of the name of a weight: whether the checkpoint `path` stores that weight.
+    """A function that says whether the checkpoint `path` stores the weight of a given name.
 
     A checkpoint of adapters stores only adapters, another one all other weights.
     """
@@ -332,7 +331,7 @@ def _read(state: dict[str, Any], path: Path) -> Any:
     Raises:
         CheckpointError: a file is missing or damaged.
     """
-    from_index(path, tensor_names)  # at a damaged index torch would print tracebacks
+    from_index(path, tensor_names)  # for a damaged index torch would print tracebacks
     try:
         return load(state, path)
     except CheckpointException as error:
@@ -357,7 +356,7 @@ def share_of_state(
     """
     if critic is not None:
         beside = share_of_state(critic, frozen=frozen)
-        # Those of its modules are empty, and have the names of the student's.
+        # The critic's entries are empty, and have the same names as the student's.
         beside.pop("extra")
         return share_of_state(model, frozen=frozen) | {CRITIC: _named(beside, CRITIC)}
     values = stored_values(model)
@@ -382,7 +381,7 @@ def share_of_state(
 def stored_values(
     model: ModelAndOptimizer, *, averaged: bool = True
 ) -> dict[str, Sequence[Tensor]]:
-    """Name prefix -> tensors stored besides weights: optimizer state and, if `averaged`, EMA."""
+    """Tensors stored besides weights, by name prefix: optimizer state and, if `averaged`, EMA."""
     kept = optimizer_values(model.optimizer, model.states.names)
     values: dict[str, Sequence[Tensor]] = {**kept}
     if model.ema is not None and averaged:

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def check_same_model(path: Path, config: RunConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape or meaning than those of `config`.
+    """Refuses a checkpoint whose weights differ in shape or meaning from those of `config`.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
@@ -45,9 +45,9 @@ def check_same_model(path: Path, config: RunConfig) -> None:
 
 
 def check_same_weights(path: Path, model: ModelConfig) -> None:
-    """Refuses a checkpoint whose weights have another shape or meaning than those of `model`.
+    """Refuses a checkpoint whose weights differ in shape or meaning from those of `model`.
 
-    Other inputs of samples are allowed.
+    The inputs of samples may differ.
 
     Raises:
         CheckpointError: names every setting that differs, with both values.
@@ -65,11 +65,14 @@ def check_average(path: Path, *, averaged: bool) -> None:
     """Refuses a checkpoint without EMA if `averaged`; reads no tensors.
 
     Raises:
-        CheckpointError: `averaged` is set and it has no EMA, or its index is damaged.
+        CheckpointError: the index is damaged, or `averaged` is set but the checkpoint has no EMA.
     """
     there = has_average(path)  # finds a damaged index as well
     if averaged and not there:
-        raise CheckpointError(f"{path} holds no average of the weights; use --weights model")
+        raise CheckpointError(
+            f"{path} holds no average of the weights; use --weights model, or in training"
+            " checkpoint.finetune_weights=model (of a teacher distill.teacher_weights=model)"
+        )
 
 
 def has_average(path: Path, *, among: str | None = None) -> bool:
@@ -81,7 +84,7 @@ def has_critic(path: Path) -> bool:
     """Whether the checkpoint `path` also holds a distillation's critic; reads no tensors.
 
     Raises:
-        CheckpointError: its index is damaged.
+        CheckpointError: the index of the checkpoint is damaged.
     """
     return any(name.startswith(f"{CRITIC}.") for name in from_index(path, tensor_names))
 
@@ -126,7 +129,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     for key in schema.all_keys():
         if schema.resume_class(key) in OF_MODEL:
             fixed[key] = attrgetter(key)(config)
-    # With another error the network learns another location of the target than its mean.
+    # Only the Huber loss depends on huber_c: it decides which average of targets is learned.
     if config.objective.loss is not LossKind.HUBER:
         fixed["objective.huber_c"] = None
     return fixed

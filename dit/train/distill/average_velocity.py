@@ -1,9 +1,9 @@
 """`distill.method=opd`: on-policy distillation by average velocity.
 
 1. rollout    the student's own Euler trajectory to the noise level at which a drawn step begins
-2. teacher    from there the teacher's guided Euler trajectory, in smaller steps, to the level where
-              the step ends
-3. problem    the mean velocity of 2 is the target of the student at the state that 1 ends with
+2. teacher    the teacher's guided Euler trajectory, in smaller steps, from that state to the noise
+              level at which the drawn step ends
+3. problem    the teacher's mean velocity in 2 is the target of the student at the end of 1
 
 If every step is learned, the student's trajectory ends where the teacher's would. With one step of
 the teacher (`distill.teacher_steps=1`) the target is the teacher's velocity, which is the mean
@@ -42,13 +42,14 @@ def average_velocity(
 ) -> tuple[list[Item], References]:
     """(items, references) of a step: each pack with the student's regression problem, and FLOPs.
 
-    All ranks call it. The references have the FLOPs of the passes without gradients, and nothing
-    else. Of the packs' latents only those of clean tokens are read.
+    All ranks call it. The references have only the FLOPs of the passes without gradients. The
+    latents of packs are read only at clean tokens.
     """
     passes = Passes.of(run, step=step)
     with no_dropout(run.model.chunks):
         starts = [begin(passes, pack, OF_STUDENT) for pack in packs]
-        # One after the other: who has fewer passes of one waits for the others before the next.
+        # First all passes of the student, then those of the teacher: a rank with fewer passes of
+        # one network waits for the others before it goes on to the next.
         with own_passes(run.model.chunks):
             noisy = rollout(passes, starts)
         with taught(run) as teacher, own_passes(teacher):
@@ -57,7 +58,7 @@ def average_velocity(
     for begun, start, end in zip(starts, noisy, ends, strict=True):
         told = {"state_TC": start.state_TC, "velocity_TC": mean_velocity(start, end)}
         problem = problem_of_velocity(run.objective, start.batch, start.level_N, **told)
-        # From earlier steps the mean velocity leads to no latent, but to where the step ends.
+        # The mean velocity leads to a latent only in the last step.
         made_N = to_device(begun.step_N == last, start.level_N.device)
         items.append((start.batch, replace(problem, made_N=made_N)))
     return items, References(factor_N=[], flops=passes.flops)

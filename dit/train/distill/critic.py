@@ -27,7 +27,9 @@ from dit.train.train_state import ReadFolder
 def fill_of_critic(
     config: RunConfig, student: AdapterStart | None, read_folder: ReadFolder | None
 ) -> Initialise:
-    """The function that fills a new critic, which has adapters if the student has them; collective.
+    """The function that fills a new critic; all ranks call it.
+
+    The critic has adapters if the student, whose start is `student`, has them.
 
     Raises:
         ValueError: `distill.critic_load` holds no weights that fit.
@@ -54,7 +56,7 @@ def critic_at(place: str, config: RunConfig, trained: Adapters | None) -> Path |
     `trained` are the student's adapters, or None.
 
     Raises:
-        CheckpointError: it belongs to another network, or to other adapters.
+        CheckpointError: the critic belongs to another network, or to other adapters.
     """
     path = find_checkpoint(Path(place))
     if path is None or not has_critic(path):
@@ -70,8 +72,8 @@ def critic_adapters(config: RunConfig, trained: Adapters) -> dict[str, LoraFacto
     """The critic's adapters in the file or folder `distill.critic_load`.
 
     Raises:
-        LoraFileError: it cannot be read, or belongs to another network.
-        CheckpointError: its adapters differ in names or ranks from the student's, `trained`.
+        LoraFileError: the file cannot be read, or belongs to another network.
+        CheckpointError: the adapters differ in names or ranks from the student's, `trained`.
     """
     place = config.distill.critic_load
     factors = factors_of_file(config.lora, config.model, place=place, key="distill.critic_load")
@@ -86,7 +88,7 @@ def check_critic(
     """Checks `distill.critic_load` as `fill_of_critic` does, but on one process, for a dry run.
 
     Raises:
-        ValueError: it holds no weights that fit.
+        ValueError: `distill.critic_load` holds no weights that fit.
     """
     place = config.distill.critic_load
     if place is None or critic_at(place, config, trained) is not None:
@@ -99,8 +101,9 @@ def check_critic(
 
 def _other_adapters(place: str | None) -> CheckpointError:
     return CheckpointError(
-        f"distill.critic_load={place} holds other adapters than those that the student trains: the"
-        " critic's have their linears, ranks and alphas; name others, or leave it out"
+        f"distill.critic_load={place} holds other adapters than those that the student trains; the"
+        " critic's must be in the same linear layers, with equal ranks and alphas. Name such"
+        " adapters, or leave distill.critic_load out"
     )
 
 

@@ -56,9 +56,9 @@ class Made:
     """Latents that the student predicts for a pack, and the states that it predicts from."""
 
     start: RolloutStart
-    noisy: NoisyPack  # its state where the drawn steps begin
-    raw_TC: Tensor  # its output there
-    latent_TC: Tensor  # float64: what that predicts; the pack's own on given tokens
+    noisy: NoisyPack  # noisy latents where the drawn steps begin
+    raw_TC: Tensor  # the student's raw output for `noisy`
+    latent_TC: Tensor  # float64: the latents that `raw_TC` predicts; the data's on given tokens
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Rollouts: the student samples packs from noise, without gradients, and networks predict there.
+"""Rollouts: the student samples from noise without gradients; networks predict at its states.
 
 1. begin      noise at the first level, and a drawn step of the student for each sample
 2. rollout    the student's steps to the noise level at which the drawn step begins
@@ -66,7 +66,7 @@ class Passes:
     ) -> list[Tensor]:
         """Raw outputs [T, C] of the network `chunks` for each of `noisy`; adds their FLOPs.
 
-        `batches` has for each the pack whose texts are used instead, or None for its own.
+        `batches` has for each of `noisy` a pack with the texts to use instead, or None for its own.
         """
         items = [
             (one.batch if batch is None else batch, one.asked(self.path, batch))
@@ -85,7 +85,7 @@ class Passes:
     ) -> list[Tensor]:
         """The teacher's raw outputs [T, C] for `noisy`, guided against the `uncaptioned` packs.
 
-        With a guidance scale of 1 there are no passes for the latter.
+        With a guidance scale of 1 there are no passes for the uncaptioned packs.
         """
         scale = self.run.config.teacher_guidance
         if scale == 1:
@@ -97,7 +97,7 @@ class Passes:
 
 @contextmanager
 def no_dropout(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """A context without dropout in `chunks`, which are in training mode after it."""
+    """A context without dropout in `chunks`; after it they are in training mode."""
     for chunk in chunks:
         chunk.eval()
     try:
@@ -116,11 +116,15 @@ class RolloutStart:
     context: DrawContext
     level_SN: Tensor  # float64 on the CPU: levels of the student's steps
     step_N: Tensor  # on the CPU: the drawn step of each sample
-    rng: torch.Generator  # of the noise at the first level, and at those after it
+    rng: torch.Generator  # for the noise at the first level and, with LCM, at later levels
 
 
 def begin(passes: Passes, pack: PackedBatch, draws: RolloutDraws) -> RolloutStart:
-    """Draws noise and a step of the student for the samples of `pack`."""
+    """Draws noise and a step of the student for the samples of `pack`.
+
+    The noisy latents are noise at the first level; with `distill.rollout=data` they are noisy data
+    at the level where the drawn step begins.
+    """
     c, path, where = passes.run.config, passes.path, pack.latent_TC.device
     told = {"seed": c.rng.seed, "step": passes.step, "null": passes.run.null}
     batch, context = drawn_pack(pack, **told, options=c.objective)

@@ -105,7 +105,7 @@ def weights_at(named: str, config: RunConfig, *, key: str) -> FrozenBase:
 
 
 def frozen_run(config: RunConfig) -> RunConfig:
-    """The configuration of the teacher: the student's network, of which nothing is trained."""
+    """The configuration of the teacher: the student's network without adapters, EMA or training."""
     return replace(
         config,
         lora=LoraConfig(),
@@ -126,7 +126,7 @@ def build_teacher(
 ) -> list[ModelChunk]:
     """The teacher's model chunks on this rank; all ranks call it.
 
-    `fill` sets their initial values, and `start` loads weights over them (None: nothing).
+    `fill` sets their initial values; `start`, if not None, then loads weights into them.
 
     Raises:
         CheckpointError: a file has changed since it was saved.
@@ -147,8 +147,8 @@ def build_teacher(
 def taught(run: TrainState) -> Iterator[Sequence[ModelChunk]]:
     """A context that yields the teacher's model chunks.
 
-    If the teacher is the base of the student's adapters, they are the student's chunks, whose
-    adapters are off meanwhile.
+    If the teacher is the base of the student's adapters, it yields the student's chunks, with their
+    adapters switched off inside the context.
     """
     if run.teacher:
         yield run.teacher

@@ -100,7 +100,7 @@ class IntervalMetrics:
     def read(self, progress: TrainProgress, update: Update | None) -> dict[str, Any]:
         """The values since the last log step, over all ranks; empty between log steps.
 
-        All ranks call it, and at a log step their sums start anew. `update` is the update of the
+        All ranks call it. At a log step the sums are reset to 0. `update` is the update of the
         network in this step; None if this step had none.
         """
         if not self.is_due(progress.step):
@@ -153,7 +153,7 @@ class IntervalMetrics:
             of_ranks = state[name]
             if len(of_ranks) == ranks:
                 running[name].copy_(of_ranks[rank])
-            # Of another number of ranks: one of them takes all, so that the total stays.
+            # Saved by another number of ranks: the first rank takes all, so that the total stays.
             elif rank == 0:
                 running[name].copy_(of_ranks.sum(0))
         return sorted(other)
@@ -229,7 +229,7 @@ class Preferences:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [5]: the sum over pairs of each of `NAMES`, then the number of pairs."""
+        """The accumulated tensor [5]: sums over pairs of each of `NAMES`, and number of pairs."""
         return {"preference.sums": self.total_5}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -257,7 +257,7 @@ class StreamLosses:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [3, 2]: numerator and denominator of each metric in `values`.
+        """The accumulated tensor [3, 2]: numerator and denominator of each metric in `values`.
 
         The rows are (sum of errors, tokens) of frames, (sum of errors, tokens) of sound, and
         (samples with sound, all samples).
@@ -266,7 +266,7 @@ class StreamLosses:
 
     def add(self, losses: Sequence[PackLoss]) -> None:
         for loss, part in losses:
-            sound, first = part.others[SOUND], part.share.index == 0  # of context ranks
+            sound, first = part.others[SOUND], part.share.index == 0  # first context rank
             self.total_32[0] += torch.stack(
                 [
                     loss.error_T.double().sum(),
@@ -291,8 +291,9 @@ def silent_corpus(values: Mapping[str, Any]) -> str | None:
     if share is None or share >= StreamLosses.LEAST:
         return None
     return (
-        f"{share:.1%} of the samples have sound: pictures and silent clips among them wear off what"
-        " the network knows of sound; weigh datasets with sound higher (dataset.blend)"
+        f"{share:.1%} of the samples have sound: training on many samples without sound degrades"
+        " the sound that the network generates; give datasets with sound more weight in"
+        " dataset.blend"
     )
 
 
@@ -308,7 +309,7 @@ class StudentLatents:
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """Name -> tensor [2, 3]: (count, sum, sum of squares) of student's and data's latents."""
+        """The accumulated tensor [2, 3]: (count, sum, sum of squares) for student and data."""
         return {"student_latents.sums": self.total_23}
 
     def add(self, losses: Sequence[PackLoss]) -> None:
@@ -358,7 +359,7 @@ def quantiles(count: int) -> list[float]:
 
 Bins = Sequence[tuple[int, int]]  # upper end of a bin in tokens, and number of its samples
 _PER_OCTAVE = 8
-"""Bins of the histogram of lengths from n to 2 n tokens."""
+"""Number of bins of the histogram of lengths between n and 2 n tokens."""
 _PERCENTS = (10, 50, 90)
 
 

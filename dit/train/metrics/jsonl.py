@@ -87,7 +87,7 @@ class JsonlWriter:
                 found = _ExistingLines.of(content, start=start)
                 if content.startswith(found.kept):
                     os.truncate(path, len(found.kept))
-                else:  # only this needs space on the disk
+                else:  # unlike a truncation, this needs space on the disk
                     write_atomically(path, found.kept)
             if start > 0:
                 self.notes = [f"{path} {note}" for note in found.notes(start, every_step)]
@@ -144,14 +144,14 @@ class _ExistingLines:
         notes = []
         if self.unreadable:
             notes.append(
-                f"is damaged: {counted(len(self.unreadable), 'line')} that cannot be read, line"
-                f" {self.unreadable[0]} first, left out"
+                f"is damaged: {counted(len(self.unreadable), 'line')} that cannot be read (the"
+                f" first is line {self.unreadable[0]}) will be dropped"
             )
         first = min(self.steps, default=1)
         if every_step and (lost := [n for n in range(first, start + 1) if n not in self.steps]):
             notes.append(
-                f"has lost the lines of {counted(len(lost), 'step')} up to step {start}, the first"
-                f" is step {lost[0]}; the training itself goes on unchanged"
+                f"has lost the lines of {counted(len(lost), 'step')} up to step {start} (the first"
+                f" is step {lost[0]}); the training itself goes on unchanged"
             )
         return notes
 
@@ -180,7 +180,7 @@ class RefusedFile:
         self._known = set(_known_samples(self.path))
 
     def add(self, samples: Iterable[RefusedSample], *, step: int) -> None:
-        """Appends those of `samples` that the file does not have, up to `MOST_NAMED` lines in all.
+        """Appends the `samples` that the file does not have, up to `MOST_NAMED` lines in all.
 
         Raises:
             OSError: the file cannot be written.

@@ -64,7 +64,7 @@ class Norms:
 
     @torch.no_grad()
     def take(self) -> dict[str, Tensor]:
-        """Kind of `SQUARES` -> this rank's sums of squares [G], by part of the model.
+        """This rank's sums of squares [G] by part of the model, for each of `SQUARES`.
 
         Call it after the update; it frees the copy of `keep_weights`.
         """
@@ -82,7 +82,7 @@ class Norms:
         nothing = weights[0].new_zeros(())
         gradients = [nothing if value.grad is None else value.grad for value in weights]
         found = [foreach.norms(gradients), foreach.norms(weights)]
-        # In the copies of the weights: differences take no memory of their own.
+        # Differences overwrite the copies of the weights, so they take no further memory.
         foreach.subtract(self.before, weights)
         found.append(foreach.norms(self.before))
         if self.model.ema is None:

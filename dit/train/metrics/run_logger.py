@@ -57,8 +57,8 @@ class RunLogger:
         self.run = run
         self.refused_counts: dict[str, int] = {}
         self.unknown: set[str] = set()
-        self.lost: dict[str, str] = {}  # kinds that have been logged, and what was said of them
-        self.drifted: set[str] = set()  # kinds of a student's drift that have been logged
+        self.lost: dict[str, str] = {}  # output that was lost -> the line logged about it
+        self.drifted: set[str] = set()  # "mean", "deviation": drifts that have been logged
         self.silent = False  # whether it was said that few samples have sound
         self.motionless = False  # whether a step without gradient has been logged
         self.terminal: Terminal | None = None
@@ -78,7 +78,7 @@ class RunLogger:
         if run.folder is not None:
             with explain_write_errors(run.folder / "config.yaml"):
                 write_atomically(run.folder / "config.yaml", to_yaml(c).encode())
-            # A run without checkpoint evaluates again before its first step.
+            # A new run may validate before its first step, and so write a line of step 0.
             metrics = run.folder / "metrics.jsonl"
             self.metrics = JsonlWriter(metrics, start=start or -1, every_step=True)
             self.skipped = JsonlWriter(run.folder / SKIPPED_FILE, start=start)
@@ -112,7 +112,7 @@ class RunLogger:
                 self.mlperf.validating(self.run.progress.consumed_samples)
 
     def info_cost(self) -> None:
-        """Prints price and energy of the device hours since this start, if their keys are set.
+        """Prints cost and energy of the device hours since this start, if their keys are set.
 
         Hours count from the start of the process, because devices cost money while a run loads.
         """
@@ -132,7 +132,7 @@ class RunLogger:
     def log_step(self, values: dict[str, Any], skipped: SkippedStep | None) -> None:
         """Logs the `values` of a step, and the step if it was `skipped`; all ranks call it.
 
-        metrics.jsonl gets every step. Dashboards get every `log_interval`-th step and those that
+        metrics.jsonl gets every step. Dashboards get every `log_interval`-th step and steps that
         validate. At log steps the samples refused on all ranks are gathered and added to `values`.
         """
         heartbeat("write of metrics")
@@ -204,7 +204,7 @@ class RunLogger:
 
     @contextmanager
     def _watching(self, what: str) -> Iterator[None]:
-        """A context in which an error is logged, as of `what`, instead of raised."""
+        """A context that logs an error as the loss of the output `what`, instead of raising it."""
         lost: list[NotShown] = []
         with watching(what, lost):
             yield
@@ -272,7 +272,7 @@ class RunLogger:
                 self.refused_file.add(samples, step=self.run.progress.step)
 
     def close(self) -> None:
-        """Logs the samples refused since the last call, closes files, and repeats lost output."""
+        """Logs samples refused since the last call, closes files, and names lost output again."""
         if self.run.loader is not None and self.refused_file is not None:
             self._write_refused(self.run.loader.take_refused())
         for writer in (self.terminal, self.metrics, self.skipped, self.refused_file):
@@ -331,11 +331,11 @@ def _first_lines(run: TrainState) -> list[str]:
 def _no_gradient(step: int, config: RunConfig) -> str:
     """Explanation of a step without any gradient, and what to do."""
     groups = any(group.frozen for group in config.optimizer.groups)
-    causes = ["every sample has a weight of 0 in the loss: look at the shards"]
+    causes = ["every sample has a weight of 0 in the loss: check loss_weight and masks in the data"]
     if config.lora.enabled or groups:
         less = ", or freeze less (optimizer.groups)" if groups else ""
         causes = [
-            "frozen weights of zeros, as the head of a fresh network, let no gradient through:"
+            "frozen weights are zero, as in the head of a new network, and let no gradient through:"
             " start from trained weights (checkpoint.load_hf, or checkpoint.finetune=true and"
             f" checkpoint.load){less}",
             *causes,
@@ -343,7 +343,7 @@ def _no_gradient(step: int, config: RunConfig) -> str:
     if config.objective.preference is not None:
         causes.append("both latents of each pair are equal: pack pairs that differ")
     return (
-        f"step {step}: every gradient is exactly zero, so that the run learns nothing:"
+        f"step {step}: every gradient is exactly zero, so the run learns nothing. Perhaps"
         f" {'; or '.join(causes)} (said once)"
     )
 

@@ -44,12 +44,12 @@ _SHOWN = 8
 class PackCounts:
     """Counts over the packs that a rank reads for its replica; zeros on ranks that read none."""
 
-    samples: float = 0  # of shards: a pair is one
+    samples: float = 0  # as stored in shards: a preference pair is one
     tokens: float = 0
-    filled: float = 0  # of the capacity of the packs, in tokens
+    filled: float = 0  # used part of the packs' capacity, in tokens
     refused: float = 0  # since the start of the run
     flops: float = 0
-    of_datasets: Mapping[str, int] = field(default_factory=dict)  # samples of each one of a blend
+    of_datasets: Mapping[str, int] = field(default_factory=dict)  # samples, by dataset of a blend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +108,9 @@ def count_packs(
 
 
 def taken_tokens(model: ModelConfig, pack: PackedBatch) -> int:
-    """Number of tokens of `pack` that attention computes, with the padding that it computes.
+    """Number of tokens of `pack` that attention computes, including padding that it computes.
 
-    They include text if latents and text attend to each other.
+    Text tokens count if latents and text attend to each other.
     """
     latents = sum(model.attended_in(pack)) + sum(s.real_tokens for s in pack.others.values())
     if not network_spec(model).attends_jointly:
@@ -221,8 +221,8 @@ def gather_skipped_step(
 ) -> SkippedStep:
     """Gathers the samples of a skipped step from all ranks. Collective.
 
-    `not_finite` has the keys of samples whose loss is not finite on this rank, `present` those of
-    all samples that this rank has read for the step.
+    `not_finite` has the keys of samples whose loss is not finite on this rank, `present` the keys
+    of all samples that this rank has read for the step.
     """
     gathered: list[tuple[Sequence[str], Sequence[str]]] = [((), ())] * dist.get_world_size()
     dist.all_gather_object(gathered, (not_finite, present))

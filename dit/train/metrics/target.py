@@ -16,7 +16,7 @@ def compared_loss(values: Mapping[str, Any]) -> float:
 
 
 def reached_line(run: TrainState, values: Mapping[str, Any] | None = None) -> str:
-    """A line about the target that the step's `values` or (None) an earlier checkpoint reached."""
+    """A log line: the step of `values`, or if None an earlier checkpoint, reached the target."""
     target = f"validation.target={run.config.validation.target:g}"
     if values is None:
         lowest = run.progress.lowest_val_loss

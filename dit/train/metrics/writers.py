@@ -8,7 +8,7 @@ RUN/metrics.jsonl has one JSON object for each step; floats are written with all
     lr                learning rate of this step; counts updates, not skipped steps
     lr_lora_B         learning rate of adapters' B, with lora.plus_ratio; lr is that of A
     critic_loss, critic_grad_norm, critic_lr    values of DMD's critic; loss, grad_norm and lr are
-                      then the student's, in the steps in which it learns
+                      then the student's, and exist only in steps that train it
     consumed_samples  samples seen since the start of the run
     real_tokens       tokens of the step's global batch, without padding
     pack_fill         tokens that attention computes, divided by the packs' capacity
@@ -26,7 +26,7 @@ RUN/metrics.jsonl has one JSON object for each step; floats are written with all
     peak_memory_gb    on rank 0 since its start: tensors of a GPU, else the whole process
     skipped           true if loss or gradient was not finite and nothing was updated
     skipped_steps     skipped steps since the start; skipped_samples.jsonl has their samples
-    sparse_share      with model.sparse_attention: share of the cubes that each attends to in full
+    sparse_share      with model.sparse_attention: fraction of cubes that a cube attends to fully
 
 Every logger.log_interval steps:
 
@@ -76,7 +76,7 @@ Values = Mapping[str, Any]  # numbers, and histograms as lists of pairs (interva
 MOST_VIDEOS = 32
 """Largest number of videos from one validation that go to W&B."""
 _FINISH_S = 60.0
-"""Seconds that W&B gets at the end to send the rest; `wandb sync` sends what remains."""
+"""Seconds that W&B gets at the end to send its records; `wandb sync` sends what remains."""
 
 
 class Dashboards:
@@ -94,7 +94,7 @@ class Dashboards:
         self.wandb = _wandb_run(config, folder) if wanted else None
 
     def write(self, values: Values) -> list[NotShown]:
-        """Shows the `values` of a step; returns a notice for each that could not be shown."""
+        """Shows the `values` of a step; returns a notice for each dashboard that failed."""
         step, lost = int(values["step"]), list[NotShown]()
         shown = {k: v for k, v in values.items() if k != "step"}
         bins = {k: edges_and_counts(v) for k, v in shown.items() if isinstance(v, list)}
@@ -118,8 +118,8 @@ class Dashboards:
     def add_samples(self, samples: DrawnSamples, *, step: int) -> list[NotShown]:
         """Shows the grid of `samples`, and in W&B the first videos.
 
-        TensorBoard would need moviepy for videos. Returns a notice for each sample that could not
-        be shown.
+        TensorBoard would need moviepy for videos. Returns a notice for each kind of output that
+        could not be shown.
         """
         undrawn: list[NotShown] = []
         if samples.grid is not None:
@@ -143,7 +143,7 @@ class Dashboards:
         return undrawn
 
     def close(self) -> list[NotShown]:
-        """Writes what is left, and closes; returns a notice for each value that was not written."""
+        """Writes what is left, and closes; returns a notice for each dashboard that failed."""
         lost: list[NotShown] = []
         with watching("TensorBoard", lost):
             self.board.close()
@@ -185,7 +185,8 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
     import wandb
 
     mode: Any = config.logger.wandb_mode  # a StrEnum with the names of W&B
-    # By default a run waits at its end for a server that is gone. Older packages know no limit.
+    # By default a run waits at its end for a server that does not answer. Older versions of wandb
+    # have no time limit.
     limit = {"finish_timeout": _FINISH_S, "finish_timeout_raises": True}
     known = {name: value for name, value in limit.items() if name in wandb.Settings.model_fields}
     try:
@@ -203,15 +204,16 @@ def _wandb_run(config: RunConfig, folder: Path) -> Any:
     except wandb.Error as error:
         raise ValueError(
             f"logger.wandb_project={config.logger.wandb_project}: {_of_wandb(error)}, set"
-            " logger.wandb_mode=offline to keep the record in the run folder, or leave it unset"
+            " logger.wandb_mode=offline to keep the record in the run folder, or leave"
+            " logger.wandb_project unset"
         ) from error
 
 
 def _of_wandb(error: Exception) -> str:
-    """W&B's error as a phrase with its remedy, such as to log in."""
+    """W&B's error and a remedy, as a phrase for a message."""
     from wandb.errors import AuthenticationError, CommError
 
-    said = str(error).partition("\n")[0]  # then come its own settings
+    said = str(error).partition("\n")[0]  # W&B's own settings follow in later lines
     if isinstance(error, CommError) and not isinstance(error, AuthenticationError):
         server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
         return (
@@ -257,8 +259,8 @@ class Terminal:
         self.console.print(text)
 
     def show(self, pictures: Sequence[np.ndarray]) -> None:
-        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks; in no log file."""
-        # A file or a terminal without colours (NO_COLOR) would get blocks that say nothing.
+        """Shows `pictures`, each uint8 [H, W, 3], as coloured half blocks, but not in a file."""
+        # A file, or a terminal without colours (NO_COLOR), could not show the picture.
         if self.console.is_terminal and self.console.color_system is not None and pictures:
             self.console.print(half_blocks(pictures, columns=self.console.width))
 
@@ -299,7 +301,7 @@ def _line(values: Values) -> str:
     parts = [f"{label} {values[name]:.4f}" for label, name in shown if name in values]
     if "preference_accuracy" in values:
         parts.append(f"pairs right {values['preference_accuracy']:.1%}")
-    of_network = "" if "loss" in values else "critic_"  # a step in which that alone learns
+    of_network = "" if "loss" in values else "critic_"  # a step that trains only the critic
     parts += [
         f"grad {values[f'{of_network}grad_norm']:.3f}",
         f"lr {values[f'{of_network}lr']:.2e}",
@@ -318,13 +320,13 @@ def check_wandb(logger: LoggerConfig) -> None:
     """Refuses a run that logs to W&B if the package wandb is missing.
 
     Raises:
-        ValueError: it is not installed.
+        ValueError: the package is not installed.
     """
     c = logger
     if c.wandb_project and c.wandb_mode is not WandbMode.DISABLED and find_spec("wandb") is None:
         raise ValueError(
             f"logger.wandb_project={c.wandb_project} needs the package wandb: install the extra"
-            " `log`, or leave wandb_project unset"
+            " `log`, or leave logger.wandb_project unset"
         )
 
 

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 def start_lines(
     config: RunConfig, *, world_size: int, read_folder: ReadFolder | None = None
 ) -> str:
-    """Lines of a dry run about weights and machine, as YAML comments.
+    """Checks the start of a run for `--dry-run`; returns lines about it, as YAML comments.
 
     Data that are not on this machine are not checked, because another machine may train.
 
@@ -88,7 +88,7 @@ def check_start(
     with_data: bool = True,
     read_folder: ReadFolder | None = None,
 ) -> list[str]:
-    """Lines that the log of a start would have, and lines on settings that this machine cannot run.
+    """Checks the start of a run; returns lines on its weights, and on what this machine lacks.
 
     Raises:
         ValueError: of many kinds, as when a run starts.
@@ -131,9 +131,9 @@ def check_blocks_are_frozen(groups: Mapping[Weight, ParameterGroup], swapped: in
     if not any(group.frozen and layer is not None for (_, layer), group in groups.items()):
         raise Problems(
             [
-                f"model.blocks_to_swap={swapped} lets frozen matrices of blocks wait on the host,"
-                " and optimizer.groups freezes none of a block; freeze blocks as well, or set"
-                " lora.rank, or model.blocks_to_swap=0"
+                f"model.blocks_to_swap={swapped} keeps frozen matrices of blocks in host memory,"
+                " but optimizer.groups freezes none; freeze blocks there, or set lora.rank, or"
+                " model.blocks_to_swap=0"
             ]
         )
 
@@ -153,7 +153,7 @@ def check_run_folder(folder: Path) -> None:
     """Checks that `folder`, which need not exist yet, can be a run folder; changes nothing.
 
     Raises:
-        ValueError: it cannot be written, or holds shards.
+        ValueError: the folder cannot be written, or holds shards.
         FolderInUseError: another run writes to it.
     """
     check_writable(folder)
@@ -193,7 +193,7 @@ def _check_start(
     if save := config.checkpoint.save:
         check_run_folder(Path(save))
     if name := _to_fetch(config.checkpoint):
-        line = f"{name} is fetched from {config.checkpoint.mirror}, and not looked at before"
+        line = f"{name} will be fetched from {config.checkpoint.mirror}; it is not checked here"
         return StartingPoint(), [line]
     point = starting_point(config.checkpoint)
     lines, trained = _check_adapters(config, point, read_folder)
@@ -254,7 +254,7 @@ def _check_machine(config: RunConfig) -> Iterator[str]:
 
 
 def _checks_of_devices(config: RunConfig) -> Iterator[Callable[[], object]]:
-    """Functions that make the checks of building the configured layers and optimizer."""
+    """The checks that are made when the configured layers and optimizer are built."""
     model = config.model
     of_engine = model.transformer_impl is Implementation.TRANSFORMER_ENGINE
     yield partial(check_moments, config.optimizer)

@@ -28,7 +28,7 @@ from dit.train.validation import read_validation_packs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """The data of a run at their beginning, on this rank."""
+    """The opened data of a run, on this rank."""
 
     replica: Replica
     loader: PackLoader | None  # on the rank that reads for its replica
@@ -42,7 +42,7 @@ def open_data(machine: Machine) -> Data:
     """Opens the data of a run; all ranks call it.
 
     Raises:
-        ValueError: they are missing, damaged, or do not fit the network.
+        ValueError: the data are missing, damaged, or do not fit the network.
     """
     heartbeat("opening of the data")
     config, replica = machine.config, Replica(machine.groups)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Built:
     """The networks of a run by name, with their first values."""
 
-    config: RunConfig  # with the kernel of attention: that of the run, which checkpoints store
+    config: RunConfig  # with the chosen attention kernel, which checkpoints store
     networks: Mapping[str, ModelAndOptimizer]
-    teacher: Sequence[ModelChunk]  # of a distillation; none where it is the base beneath adapters
+    teacher: Sequence[ModelChunk]  # of `distill.teacher`; empty if the key is not set
     notes: tuple[str, ...]
 
 
@@ -38,7 +38,7 @@ def build(machine: Machine, starts: Starts) -> Built:
     Raises:
         ValueError: a kernel cannot be used on this machine, or a base cannot be loaded.
     """
-    # A run that goes on keeps its kernel; another one times them on samples as long as its data's.
+    # A resumed run keeps its kernel; a new run times kernels on samples as long as its data's.
     before = starts.networks[NETWORK].point.continued
     config, notes = with_attention(machine.config, timed=machine.timed, continued=before)
     heartbeat("build of the model")

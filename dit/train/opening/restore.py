@@ -119,7 +119,7 @@ def _begin_with(run: TrainState, path: Path) -> None:
         run.progress = start_from(path, run.model, config=run.config)
     run.notes += _finetune_notes(path, run.config)
     if before := run.progress.updates_before:
-        run.notes.append(f"the average goes on from there, with {before} updates behind it")
+        run.notes.append(f"the average goes on from the checkpoint's, after {before} updates")
 
 
 _MEASURE = ("objective.", "ema.kind", "dataset.use_train_split_for_val", "train.eval_iters")
@@ -129,7 +129,7 @@ _MEASURE += ("validation.latents",)
 
 
 def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
-    """Continues from the checkpoint `path`; `own`: it is this run's own, not `checkpoint.load`."""
+    """Continues from the checkpoint `path`: the run's `own`, or else that of `checkpoint.load`."""
     run.progress = load_checkpoint(path, run.model, config=run.config, critic=run.critic)
     run.saved_step = run.progress.step
     _keep_origin(run, saved_origin(path))
@@ -139,7 +139,7 @@ def _continue_from(run: TrainState, path: Path, *, own: bool) -> None:
     if other := made_otherwise(saved_card(path) or {}, run.card or {}):
         run.notes.append(
             f"WARNING: the data were prepared otherwise when the checkpoint was saved ({other}):"
-            " the network has learned those latents and texts"
+            " the network has learned other latents or texts; pack the data as before"
         )
     if run.folder is not None:
         run.notes += disk_space_notes(path, run.folder)
@@ -151,11 +151,13 @@ def _continue_metrics(run: TrainState, path: Path) -> None:
     measured_otherwise = any(key.startswith(_MEASURE) for key in _changed(path, run.config))
     if measured_otherwise and run.progress.lowest_val_loss < math.inf:
         run.progress = replace(run.progress, lowest_val_loss=math.inf)
-        run.notes.append("validation measures otherwise: the lowest loss is sought anew")
+        run.notes.append(
+            "settings of the validation loss have changed: the lowest loss is sought anew"
+        )
     if other := run.interval_metrics.load_state_dict(interval_sums(path)):
         run.notes.append(
-            f"{' and '.join(other)} have other parts than in the checkpoint (validation.quantiles,"
-            " dataset.task_encoder_seq_length): at the next log step they are of the steps from"
+            f"{' and '.join(other)} have other bins than in the checkpoint (validation.quantiles,"
+            " dataset.task_encoder_seq_length): at the next log step they count only the steps from"
             f" {run.progress.step + 1} on"
         )
 
@@ -187,7 +189,7 @@ def _load_data_position(run: TrainState, path: Path) -> None:
     """Restores the position in the data from the checkpoint `path`; all ranks call it.
 
     Raises:
-        CheckpointError: it was made with other data, or these ranks cannot divide it.
+        CheckpointError: the position was saved with other data, or these ranks cannot divide it.
     """
     states, loader = _data_positions(run, path), run.loader
     if loader is None:
@@ -235,7 +237,7 @@ def _restarts_data(run: TrainState, path: Path, *, own: bool) -> bool:
 def _fits(loader: PackLoader, states: list[Position]) -> bool:
     try:
         return loader.fits(states)
-    except DataError:  # of another version, so of other data
+    except DataError:  # states of another version belong to other data
         return False
 
 
@@ -246,20 +248,20 @@ def _change_notes(path: Path, config: RunConfig, *, own: bool) -> list[str]:
         lines.append(f"changed since then: {', '.join(live)}")
     if idle:
         said = ", ".join(idle)
-        lines.append(f"changed without effect, for only the start of a run reads it: {said}")
+        lines.append(f"changed without effect, because only a new run reads it: {said}")
     if saved_config(path).ema.kind is EmaKind.NONE and config.ema.kind is not EmaKind.NONE:
-        lines.append("the checkpoint has no average of the weights: it starts from them")
+        lines.append("the checkpoint has no average of the weights: it starts from the weights")
     if manifest_of(path) is None:
         lines.append("the checkpoint is of an earlier version, without checksums: not verified")
     return lines
 
 
 def _live_and_idle(path: Path, config: RunConfig, *, own: bool) -> tuple[list[str], list[str]]:
-    """Texts of changed settings: those that take effect, and those that only a start reads."""
+    """Texts of changed settings that take effect, and of settings that only a new run reads."""
     changed, schema = _changed(path, config), schema_of(config)
     idle = [key for key in changed if schema.resume_class(key) is Resume.AT_START]
     if not own and "checkpoint.load" in idle:
-        idle.remove("checkpoint.load")  # it is what the run continues from
+        idle.remove("checkpoint.load")  # the checkpoint from which the run continues
     live = [text for key, text in changed.items() if key not in idle]
     return live, [changed[key] for key in idle]
 

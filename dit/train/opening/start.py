@@ -44,9 +44,9 @@ NETWORK = "network"
 class Given:
     """Weights and functions that a program passes to a run besides its configuration."""
 
-    weights: InitialWeights | None = None  # that a new network starts from
+    weights: InitialWeights | None = None  # weights from which a new network starts
     read_folder: ReadFolder | None = None  # opens a Diffusers folder of frozen weights
-    fill: Initialise | None = None  # in the place of the first values, where these do not matter
+    fill: Initialise | None = None  # replaces the first values, in runs where they do not matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Start:
 
     point: StartingPoint
     weights: InitialWeights | None  # of a Diffusers folder
-    adapters: AdapterStart | None  # what alone is trained, and its base; None trains all weights
+    adapters: AdapterStart | None  # the adapters and their base; None: all weights are trained
     fill: Initialise  # gives a new model its first values
 
 
@@ -71,9 +71,9 @@ Say = Callable[[str], None]
 class Starts:
     """The starts of all networks of a run, by name, and the run folder."""
 
-    folder: Path | None  # locked; None writes nothing
+    folder: Path | None  # the locked run folder; None: the run writes nothing
     networks: Networks
-    teacher: AdapterStart | None  # of a distillation: weights that no adapters stand beside
+    teacher: AdapterStart | None  # weights of `distill.teacher`; None if the key is not set
     notes: tuple[str, ...]
 
 
@@ -150,8 +150,8 @@ STARTS: Mapping[str, Callable[[RunConfig, Given, Networks, Say], Start | None]] 
     NETWORK: start_of_network,
     CRITIC: start_of_critic,
 }
-"""Network name -> function of configuration, given weights, starts of earlier networks and `say`:
-the network's start, or None if the run has no such network."""
+"""Function for each network, by name, that returns its start, or None if the run has no such
+network. Its arguments are configuration, given weights, starts of earlier networks, and `say`."""
 
 
 def _start_of_teacher(config: RunConfig, given: Given) -> AdapterStart | None:
@@ -176,7 +176,8 @@ def _stored_values(
         return weights.fill
     if load_hf is not None:
         raise ValueError(
-            f"checkpoint.load_hf={load_hf} is read only by recipes/pretrain_dit.py; leave it out"
+            f"checkpoint.load_hf={load_hf} is read only by recipes/pretrain_dit.py; start the run"
+            " with that program, or leave the key out"
         )
     return None
 
@@ -189,7 +190,7 @@ def run_folder(save: str | None) -> Iterator[Path | None]:
 
     Raises:
         FolderInUseError: another run writes to it.
-        ValueError: it cannot be written, or holds shards.
+        ValueError: the folder cannot be written, or holds shards.
     """
     if not save:
         yield None

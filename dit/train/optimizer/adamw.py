@@ -18,8 +18,8 @@ _ROWS = PinnedRows()
 class GroupStepAdam(torch.optim.Optimizer):
     """AdamW (arXiv:1711.05101) with one step count per param group, not per parameter.
 
-    Megatron-Core's distributed checkpoints expect the step count there, as in FusedAdam of
-    Transformer Engine and Apex. With torch's AdamW it would be lost on resume.
+    Megatron-Core's distributed checkpoints expect the step count in the param group, as in
+    FusedAdam of Transformer Engine and Apex. With torch's AdamW it would be lost on resume.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GroupStepAdam(torch.optim.Optimizer):
 
     def _fetched(self, p: Tensor, copies: PlainCopies) -> list[tuple[Tensor, Arrival]]:
         """Starts to copy the moments of `p` to its device; returns (copy, its arrival) for each."""
-        # A load of a checkpoint puts them on the device.
+        # Loading a checkpoint leaves moments on the device.
         self.state[p] |= {name: _on_host(self.state[p][name], p) for name in MOMENTS}
         homes = (self.state[p][name] for name in MOMENTS)
         return [copies.to_device(home, p.device, after=None) for home in homes]

@@ -54,7 +54,7 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
         adam_beta2=c.adam_beta2,
         adam_eps=c.adam_eps,
         clip_grad=c.clip_grad,
-        # Rows of weights are float32, and share out the optimizer by themselves.
+        # With FSDP, rows of weights are float32, and the optimizer is sharded with them.
         bf16=config.model.precision is Precision.BF16 and not rows,
         params_dtype=chunks[0].config.params_dtype,
         use_distributed_optimizer=config.ddp.use_distributed_optimizer and not rows,
@@ -91,12 +91,12 @@ def build_optimizer(config: RunConfig, chunks: list[ModelChunk]) -> MegatronOpti
 def _overrides(
     options: OptimizerConfig, config: RunConfig, chunks: list[ModelChunk]
 ) -> dict[ParamKey, Any]:
-    """Key of parameters -> factors of their learning rate and weight decay."""
+    """Factors of learning rate and weight decay, by Megatron-Core's key of the parameters."""
     overrides = get_standard_config_overrides(options)  # no weight decay on norms and biases
     no_decay: Any = {"wd_mult": 0.0}
     for pattern in family_of(config.model).weights.no_decay:  # nor on embeddings
         overrides[ParamKey(name=pattern)] = no_decay
-    for chunk in chunks:  # nor where nothing would hold against it
+    for chunk in chunks:  # nor on weights without gradient, which would only shrink
         network: Any = chunk.module
         idle = network.parameters_without_gradient()
         for name, param in named_weights(chunk):
@@ -124,7 +124,7 @@ def _say_states(config: RunConfig, chunks: list[ModelChunk]) -> None:
 def _of_groups(
     config: RunConfig, chunks: list[ModelChunk], *, without_decay: list[ParamKey]
 ) -> dict[ParamKey, Any]:
-    """Key of parameters -> factors of learning rate and weight decay, by `optimizer.groups`."""
+    """Factors of learning rate and weight decay from `optimizer.groups`, by key of parameters."""
     c, found = config.optimizer, {}
     groups = group_of_weights(config.model, config.optimizer)
     for chunk in chunks:
@@ -146,7 +146,7 @@ def _of_groups(
 def grouped(
     module: MegatronModule, groups: Mapping[Weight, ParameterGroup]
 ) -> Iterator[tuple[torch.nn.Parameter, ParameterGroup]]:
-    """(weight, group) for each weight of `module` that one of the `groups` of the user matches."""
+    """(weight, its group) for each weight of `module` that belongs to one of `optimizer.groups`."""
     for entry in entries_of(module) if groups else ():
         if (group := groups.get(weight_of(entry))) is not None:
             assert isinstance(entry.data, torch.nn.Parameter)

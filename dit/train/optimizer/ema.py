@@ -28,8 +28,8 @@ def power_exponent(sigma_rel: float) -> float:
 def decay_at(config: EmaConfig, step: int) -> float:
     """The factor of the old average at update `step`, counted from 1.
 
-    power: (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127); it is 0 at step 1, so the initial
-    weights are forgotten.
+    With `ema.kind=power` it is (1 - 1/step)^(gamma + 1) (arXiv:2312.02696, Eq. 127), which is 0 at
+    step 1, so the initial weights are forgotten.
     """
     if config.kind is EmaKind.CONSTANT:
         return config.decay
@@ -46,7 +46,7 @@ class Ema:
         self.optimizer = optimizer
         self.groups = groups
         self.shards = main_param_shards(optimizer)
-        self.updates_before = 0  # those behind it when the run began (`train.warm_start_ema`)
+        self.updates_before = 0  # updates before this run (`train.warm_start_ema`)
         self.averages = [shard.value.detach().clone() for shard in self.shards]
 
     @torch.no_grad()
@@ -65,8 +65,8 @@ class Ema:
     def as_weights(self, chunks: list[ModelChunk]) -> Iterator[None]:
         """A context in which the weights of `chunks` and their averages are exchanged.
 
-        After an error they stay exchanged: the error may be one rank's alone, and all ranks would
-        have to gather the weights together.
+        After an error they stay exchanged, because exchanging them back needs all ranks, and the
+        error may have ended only one.
         """
         self._swap(chunks)
         yield
@@ -76,7 +76,7 @@ class Ema:
     def _swap(self, chunks: list[ModelChunk]) -> None:
         """Exchanges averages and main parameters, and copies the latter to the model's weights."""
         for average, shard in zip(self.averages, self.shards, strict=True):
-            own = shard.value.clone()  # one at a time: there may be no place for all of them twice
+            own = shard.value.clone()  # one at a time: memory may not hold all of them twice
             shard.value.copy_(average)
             average.copy_(own)
         publish_main_params(self.optimizer, chunks)

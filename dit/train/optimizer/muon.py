@@ -113,8 +113,9 @@ class Muon:
     def updated(self, *, norm: float) -> Iterator[None]:
         """A context that first updates this rank's shards of matrices, then hides their gradients.
 
-        So AdamW, which steps inside it, skips these matrices. At its end the gradients are back,
-        for metrics. `norm` is the norm of the whole gradient after clipping. All ranks call it.
+        AdamW, which steps inside the context, therefore skips these matrices. At its end the
+        gradients are back, for metrics. `norm` is the norm of the whole gradient after clipping.
+        All ranks call it.
         """
         values: list[Any] = [shard.value for shard in self._whole.mine.values()]
         gradients = [value.grad for value in values]
@@ -125,11 +126,11 @@ class Muon:
             value.grad = None
         yield
         for group in self._optimizer.param_groups:
-            # Some count only where the rank has a weight of the group, and ranks that disagree on
-            # `by_rows` would wait for each other.
+            # Some optimizers count only groups that have a weight on this rank. If counts differed,
+            # ranks would disagree on `by_rows` and wait for each other.
             group["step"] = updates + 1
         for value, gradient in zip(values, gradients, strict=True):
-            value.grad = gradient  # of which metrics take norms
+            value.grad = gradient  # metrics compute its norm
 
     @torch.no_grad()
     def _update(self, gradients: Sequence[Tensor], *, floor: float, by_rows: bool) -> None:

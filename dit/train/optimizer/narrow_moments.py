@@ -31,15 +31,15 @@ _TORCH = {
 
 
 def check_moments(config: OptimizerConfig) -> None:
-    """Raises ValueError if moments are to have fewer bits and this machine cannot store such."""
+    """Raises ValueError if `config` asks for narrow moments that this machine cannot store."""
     if config.narrow_moments and not (
         find_spec("transformer_engine") and torch.cuda.is_available()
     ):
         raise ValueError(
             f"optimizer.exp_avg_dtype={config.exp_avg_dtype} and"
             f" optimizer.exp_avg_sq_dtype={config.exp_avg_sq_dtype} need Transformer Engine and a"
-            " GPU, which are not both here; install the extra `te`, or leave them out: moments are"
-            " kept in fp32 then"
+            " GPU, which are not both here; install the extra `te`, or leave the two keys out, so"
+            " that moments are kept in fp32"
         )
 
 
@@ -51,8 +51,9 @@ def moment_options(config: OptimizerConfig) -> dict[str, Any]:
         "use_precision_aware_optimizer": True,
         "exp_avg_dtype": _TORCH[config.exp_avg_dtype],
         "exp_avg_sq_dtype": _TORCH[config.exp_avg_sq_dtype],
-        # With such a recipe (of 8-bit weights, which are not used) the float32 main parameters are
-        # Megatron-Core's. Without, they would be a state of FusedAdam like the moments.
+        # With this recipe Megatron-Core keeps the float32 main parameters itself; otherwise they
+        # would be a state of FusedAdam like the moments. It changes nothing else, because weights
+        # are not in 8 bits.
         "fp8_recipe": "tensorwise",
     }
 
@@ -81,7 +82,8 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
             for name in MOMENTS:
                 own = values[state_prefix(name)][at : at + len(params)]
                 for p, moment in zip(params, own, strict=True):
-                    if moment.any():  # 8-bit ones are divided by their largest; zeros are there
+                    # 8-bit moments are divided by their largest number; zeros are already stored.
+                    if moment.any():
                         inner.optimizer.set_scaled_state(p, name, moment)
         at += len(params)
 
@@ -90,9 +92,9 @@ def put_moments(optimizer: MegatronOptimizer, values: Mapping[str, Sequence[Tens
 def only_decay_unmoved(inner: Any) -> None:
     """Updates weights with zero gradient and zero moments by weight decay only.
 
-    Their gradients become None, so that FusedAdam skips them. It divides 8-bit moments by their
-    largest, and would turn such weights into NaN. B of a new adapter is zero, and so is the first
-    gradient of A.
+    Their gradients become None, so that FusedAdam skips them. FusedAdam divides 8-bit moments by
+    their largest number, and would turn such weights into NaN. An example is matrix A of a new
+    adapter: its first gradient is zero, because B is zero.
     """
     for group in inner.optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None]

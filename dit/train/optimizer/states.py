@@ -21,11 +21,11 @@ _MAIN_PARAM = {
     RowsOptimizer: "param",
     Float16OptimizerWithFloat16Params: "fp32_param",
 }
-"""Class of optimizer -> Megatron-Core's name of its main parameters in a checkpoint."""
+"""Megatron-Core's name of the main parameters in a checkpoint, by class of the optimizer."""
 
 
 def optimizer_values(optimizer: MegatronOptimizer, names: Sequence[str]) -> dict[str, list[Tensor]]:
-    """Name prefix in a checkpoint -> state of each main parameter of this rank.
+    """The states of each main parameter of this rank, by name prefix in a checkpoint.
 
     `names` are the states in `OptimizerConfig.states`. The tensors are in the order of
     `main_param_shards`; they include the main parameters themselves, unless these are the weights
@@ -78,7 +78,7 @@ def drop_other_states(inner: Any) -> None:
 
 
 def state_of(optimizer: MegatronOptimizer, value: Tensor | None) -> Mapping[str, Tensor]:
-    """Name -> state in the optimizer of the main parameter `value` of this rank."""
+    """The optimizer's states of the main parameter `value` of this rank, by name."""
     found = (inner.optimizer.state for inner in every_optimizer(optimizer))
     return next(states[value] for states in found if value in states)
 
@@ -93,7 +93,7 @@ def state_prefix(name: str) -> str:
 
 _SHARDING = "fully_reshardable"
 """Megatron-Core's name for optimizer state that is stored in the shape of the weights."""
-# What Megatron-Core tells parameter groups apart by.
+# The keys by which Megatron-Core tells parameter groups apart.
 _GROUP = ("wd_mult", "lr_mult")
 
 

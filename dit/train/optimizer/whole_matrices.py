@@ -39,9 +39,9 @@ from dit.models.linears import linear_shapes
 from dit.train.checkpoint.shares import data_of, entries_of, weight_of
 
 BUCKET = 2**26
-"""Most numbers that an owner receives at a time; a larger matrix is sent alone."""
+"""Most numbers that an owner receives in one exchange; a larger matrix is sent alone."""
 PartOf = Callable[["SharedMatrix"], Tensor]
-"""Function of a matrix: this rank's shard of a tensor in its shape, flat."""
+"""Function that returns, for a matrix, this rank's flat shard of a tensor in its shape."""
 _Waiting = Callable[[], list[Tensor]]
 """Function that waits for the tensors being received, and returns them."""
 
@@ -49,9 +49,9 @@ _Waiting = Callable[[], list[Tensor]]
 class _Piece(NamedTuple):
     """A shard of a weight, and the rank of the group that holds it."""
 
-    tensor: int  # tensor rank whose part of the whole matrix it is of
+    tensor: int  # tensor rank to whose part of the whole matrix the shard belongs
     rank: int
-    part: slice  # of that part, flattened
+    part: slice  # of the flattened part of this tensor rank
 
     @property
     def size(self) -> int:
@@ -63,10 +63,10 @@ class SharedMatrix:
     """A weight, and which rank has each of its shards; only `shard` differs between ranks."""
 
     pair: Pair
-    shape: tuple[int, int]  # of the weight of a tensor rank
-    axis: int | None  # that tensor ranks share; None: each has all of it
-    pieces: Sequence[_Piece]  # of which the whole is made
-    copies: Sequence[_Piece]  # beside them: of tensor ranks that have the same
+    shape: tuple[int, int]  # of the weight on one tensor rank
+    axis: int | None  # axis that tensor ranks divide; None: each has the whole weight
+    pieces: Sequence[_Piece]  # shards that make up the whole weight
+    copies: Sequence[_Piece]  # the same shards on other tensor ranks
     owner: int = 0  # rank of the group
     shard: MainParamShard | None = None  # what this rank updates of it
 
@@ -111,8 +111,8 @@ class WholeMatrices:
     ):
         """Finds the shards of the matrices, and chooses owners; shards are sent in `dtype`."""
         self._groups, self._type, self._sharded = groups, dtype, is_sharded(chunks)
-        # Tensor ranks alone where each data rank updates all weights. A group of its own, which
-        # runs that have no such matrices do not make.
+        # Only tensor ranks, if each data rank updates all weights. The group is created here, so
+        # that runs without Muon do without it.
         together: Any = groups.tp_dp_cp if self._sharded else groups.tp
         self._group: Any = dist.new_group(
             dist.get_process_group_ranks(together), use_local_synchronization=True
@@ -204,7 +204,7 @@ class WholeMatrices:
                 yield matrix, result
 
     def _gather(self, matrices: Sequence[SharedMatrix], part_of: PartOf) -> _Waiting:
-        """Starts to send `matrices` to their owners; the result waits for those owned here."""
+        """Starts to send `matrices` to their owners; the result waits for those of this rank."""
         pieces = [(matrix, piece) for matrix in matrices for piece in matrix.pieces]
         return self._send(
             [(m.owner, part_of(m)) for m, piece in pieces if piece.rank == self._rank],
@@ -244,7 +244,7 @@ class WholeMatrices:
         return wait
 
     def squares_of_rows(self, part_of: PartOf) -> dict[SharedMatrix, Tensor]:
-        """Matrix -> sums of squares of the whole matrix's rows, for the rows on this tensor rank.
+        """Sums of squares of the rows of each whole matrix, for the rows on this tensor rank.
 
         All ranks call it.
         """

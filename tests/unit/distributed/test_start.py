@@ -120,7 +120,7 @@ def test_one_process_does_without_nccl_where_it_does_not_start():
     assert done.returncode == 0, done.stderr
     notice = "NCCL does not start (DistBackendError: NCCL error: no socket interface found)"
     assert [line for line in done.stderr.splitlines() if "NCCL" in line] == [
-        f"{notice}; this one process does without it"
+        f"{notice}; this single process uses gloo instead"
     ]
 
 

@@ -155,9 +155,9 @@ def test_a_run_that_cannot_succeed_is_warned_of() -> None:
     def said(corpus: Corpus, minutes: float) -> str:
         return " ".join(chosen(corpus, minutes=minutes, seconds=0.5).warnings)
 
-    assert "nothing recognisable" in said(DRAWINGS, 2)
+    assert "too few for recognisable results" in said(DRAWINGS, 2)
     assert "times as many minutes" in said(DRAWINGS, 2)
-    assert "many captions will give another picture" in said(DRAWINGS, 16)
+    assert "many captions will give a wrong picture" in said(DRAWINGS, 16)
     assert said(DRAWINGS, 40) == ""
     assert "32,000" in said(DIGITS, 1) and said(DIGITS, 8) == ""
 
@@ -275,7 +275,7 @@ def test_a_file_that_somebody_has_changed_is_put_aside(shards: Path, capsys, mon
         place.write_text(place.read_text() + end)
         program.main([str(shards), "--minutes", "10"])
         aside = shards / f"train_{number}.yaml"
-        assert f"; yours is {aside.name} now" in capsys.readouterr().out
+        assert f"; your old file is now {aside.name}" in capsys.readouterr().out
         assert aside.read_text().endswith(end) and end not in place.read_text()
         assert load_config(RECIPES["dit_xl"](), config_file=aside).train.train_iters == 540
         assert aside in check_folder(shards, overwrite=True)

@@ -362,7 +362,7 @@ def test_a_new_run_from_adapters_asks_for_no_others(lora, refused):
 
 def test_weights_that_are_in_no_file_show_nothing(tmp_path):
     (tmp_path / ADAPTERS).write_text(RUN.as_json())
-    with pytest.raises(CheckpointError, match="are in no file: they show nothing"):
+    with pytest.raises(CheckpointError, match="are in no file: they were drawn at"):
         load_adapted(tmp_path, nn.Linear(1, 1), None, averaged=False, read_folder=None)
 
 

@@ -235,8 +235,8 @@ def test_findings_of_a_troubled_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fill", "multiple", "lengths", "named", "buffer"),
     [
-        (0.25, 16, [[4, 90]], "which is 75.0% of what their tokens take", False),
-        (0.15, 16, [[4, 90]], "which is 75.0%", True),  # the rest is of another cause
+        (0.25, 16, [[4, 90]], "so 75.0% of the packed tokens are padding", False),
+        (0.15, 16, [[4, 90]], "so 75.0%", True),  # the rest is of another cause
         (0.50, 8, [[4, 30], [8, 60], [1024, 50]], None, True),  # long ones decide
         (0.30, 1, [[4, 90]], None, True),
         (0.30, 16, [], None, True),

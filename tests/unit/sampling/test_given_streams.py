@@ -139,14 +139,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.wav"
     empty.write_bytes(wav_file(np.zeros((1, 50), np.float32), RATE))
     for files, message, changes in (
-        (StreamFiles(frames_of=clip, sound_of=sound), "nothing is left to make", {}),
-        (StreamFiles(frames_of=short), "has 2 frames, and the network needs at least 3", {}),
+        (StreamFiles(frames_of=clip, sound_of=sound), "nothing is left to generate", {}),
+        (StreamFiles(frames_of=short), r"is too short \(2 of the at least 3 frames", {}),
         (StreamFiles(sound_of=str(empty)), "is too short: .* one latent frame of sound", {}),
         (StreamFiles(sound_of=clip), "cannot be read as sound .*no sound track", {}),
         (StreamFiles(sound_of="gone.wav"), "--sound_of gone.wav cannot be read as sound", {}),
-        (StreamFiles(sound_of=sound), "name no codec of sound", {"card": {}}),
+        (StreamFiles(sound_of=sound), "names no sound codec", {"card": {}}),
         (StreamFiles(frames_of=clip), "VAE of the data is not on this machine", {"decoder": None}),
-        (StreamFiles(frames_of=sound), "has no ending of a video", {}),
+        (StreamFiles(frames_of=sound), "is not named like a video", {}),
         (
             StreamFiles(frames_of=clip, place="p.jsonl, line 2: ", sound_of=sound),
             "^p.jsonl, line 2",
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a picture has no sound"):
         StreamFiles(sound_of=sound).check(opened(), frames=1)
     silent = SimpleNamespace(model=named_model("wan2.1_t2v_1.3b"))
-    with pytest.raises(ValueError, match=r"--sound_of .*model.family=wan makes no sound"):
+    with pytest.raises(ValueError, match=r"--sound_of .*model.family=wan generates no sound"):
         StreamFiles(sound_of=sound).check(opened(config=silent), frames=9)
 
 

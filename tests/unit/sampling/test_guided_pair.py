@@ -41,7 +41,7 @@ def test_a_pair_of_networks(groups, tmp_path: Path) -> None:
     both = replace(encoders, checkpoint_path_away="a", checkpoint_path_low="b")
     ideogram4.random_ideogram4(in_channels=8).save_pretrained(tmp_path / "narrow")
     narrow = import_weights(tmp_path / "narrow", tmp_path / "other").path
-    with pytest.raises(ValueError, match="are of different models; leave one of them out"):
+    with pytest.raises(ValueError, match="cannot be used together; leave one of them out"):
         open_checkpoint(run.path, weights="model", options=both)
     with pytest.raises(Problems, match="--checkpoint_path_away read different latents or inputs"):
         options = replace(encoders, checkpoint_path_away=str(narrow))

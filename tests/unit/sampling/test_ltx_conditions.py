@@ -209,20 +209,23 @@ def test_other_networks_are_given_none(groups: Any, tmp_path: Path) -> None:
     ("given", "message"),
     [
         ({"at_frame": (8,)}, r"--at_frame 8: there is no picture or clip; give --image or --video"),
-        ({"image": ("a", "b")}, r"--at_frame is given 0 times for 2 pictures and clips; give one"),
+        (
+            {"image": ("a", "b")},
+            r"--at_frame needs one value for each of 2 pictures and clips, but has 0; give",
+        ),
         (
             {"image": ("a",), "video": ("b",), "at_frame": (0, 8), "strength": (0.5,)},
-            r"--strength is given 1 times for 2 pictures",
+            r"--strength needs one value for each of 2 pictures",
         ),
         (
             {"image": ("a",), "strength": (1.5,)},
-            r"--strength 1\.5 must lie above 0, and at most at 1",
+            r"--strength 1\.5 must be above 0 and at most 1",
         ),
         (
             {"video": ("a",), "last_image": "b"},
             r"--last_image b: with other pictures, give it as --image with --at_frame",
         ),
-        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 is none"),
+        ({"condition_noise": -1}, r"--condition_noise -1 must lie in \[0, 1\]; 0 adds none"),
     ],
 )
 def test_options_that_do_not_fit(given: dict[str, Any], message: str) -> None:

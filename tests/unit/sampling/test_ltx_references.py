@@ -149,7 +149,7 @@ def test_reference_videos_that_are_none(groups: Any, tmp_path: Path) -> None:
         made(run, noise, reference_video=(file,))
     model: Any = replace(run.config.model, reference_latents=1)  # type: ignore[call-arg]
     run = replace(run, config=replace(run.config, model=model))
-    with pytest.raises(ValueError, match=r"--reference_video .*a\.png has no ending of a video"):
+    with pytest.raises(ValueError, match=r"--reference_video .*a\.png is not named like a video"):
         made(run, noise, reference_video=(str(tmp_path / "a.png"),))
     (tmp_path / "b.mp4").write_text("no video")
     with pytest.raises(ValueError, match=r"--reference_video .*b\.mp4 cannot be read as a video"):
@@ -161,7 +161,7 @@ def test_reference_videos_that_are_none(groups: Any, tmp_path: Path) -> None:
 def test_a_reference_that_is_too_short_is_named(tmp_path: Path) -> None:
     file, notice = (
         str(clip(tmp_path / "a.mp4", 12, 1)),
-        "has 12 frames, and the sample 17: the first 9",
+        "has fewer frames than the sample (12 of 17): the first 9",
     )
     assert notice in shorter(file, 17, stride=8, option="--reference_video")
     assert not shorter(file, 9, stride=8, option="--reference_video")

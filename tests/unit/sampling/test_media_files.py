@@ -207,5 +207,5 @@ def test_a_list_that_cannot_be_written_leaves_the_one_before(tmp_path):
 
 @pytest.mark.parametrize("fps", [0, -1, 1e-5, 1e9, math.nan, math.inf])
 def test_a_rate_out_of_reason_is_refused_by_name(fps):
-    with pytest.raises(ValueError, match=r"--fps \S+ must lie in 0\.01 to 1000 frames a second"):
+    with pytest.raises(ValueError, match=r"--fps \S+ must lie between 0\.01 and 1000 frames"):
         GenerationOptions(fps=fps)

@@ -89,7 +89,7 @@ def test_pictures_without_even_pixels_have_no_deviation() -> None:
     assert (clean.deviation, clean.white, clean.noise, clean.even) == (0, 0, 0, 1)
     assert lines(clean, guidance=2.5)[:2] == [
         "1 caption of training pictures, guidance 2.5",
-        "right picture the nearest of 1 training pictures, as far as they have its size: 100%"
+        "right picture nearest among training pictures of its size (1 of all sizes): 100%"
         " (100% by chance)",
     ]
 

@@ -203,7 +203,7 @@ def test_numbers_that_make_no_sense_are_named_before_anything_is_opened(tmp_path
 
 def test_a_file_of_prompts_that_is_not_there_or_empty(tmp_path):
     file = tmp_path / "prompts.txt"
-    with pytest.raises(ValueError, match=rf"{file}.*is not there"):
+    with pytest.raises(ValueError, match=rf"{file}.*does not exist"):
         read_prompts(file)
     file.write_text("\n \n")
     with pytest.raises(ValueError, match=rf"{file}.*write one on each line"):

@@ -98,5 +98,7 @@ def test_a_scale_without_references_is_refused() -> None:
 
 def test_a_scale_of_references_needs_guidance() -> None:
     run: Any = SimpleNamespace(config=_run(), path=Path("run"))
-    with pytest.raises(ValueError, match=r"--reference_guidance 2.0 .* guidance 1, .* --guidance"):
+    with pytest.raises(
+        ValueError, match=r"--reference_guidance 2.0 .* without guidance .* --guidance"
+    ):
         options_of_network(GenerationOptions(reference_guidance=2.0, guidance=1.0), run)

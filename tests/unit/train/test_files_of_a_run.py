@@ -89,13 +89,13 @@ def test_hostile_lines_of_a_run(place: Path, content: bytes, start: int) -> None
         (CONTENT, 5, []),
         (CONTENT, 3, []),
         (CONTENT + b'{"step": 6, "lo', 5, []),  # of a step that is made again
-        (CONTENT[:-3], 5, ["has lost the lines of 1 step up to step 5, the first is step 5"]),
-        (CONTENT[:40], 5, ["has lost the lines of 5 steps up to step 5, the first is step 1"]),
+        (CONTENT[:-3], 5, ["has lost the lines of 1 step up to step 5 (the first is step 5)"]),
+        (CONTENT[:40], 5, ["has lost the lines of 5 steps up to step 5 (the first is step 1)"]),
         (b"", 5, ["has lost the lines of 5 steps"]),
         (
             CONTENT.replace(b'{"step": 2', b'{"st\xffp": 2'),
             5,
-            ["is damaged: 1 line that cannot be read, line 2 first", "has lost the lines of 1 st"],
+            ["is damaged: 1 line that cannot be read (the first is line 2)", "has lost the lines"],
         ),
         (b'{"step": -9223372036854775808}\n' + CONTENT, 5, ["is damaged: 1 line"]),
         (CONTENT.partition(b"\n")[2], 5, []),  # begun from a checkpoint of another run

@@ -256,7 +256,7 @@ def test_damage_in_the_store_is_named_when_it_is_fetched(run: Run, tmp_path: Pat
     run.copy()
     file = run.store / "checkpoints" / name / ".metadata"
     file.write_bytes(bytes(len(file.read_bytes())))
-    with pytest.raises(CheckpointError, match=r"step_00000002 is damaged there, \.metadata has ch"):
+    with pytest.raises(CheckpointError, match=r"step_00000002 is damaged, because its \.metadata"):
         restored(run.config_in(tmp_path / "empty").checkpoint)
     assert not (tmp_path / "empty/checkpoints" / name).exists()
     (file.parent / "manifest.json").unlink()  # as the message says
@@ -271,7 +271,7 @@ def test_a_run_with_checkpoints_of_its_own_goes_on_from_them(run: Run, tmp_path:
     other = Run(tmp_path / "other", run.store, run.address)
     other.save(4)
     (said,) = restored(other.config.checkpoint)
-    assert "has step_00000009, later than step_00000004 here, from which this run goes on" in said
+    assert "has step_00000009, but this run goes on from step_00000004 in checkpoint.save" in said
     other.copy()  # the later one stays until this run has passed it
     assert (run.store / "checkpoints/step_00000009/manifest.json").exists()
     assert (run.store / "checkpoints/LATEST").read_text() == "step_00000004"
@@ -305,7 +305,7 @@ def test_a_dry_run_asks_the_store_before_it_misses_a_checkpoint(run: Run, tmp_pa
         checkpoint=CheckpointConfig(save=str(run.folder), mirror=run.address, **load)
     )
     (said,) = check_start(config, world_size=1, with_data=False)
-    assert said.startswith(f"step_00000001 is fetched from {run.address}")
+    assert said.startswith(f"step_00000001 will be fetched from {run.address}")
     shutil.rmtree(run.store)
     with pytest.raises(CheckpointError, match="typo holds no checkpoint"):
         check_start(config, world_size=1, with_data=False)

@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Prepare, str]] = {
     ),
     "sound that is given": (
         lambda p: [encoded(p, '{"caption": "a", "sound_path": "p.jsonl"}', suffix="jsonl")],
-        "frames or sound are given to generate_dit.py alone",
+        "only generate_dit.py can take frames or sound from a file",
     ),
     "picture that the network does not take": (
         lambda p: [given_picture(p)],

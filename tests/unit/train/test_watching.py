@@ -234,5 +234,5 @@ def test_a_run_without_any_log_is_complete_and_its_resume_says_what_is_missing(
     assert said.count("not all is there: at step 3, metrics.jsonl: ") == 1
     assert pretrain(load_config(run, overrides=[*keys, "train.train_iters=5"])) == 0
     said = capsys.readouterr().out
-    assert "metrics.jsonl has lost the lines of 2 steps up to step 4, the first is step 3" in said
+    assert "metrics.jsonl has lost the lines of 2 steps up to step 4 (the first is step 3)" in said
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 5]
