@@ -128,7 +128,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
     told = found_model(source, precision=model.precision, given=weight_settings(model))
     try:
         found = found_objective(source, told, ())
-    except ConvertError:  # its scheduler does not tell, so that the run had to
+    except ConvertError:  # the scheduler determines no objective, so the run has to name one
         found = found_objective(source, told, [f"objective.name={run.name}"])
     each = [(key, getattr(run, key), getattr(found.objective, key)) for key in found.stated]
     other = [
