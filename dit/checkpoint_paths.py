@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 ADAPTERS = "lora.json"
 FORMAT = 1
-"""Version of the checkpoint format. It increases when earlier versions of this program would misread
-new checkpoints; a checkpoint without manifest has version 0."""
+"""Version of the checkpoint format. It increases when earlier versions of this program would
+misread new checkpoints; a checkpoint without manifest has version 0."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
 SOFTWARE = f"megatron-dit {version('megatron-dit')}"
 

@@ -91,7 +91,7 @@ def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
 
 
 def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
-    """Folder in the pipeline for a run's network; of two networks, that for the run's noise levels."""
+    """Folder of a run's network in the pipeline; of two networks, that for the run's levels."""
     return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 

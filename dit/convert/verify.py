@@ -157,7 +157,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _others(
     model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator, *, index: int
 ) -> dict[str, Tensor]:
-    """Random inputs of sample `index`, besides latent and text; samples of odd index get references."""
+    """Random inputs of sample `index`, besides latent and text; odd samples get references."""
     found, (frames, *sides) = {}, size
     given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):
