@@ -223,7 +223,7 @@ def weight_traits(given: Trial) -> dict[str, Traits]:
 
 
 def _summed(given: Trial) -> set[str]:
-    """Names of the weights whose gradients Megatron-Core sums over tensor ranks after the backward pass.
+    """Names of the weights whose gradients Megatron-Core sums over tensor ranks after backward.
 
     To find them, this function sets each gradient to 1 and runs that step with a sum that doubles.
     The gradients are overwritten.
