@@ -33,7 +33,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """A text is no YAML or TOML of a configuration; `line` has the error, None if unknown."""
+    """A text is no YAML or TOML of a configuration.
+
+    `line` is the number of the line with the error, or None if that is unknown.
+    """
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line

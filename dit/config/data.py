@@ -21,7 +21,7 @@ class MockGeometry:
     width: OfData[int] = 64
     """Columns of the latent."""
     text_length: OfData[int] = 512
-    """Text tokens."""
+    """Number of text tokens."""
     fps: OfData[float | None] = None
     """Frames per second; null for an image."""
     weight: OfData[float] = 1.0

@@ -136,12 +136,12 @@ class ModelConfig:
     """Fuse norms, modulation and rotary positions by Triton kernels; needs CUDA, Triton and
     compile=false."""
     route_from: Live[int | None] = None
-    """First layer, from 0, of a token route, which skips a part of the tokens in training; null:
+    """First layer, from 0, of those that some tokens skip in training (token routing); null:
     none."""
     route_to: Live[int | None] = None
-    """Last layer of the route; layers of all stacks are counted in sequence."""
+    """Last layer that these tokens skip; layers of all stacks are counted in sequence."""
     route_rate: Live[float] = 0.5
-    """Fraction of the tokens that skip the route's layers, the same in each run of neighbouring
+    """Fraction of the tokens that skip these layers, the same in each run of neighbouring
     tokens."""
     vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes samples to pictures; the built-in `pixel` codec needs none."""

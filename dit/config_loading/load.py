@@ -139,7 +139,7 @@ def _given(
     """The value that the user set for `key` of a group other than `model`, or `otherwise`.
 
     Raises:
-        ConfigError: it is a path that cannot be read.
+        ConfigError: the value is a path that cannot be used here.
     """
     found = value_of(key, base, settings)
     if found is None:

@@ -282,8 +282,8 @@ def check_trainable(model: ModelConfig) -> None:
 def check_objective_inputs(config: RunConfig) -> None:
     """Raises `Problems` for options of objective and validation that do not fit the network.
 
-    They concern conditions (given frames, image, guidance embedding, references) and sampling
-    steps.
+    These options are about conditions (given frames, image, guidance embedding, references) and
+    sampling steps.
     """
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
