@@ -141,7 +141,7 @@ class FlowConfig:
             ),
             (
                 self.sampling_levels is not SamplingLevels.UNIPC or self.timestep_scale == 1000,
-                f"sampling_levels=unipc gives the network timesteps from 0 to 1000, and"
+                f"sampling_levels=unipc gives the network whole timesteps up to 1000, and"
                 f" timestep_scale={self.timestep_scale:g}; set sampling_levels=linear or"
                 " timestep_scale=1000",
             ),
