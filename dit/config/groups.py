@@ -293,8 +293,8 @@ class RunGroups:
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
         return (
-            f"WARNING: the network was distilled for {self.student_sampling}, but you chose"
-            f" {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
+            f"WARNING: the network was distilled for {self.student_sampling}, but here it"
+            f" samples with {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
         )
 
     @property
