@@ -303,7 +303,7 @@ def test_a_family_says_that_its_pipelines_step_evenly() -> None:
         ({"shift_base_tokens": 64}, "shift_base_tokens=64 and time_shift_type=exponential are two"),
         (
             {"sampling_levels": SamplingLevels.KARRAS},
-            "time_shift_type=exponential does not go with sampling_levels=karras; set sampling_levels",
+            "time_shift_type=exponential does not go with sampling_levels=karras; set",
         ),
         ({"base_image_seq_len": 4096}, "base_image_seq_len=4096 must be below max_image_seq_len"),
         ({"base_image_seq_len": 0}, "base_image_seq_len=0 must be at least 1"),
