@@ -114,7 +114,7 @@ PUBLISHED = (
         context=1, recomputed=True, efficiency=PLAIN, tflops=228.85,
     ),
 )  # fmt: skip
-"""Published runs; a test checks that the planner's TFLOP/s are within 25% of theirs.
+"""List of published runs; a test checks that the planner's TFLOP/s are within 25% of theirs.
 
 DFM's 325.8 TFLOP/s for Wan 2.1 14B is not among them: it does not say what it counts, and steps of
 19.0 and of 12.1 s would both have that rate."""
