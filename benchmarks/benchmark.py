@@ -135,7 +135,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--steps", type=_positive, default=20, help="measured ones (%(default)s)")
+    add("--steps", type=_positive, default=20, help="measured steps (%(default)s)")
     add("--warm-up", type=_positive, default=3, help="steps before them (%(default)s)")
     add("--shape", choices=SHAPES, help="a network and its packs, as `make gpu` measures them")
     add("--json", type=Path, default=Path("runs/benchmark.json"), help="(%(default)s)")
@@ -147,7 +147,7 @@ def _parser() -> Parser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number, at least 1")
+        raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return int(text)
 
 

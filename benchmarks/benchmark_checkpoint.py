@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class RankShare:
     """Bytes that one rank wrote, read, sent and held for a checkpoint."""
 
-    weights: int  # that it has, or rows of them
-    largest: int  # of them, with all that is stored of it
-    state: int  # what it keeps of optimizer and average
+    weights: int  # weights on the rank, or its rows of them
+    largest: int  # the largest weight, with its optimizer state and average
+    state: int  # optimizer state and average on the rank
     written: int
     read: int
     sent_at_save: int

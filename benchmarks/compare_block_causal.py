@@ -93,7 +93,7 @@ def check_losses(losses: dict[str, float]) -> None:
     """Checks that the packed loss equals that of single samples, and differs from the padded one.
 
     Raises:
-        ValueError: one of both is not so.
+        ValueError: the losses contradict this.
     """
     ours, alone, padded = (losses[name] for name in (OURS, ALONE, PADDED))
     if not abs(ours - alone) <= AGREE * abs(alone):
@@ -103,8 +103,8 @@ def check_losses(losses: dict[str, float]) -> None:
         )
     if abs(padded - alone) <= AGREE * abs(alone):
         raise ValueError(
-            f"the first step's loss is {padded:.8g} with padded captions, as without: pictures do"
-            " not stand at other places; give captions of several lengths"
+            f"the first step's loss is {padded:.8g} with padded captions, as without padding:"
+            " pictures kept their positions; set LENGTHS to captions of several lengths"
         )
 
 

@@ -1,6 +1,6 @@
-"""The files of a checkpoint: checks that they are unchanged, and readers of the small ones.
+"""Finds a checkpoint, checks that its files are unchanged, and reads its small files.
 
-manifest.json has the format of a checkpoint, and size and `sha256sum` of each of its files:
+manifest.json holds the version of the checkpoint's format, and the size and SHA-256 of each file:
 
 {"format": 1, "software": "megatron-dit 0.1.0", "files": {"common.pt": {"bytes": 1, "sha256": "…"}}}
 """
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 ADAPTERS = "lora.json"
 FORMAT = 1
-"""Version of the checkpoint format, raised when earlier versions of this program would misread a
-checkpoint; checkpoints without manifest have version 0."""
+"""Version of the checkpoint format. It increases when earlier versions of this program would
+misread new checkpoints; a checkpoint without manifest has version 0."""
 _LONGEST_NAME = 255  # bytes; the limit of file systems
 SOFTWARE = f"megatron-dit {version('megatron-dit')}"
 
@@ -82,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of the checkpoint `folder`; None if this program's first versions wrote it.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the manifest is damaged.
     """
     file = folder / MANIFEST
     if not file.is_file():
@@ -91,10 +91,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """The manifest in `content`, the bytes of manifest.json.
+    """Parses `content`, the bytes of manifest.json.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the content is no valid manifest.
     """
     match parse_json(content):
         case {"format": int(form), "software": str(software), "files": dict(files)} if files:
@@ -126,7 +126,7 @@ def is_file_name(name: str) -> bool:
 def changed_files(folder: Path, manifest: Manifest, *, part: slice = slice(None)) -> list[str]:
     """Names of files whose size or SHA-256 differs from the manifest.
 
-    Only the files in the slice `part` are read, where all files are sorted by falling size.
+    `part` selects the files that are read, from all files sorted by falling size.
     """
     largest_first = sorted(manifest.files, key=lambda name: -manifest.files[name].bytes)
     return [
@@ -177,11 +177,11 @@ class CheckpointError(ValueError):
 def find_checkpoint(path: Path) -> Path | None:
     """The checkpoint at `path`: a run folder, a checkpoint, or a file LATEST or LOWEST_VAL.
 
-    In a run folder, or its folder `checkpoints`, it is the one that LATEST names; without LATEST,
-    that of the last step. None if there is no checkpoint (yet).
+    For a run folder, or its folder `checkpoints`, the result is the checkpoint that LATEST names;
+    without LATEST, the checkpoint of the last step. None if there is no checkpoint (yet).
 
     Raises:
-        CheckpointError: the checkpoint is incomplete, or LATEST names one that is missing.
+        CheckpointError: the checkpoint is incomplete, or LATEST names a missing one.
     """
     if any((path / name).is_file() for name in (*_CORE_FILES, MANIFEST)):
         return _complete(path)
@@ -211,10 +211,10 @@ def saved_checkpoints(folder: Path) -> list[Path]:
 
 
 def _named_by(pointer: Path) -> str:
-    """Name of the checkpoint, in the same folder, that `pointer` (LATEST or LOWEST_VAL) names.
+    """Name of the checkpoint that `pointer`, a file LATEST or LOWEST_VAL, names.
 
     Raises:
-        CheckpointError: the file names no folder there.
+        CheckpointError: `pointer` does not name a folder that lies beside it.
     """
     with pointer.open("rb") as stream:
         name = stream.read(_LONGEST_POINTER + 1).decode(errors="replace").strip()
@@ -241,7 +241,7 @@ def _complete(path: Path) -> Path:
 
 
 def _fault(path: Path) -> str:
-    """Why a checkpoint cannot be used, by names and sizes of its files; or empty."""
+    """The reason why the checkpoint `path` is unusable, by names and sizes of its files; or ""."""
     try:
         manifest = read_manifest(path)
     except (ValueError, OSError) as error:
@@ -283,7 +283,7 @@ def manifest_of(path: Path) -> Manifest | None:
     """The manifest of the checkpoint `path`; None if this program's first versions wrote it.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the manifest is damaged.
     """
     try:
         return read_manifest(path)
@@ -347,10 +347,11 @@ def saved_bytes(path: Path, name: str) -> bytes:
 def check_index(path: Path) -> None:
     """Verifies the checksums of the files that list the tensors, before they are read.
 
-    Two of them are pickles, in which one flipped bit may ask for more memory than there is.
+    Two of these files are pickles, in which one flipped bit may request more memory than the
+    machine has.
 
     Raises:
-        CheckpointError: one of them has changed.
+        CheckpointError: one of the files has changed.
     """
     for name in (*_CORE_FILES, "common.pt"):  # the last is not in all of Megatron-Core 0.19
         if (path / name).is_file():
@@ -358,10 +359,10 @@ def check_index(path: Path) -> None:
 
 
 def saved_card(path: Path) -> dict[str, Any] | None:
-    """`dataset_card.json` of a checkpoint; None if its data have no card.
+    """`dataset_card.json` of the checkpoint `path`, parsed; None if it has no such file.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the file is damaged.
     """
     file = path / "dataset_card.json"
     if not file.is_file():
@@ -377,7 +378,7 @@ def saved_card(path: Path) -> dict[str, Any] | None:
 
 
 def saved_null_inputs(path: Path) -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, as stored in the checkpoint `path`.
+    """Network inputs that replace those of a dropped caption, as the checkpoint `path` stores them.
 
     Raises:
         CheckpointError: the file is damaged.

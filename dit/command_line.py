@@ -116,7 +116,7 @@ def option(default: Any = MISSING, /, *also: str, **words: Any) -> Any:
 
 
 def add_options(parser: argparse._ActionsContainer, *kinds: Any, dashes: bool = False) -> None:
-    """Adds an option for each field of the dataclasses `kinds`; the text below it is its help.
+    """Adds an option for each field of the dataclasses `kinds`; the text below a field is its help.
 
     A bool is a switch, and has a form with `no` if its default is true; a tuple of two takes two
     values; a tuple or sequence of any length may be repeated. With `Annotated[T, read]` the
@@ -201,7 +201,7 @@ def option_names(*kinds: Any) -> tuple[str, ...]:
 
 
 def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
-    """An instance of the dataclass `kind` from the parsed `arguments`, and from `others`.
+    """An instance of the dataclass `kind` from the parsed `arguments`; `others` take precedence.
 
     The dataclass checks the values.
     """
@@ -213,7 +213,7 @@ def chosen(kind: type[K], arguments: argparse.Namespace, **others: Any) -> K:
 
 @cache
 def sentences(kind: Any) -> dict[str, str]:
-    """Field -> the text below it, for a dataclass and those it inherits from."""
+    """Maps each field of the dataclass `kind`, inherited fields included, to the text below it."""
     found: dict[str, str] = {}
     bases: list[Any] = [one for one in kind.__mro__ if is_dataclass(one)]
     for base in reversed(bases):
@@ -252,7 +252,7 @@ def not_an_option(words: Sequence[str], options: Iterable[str]) -> str:
 
 
 def python() -> str:
-    """The word that starts this Python in a shell: `python`, or its path."""
+    """The command that starts this Python in a shell: `python`, or the interpreter's path."""
     found, mine = shutil.which("python"), Path(os.path.normpath(sys.executable))
     # The Pythons of all environments are links to one file, so their folders tell them apart.
     if found and Path(found).parent == mine.parent and Path(found).samefile(mine):

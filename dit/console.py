@@ -1,8 +1,8 @@
-"""The console: prints text unchanged, and hides warnings of libraries.
+"""A console that prints text unchanged, and a function that hides warnings of libraries.
 
 Rich turns `:ok:` into an emoji and `[bold]` into a style, also in paths, prompts and commands to
-copy, and breaks long lines. This class prints all lines, tables and bars of this project without
-that.
+copy, and breaks long lines. `Console` does none of this; it prints all lines, tables and bars of
+this project.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Console(rich.console.Console):
         super().print(*lines, **options)
 
     def on_broken_pipe(self) -> None:
-        """Stops printing; rich would end the program."""
+        """Stops printing when nobody reads the output any more; rich would end the program."""
         self.quiet = True
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The content of a cell or a title, unchanged."""
+        """Makes a table cell or title of `text`, unchanged."""
         return super().render_str(self._shown(text), **options)
 
     def _shown(self, text: str) -> str:
@@ -63,5 +63,5 @@ def hide_library_warnings() -> None:
         warnings.filterwarnings("ignore", module=module)
     for message in (r"The \.grad attribute of a Tensor", "Please use DTensor instead"):
         warnings.filterwarnings("ignore", message=message)
-    # It raises whatever it logs as an error.
+    # Megatron-Core raises every error that it logs, so its log would only repeat the exception.
     logging.getLogger("megatron.core.dist_checkpointing").setLevel(logging.CRITICAL)

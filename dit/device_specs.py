@@ -9,7 +9,7 @@ _TB, _GB = 1e12, 1e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """An accelerator in its usual server, from NVIDIA's data sheets; dense FLOP/s."""
+    """Data-sheet figures of an NVIDIA accelerator in its usual server."""
 
     flops: float
     """Dense bfloat16 FLOP/s of matrix products."""
@@ -52,12 +52,11 @@ DEVICES = {
     ),
 }  # fmt: skip
 _SLOWER = ("h100 pcie", "h100 nvl", "h200 nvl")
-"""Boards with lower clocks or fewer units than others of that name; the table has no figure for
-them."""
+"""Boards that are slower than the entry of `DEVICES` with their name; none has an entry."""
 
 
 def device_named(name: str) -> Device | None:
-    """The device that torch calls `name`; None if the table lacks it."""
+    """The entry of `DEVICES` for the device that torch calls `name`; None if there is no entry."""
     name = name.lower()
     if any(board in name for board in _SLOWER):
         return None
@@ -66,6 +65,6 @@ def device_named(name: str) -> Device | None:
 
 
 def peak_flops(name: str) -> float | None:
-    """bfloat16 FLOP/s of the device that torch calls `name`; None if the table lacks it."""
+    """bfloat16 FLOP/s of the device that torch calls `name`; None if `DEVICES` has no entry."""
     device = device_named(name)
     return device.flops if device else None

@@ -1,21 +1,21 @@
 """Megatron-Core's sharded checkpoint format, written in three steps; step 2 needs no other rank.
 
-1. plan_files        all ranks plan together the files of each rank
+1. plan_files        all ranks together plan the files that each rank writes
 2. write             each rank writes its own files, at any time
-3. write_index       all ranks together: .metadata, metadata.json
+3. write_index       all ranks together write .metadata and metadata.json
 
-`load`, `common_values` and `tensor_names` read it.
+`load`, `common_values` and `tensor_names` read such a checkpoint.
 
 Threads of this process write the files. Megatron-Core 0.16 forks its writers, which may deadlock
 next to the threads of gloo, NCCL and CUDA, and when a writer is killed its parent waits for ever.
 Threads are no slower, because torch releases the interpreter lock while it writes a tensor.
 
 If multi-storage-client is installed (Energon needs it), Megatron-Core takes the part of a path
-before a colon for a store: it could not write `wan:lora/run1`, and wrote `msc://x/run` partly to
-the store and partly to a local folder. This module switches that off.
+before a colon for the name of a store: it could not write `wan:lora/run1`, and wrote `msc://x/run`
+partly to the store and partly to a local folder. This module switches that off.
 
 This is the only module that touches private members of Megatron-Core's and torch's writers, and the
-only one that passes paths to them.
+only one that passes paths to these writers.
 """
 
 from __future__ import annotations

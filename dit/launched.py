@@ -1,4 +1,4 @@
-"""Rank and number of processes by a launcher's variables; detects the end of the launcher.
+"""Reads a process's rank from its launcher's variables, and notices when the launcher dies.
 
 1. torch and this project read five variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
    MASTER_PORT. One process alone needs none of them.
@@ -51,10 +51,10 @@ class NoAnswerError(TimeoutError):
 
 
 def rank() -> int:
-    """Number of this process among all, from 0; 0 without a launcher.
+    """Rank of this process among all processes, from 0; 0 without a launcher.
 
     Raises:
-        LaunchError: RANK is no number.
+        LaunchError: RANK is no whole number.
     """
     return _whole("RANK", 0)
 
@@ -63,7 +63,7 @@ def world_size() -> int:
     """Number of all processes; 1 without a launcher.
 
     Raises:
-        LaunchError: WORLD_SIZE is no number.
+        LaunchError: WORLD_SIZE is no whole number of at least 1.
     """
     return _whole("WORLD_SIZE", 1)
 
@@ -79,12 +79,12 @@ def meets_others(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_alone() -> bool:
-    """Whether this process is the whole run; MASTER_ADDR of another run then has no meaning."""
+    """Whether this process is the whole run; a MASTER_ADDR in its environment is then ignored."""
     return world_size() == 1 and not is_launched()
 
 
 def is_launched() -> bool:
-    """Whether torch.distributed.run started this process, and so keeps the store."""
+    """Whether torch.distributed.run started this process; its agent then hosts the store."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -92,9 +92,9 @@ def check_launch() -> None:
     """Checks the five variables, before anything waits for a process that will never come.
 
     Raises:
-        LaunchError: a variable is wrong; or some are missing although there are several processes,
-            also of srun or mpirun: each would do the whole work, unless WORLD_SIZE=1 says that it
-            shall.
+        LaunchError: a variable is wrong; or variables are missing although there are several
+            processes. srun and mpirun start several processes without setting these variables:
+            each process would do the whole work, which WORLD_SIZE=1 allows explicitly.
     """
     at, size = rank(), world_size()
     if not meets_others():
@@ -116,7 +116,7 @@ def _whole(name: str, missing: int) -> int:
     least = 1 if name == "WORLD_SIZE" else 0
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise LaunchError(
-            f"{name}={text[:40]} is no whole number, at least {least}; `unset {name}`, or let"
+            f"{name}={text[:40]} is no whole number of at least {least}; `unset {name}`, or let"
             " torch.distributed.run set it"
         )
     return int(text)
@@ -127,7 +127,7 @@ def _incomplete(environment: Mapping[str, str]) -> str:
     missing = [name for name in FIVE if name not in there]
     said = " ".join(f"{name}={environment[name]}" for name in there)
     message = (
-        f"{said}: of a run of several processes, which needs {', '.join(missing)} as well. For one"
+        f"{said}: a run of several processes needs {', '.join(missing)} as well. For one"
         f" process, `unset {' '.join(there)}`; for several, start the command with"
         " `python -m torch.distributed.run --nproc-per-node N`, which sets all five"
     )
@@ -160,13 +160,14 @@ def _check_starter(environment: Mapping[str, str]) -> None:
 
 
 def meet(timeout: timedelta = MEETING) -> Store:
-    """The store of this start of the run, without entries of an earlier start.
+    """Waits until all processes have joined; returns the store that they share in this start.
 
     torch.distributed.run keeps one store through its restarts (pytorch issue 135712): a process
     that is faster than others would find the addresses of their dead predecessors in it. Counting
     restarts would not help, because each node's launcher counts its own. So the first rank
-    publishes a new random name together with the list of the ranks that have registered under it; a
-    rank that has read the name of an earlier start is not on that list, and reads again.
+    publishes a new random name together with the list of the ranks that have registered under this
+    name. A rank that has read the name of an earlier start is not on the list, and reads again. The
+    returned store has only the entries under the new name.
 
     Raises:
         LaunchError: as `check_launch`.
@@ -182,10 +183,10 @@ def meet(timeout: timedelta = MEETING) -> Store:
 
 
 def _connected(timeout: timedelta) -> Store:
-    """Connects to the store of the launcher, or of rank 0 without a launcher.
+    """Connects to the launcher's store, or without a launcher to that of rank 0.
 
-    It connects in a thread, because torch waits for ever for a machine that accepts the connection
-    and does not answer, such as one whose process is stopped.
+    A thread makes the connection, because torch waits for ever for a machine that accepts it and
+    does not answer, such as one whose process is stopped.
 
     Raises:
         NoAnswerError: the store does not answer within `timeout`.
@@ -216,7 +217,7 @@ def _connected(timeout: timedelta) -> Store:
     who = "the launcher of the first node" if is_launched() else "rank 0"
     raise NoAnswerError(
         f"{who} did not answer at MASTER_ADDR:MASTER_PORT={place} within"
-        f" {timeout.total_seconds():.0f} s{_LIMIT}; look at the log of that machine, and whether"
+        f" {timeout.total_seconds():.0f} s{_LIMIT}; read the log of that machine, and check that"
         f" {socket.gethostname()} reaches it (`getent hosts`, firewalls)"
     ) from answer
 
@@ -251,8 +252,8 @@ def _join(store: Store, timeout: timedelta) -> str:
 
 def _missing(who: str, timeout: timedelta) -> TimeoutError:
     return TimeoutError(
-        f"{who} did not come within {timeout.total_seconds():.0f} s{_LIMIT}; look at the log of its"
-        " node, and whether each node was started with the same --nnodes, --nproc-per-node and"
+        f"{who} did not join within {timeout.total_seconds():.0f} s{_LIMIT}; read the log of its"
+        " node, and check that each node was started with the same --nnodes, --nproc-per-node and"
         " --rdzv-endpoint"
     )
 
@@ -279,8 +280,8 @@ class LauncherWatch:
         while True:
             if not self.paused and (who := self._dead(rounds)):
                 self._leave(
-                    f"{who} died, or was killed (as where memory ran out); this process"
-                    " ends, too. The same command starts it again"
+                    f"{who} died or was killed, perhaps because memory ran out; this process"
+                    " ends, too. Start the run again with the same command"
                 )
             rounds += 1
             wake.wait(_ROUND_S)

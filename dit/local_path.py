@@ -3,8 +3,8 @@
 1. `~/` and `~user/` are home folders, as in a shell.
 2. An address (`s3://bucket/run`) is refused, because files are read and written on this machine.
    `pathlib` would turn it into a folder `s3:`, and Megatron-Core would use the store.
-3. `$NAME`, which a shell replaces and a file of settings does not, is refused where no such file
-   exists, and so is Python's None.
+3. `$NAME` is refused if no file of this name exists: a shell replaces it, a file of settings does
+   not. Python's None is refused as well.
 
 A colon alone is no address: `C:/runs` and `wan:lora/run1` are folders. Libraries that take the part
 before a colon for a file system get absolute paths.
@@ -39,13 +39,15 @@ def local_path(text: str, *, base: Path = Path()) -> Path:
     """The file or folder of this machine that `text` names, relative to `base`.
 
     Raises:
-        PathError: it is an address, or contains a variable or user that nobody has replaced.
+        PathError: `text` is an address or None, or has a variable or user that cannot be replaced.
     """
     return base / local_text(text, base=base)
 
 
 def local_text(text: str, *, base: Path = Path()) -> str:
-    """`local_path` as text, for paths whose form matters, and where a name on the hub is allowed.
+    """The path that `text` names, as text whose form (such as a leading ./) is kept.
+
+    Where a name on the Hugging Face hub is allowed, it passes unchanged.
 
     Raises:
         PathError: as `local_path`.
@@ -60,19 +62,19 @@ def local_text(text: str, *, base: Path = Path()) -> str:
 
 
 def data_place(text: str) -> str:
-    """The place of a dataset: a path of this machine, or an address that Energon can read.
+    """The location of a dataset: a path of this machine, or an address that Energon can read.
 
     Raises:
-        PathError: as `local_path`, or Energon cannot read such an address.
+        PathError: as `local_path`, or Energon cannot read the address `text`.
     """
     return _address(text, _OF_ENERGON) if is_address(text) else _expanded(text, Path())
 
 
 def checkpoint_place(text: str) -> str:
-    """The place of a checkpoint to read: a path of this machine, or the address of a mirror.
+    """The location of a checkpoint to read: a path of this machine, or the address of a mirror.
 
     Raises:
-        PathError: as `local_path`, or it is another address.
+        PathError: as `local_path`, or `text` is an address other than msc://.
     """
     return _address(text, (_MSC,)) if is_address(text) else _expanded(text, Path())
 
@@ -81,7 +83,7 @@ def store_address(text: str) -> str:
     """`text` as the address of a folder in an object store.
 
     Raises:
-        PathError: it is another address, or a path.
+        PathError: `text` is no address that begins with msc://.
     """
     return _address(not_none(text), (_MSC,))
 
@@ -96,8 +98,8 @@ def _address(text: str, known: tuple[str, ...]) -> str:
 
 
 LocalPath = Annotated[str, local_text]
-"""Type of a configuration key or option that is a path of this machine; some may also be a name on
-the hub."""
+"""Type of a configuration key or option that is a path of this machine; some keys also take a name
+on the Hugging Face hub."""
 CheckpointPath = Annotated[str, checkpoint_place]
 """Type of an option that names a checkpoint to read."""
 DataPath = Annotated[str, data_place]
@@ -115,12 +117,12 @@ def not_none(text: str) -> str:
     """`text`, unless it is Python's None, which would become a file name.
 
     Raises:
-        PathError: it is None.
+        PathError: `text` is None in any case of its letters.
     """
     if text.lower() == "none":
         raise PathError(
-            f"{text} would be read as a name, not as no value: write null, or leave it out (a"
-            f" file of this name is ./{text})"
+            f"{text} would be read as the name of a file: write null for no value, or leave it out"
+            f" (./{text} is a file of this name)"
         )
     return text
 

@@ -1,9 +1,9 @@
-"""Parses JSON, YAML and TOML to plain values; YAML also gives the line of each key.
+"""Parses JSON, YAML and TOML to plain values; for YAML also the line of each key.
 
-JSON may be of unknown origin; YAML and TOML are a person's own configuration, and only the types
-that it needs are read: mappings, lists, text, numbers, true, false and null. Tags are not allowed,
-dates stay text, and numbers are those of YAML 1.2: 1e-4 is a number, 1:30 is not. 0100, which is 64
-in YAML 1.1, is an error.
+JSON may be of unknown origin. YAML and TOML are a person's own configuration, so only the types
+that a configuration needs are read: mappings, lists, text, numbers, true, false and null. Tags are
+not allowed, dates stay text, and numbers are those of YAML 1.2: 1e-4 is a number, 1:30 is not.
+0100, which is 64 in YAML 1.1, is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class YamlError(ValueError):
-    """A text is no YAML of a configuration; has the line of the error if it is known."""
+    """A text is no YAML or TOML of a configuration.
+
+    `line` is the number of the line with the error, or None if that is unknown.
+    """
 
     def __init__(self, problem: str, line: int | None = None):
         self.problem, self.line = problem, line
@@ -84,7 +87,7 @@ if yaml.__with_libyaml__:
     from yaml._yaml import CParser
 
     class _FastLoader(Composer, CParser, SafeConstructor, Resolver):  # type: ignore[misc]
-        """`_Loader` with libyaml's parser: a sixth of the time, and other words for errors."""
+        """`_Loader` with libyaml's parser, in a sixth of the time; its errors read differently."""
 
         yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
@@ -144,10 +147,10 @@ def has_aliases(text: bytes) -> bool:
 
 
 def parse_yaml(text: str | bytes) -> Document:
-    """The values in the YAML `text`, and their lines; with one kind of error for any bytes.
+    """The values in the YAML `text`, and the line of each key.
 
     Raises:
-        YamlError: it is no YAML, or holds something that no configuration has.
+        YamlError: `text` is no YAML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
@@ -197,7 +200,7 @@ def parse_toml(text: bytes) -> Document:
     """The values in the TOML `text`, with dates as text and without line numbers.
 
     Raises:
-        YamlError: it is no TOML, or holds something that no configuration has.
+        YamlError: `text` is no TOML, or holds something that no configuration has.
     """
     if len(text) > MOST_BYTES:
         raise YamlError(f"is longer than {MOST_BYTES:,} bytes, which no configuration is")
@@ -239,8 +242,8 @@ def _check_node(node: yaml.Node) -> None:
     if kind not in _TAGS:
         tag = node.tag if kind == node.tag else f"!!{kind}"
         raise YamlError(
-            f"the tag {tag} is not supported, for no value names code to run or a type; leave the"
-            " tag out",
+            f"the tag {tag} is not supported, because no value may name a type or code to run;"
+            " leave the tag out",
             node.start_mark.line + 1,
         )
     _check_keys(node)
@@ -262,7 +265,7 @@ def _check_keys(node: yaml.Node) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise YamlError("a key must be text, and no list or mapping", line)
         if key.value in seen and key.value != "<<":
-            raise YamlError(f"found duplicate key {key.value}", line)
+            raise YamlError(f"found duplicate key {key.value}; remove one of the two", line)
         seen.add(key.value)
 
 

@@ -27,13 +27,13 @@ from rich.text import Text
 
 from dit.console import Console
 
-# (activity, parts in all or 0, parts done before) -> context manager of a function that takes the
-# number of parts done since its last call.
+# (activity, number of all parts or 0 if unknown, number of parts done before) -> context manager
+# that gives a function; each call of it takes the number of parts done since the last call.
 Track = Callable[[str, int, int], AbstractContextManager[Callable[[int], None]]]
 
 T = TypeVar("T")
-# Where there is no terminal: a line after each tenth, or after so many parts where their number is
-# not known; no two lines within five seconds, and one each minute.
+# Without a terminal a line is printed after each tenth of the parts, or after _PARTS_A_LINE parts
+# if their number is unknown; two lines are five seconds to a minute apart.
 _LINES = 10
 _PARTS_A_LINE = 10_000
 _APART_S = 5
@@ -122,7 +122,7 @@ DONE_AND_LEFT = (
     BarColumn(20, table_column=Column(no_wrap=True)),
     TimeRemainingColumn(table_column=Column(no_wrap=True)),
 )
-"""Columns for the parts that are done and the time left, which a narrow terminal shows, too."""
+"""Columns that a narrow terminal shows, too: the number of parts done, and the time left."""
 
 
 def one_line(console: Console, *columns: ProgressColumn, transient: bool = False) -> Progress:

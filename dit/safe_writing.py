@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 _HELD = (errno.EACCES, errno.EAGAIN)
 _LONGEST = 300  # bytes of the file that are shown
 _ADVICE = (
-    "End that process or wait for its end, or choose another folder. The end of a process gives its"
-    " folder free; only where its machine was lost may a file server take minutes to know, and then"
-    " removing {file} helps"
+    "End that process or wait until it ends, or choose another folder. The lock ends with its"
+    " process; if the machine of that process was lost, its file server may keep the lock for"
+    " minutes: remove {file} then"
 )
 
 
@@ -128,7 +128,7 @@ def only_writer(folder: Path, *, named: str) -> Iterator[None]:
 def check_no_writer(folder: Path, *, named: str) -> None:
     """Checks that no other process writes to `folder`, by taking its lock for a moment.
 
-    Without a lock file nobody does, and none is created.
+    A folder without a lock file has no writer; this function creates no such file.
 
     Raises:
         FolderInUseError: another process holds the lock.
@@ -166,8 +166,8 @@ def _lock(handle: int, file: Path, named: str) -> None:
                 f"{named} is in use: {_holder(handle)} writes to it. {_ADVICE.format(file=file)}"
             ) from None
         logger.warning(
-            f"{file.parent} is on a file system without locks ({reason(error)}): nothing here"
-            " notices a second program that writes to it at the same time"
+            f"{file.parent} is on a file system without locks ({reason(error)}): do not start a"
+            " second program that writes to it, because nothing would notice it"
         )
     now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
     with suppress(OSError):  # a full disk: the lock holds with an empty file, too

@@ -81,7 +81,7 @@ _TABLE: list[tuple[tuple[int, ...], str | Callable[[str], str]]] = [
     ((errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOTTY), _NOT_THERE),
     # the limits of processes
     ((errno.EMFILE,), _open_files),
-    ((errno.ENFILE,), "the programs of this machine have too many; end some, or raise fs.file-max"),
+    ((errno.ENFILE,), "all programs together have too many files open; raise fs.file-max"),
     ((errno.EAGAIN,), "too many processes or threads: raise `ulimit -u`, or the container's limit"),
     ((errno.ENOMEM, errno.ENOBUFS), "memory is full; end other programs, or do less at a time"),
     ((errno.E2BIG,), "shorten the command line or the environment"),
@@ -173,9 +173,10 @@ def name_written(error: OSError, file: Path) -> None:
 
 
 def _opened_again(error: BaseException) -> BaseException:
-    """The error of opening the file of `error` again; safetensors calls every such file missing.
+    """Opens the file of `error` again, and returns the new error; `error` itself if that succeeds.
 
-    Arrow's error has no number, either.
+    safetensors reports every file that it cannot open as missing, and neither its error nor Arrow's
+    has a number; the new error has one.
     """
     if isinstance(error, FileNotFoundError) and error.errno is None:
         try:
@@ -193,7 +194,7 @@ def _named(error: OSError) -> str:
 
 
 def _open_file(error: OSError) -> str:
-    """Name of the file that the innermost function with an open file had; or empty."""
+    """Name of the file that the innermost function with an open file had; "" if there is none."""
     for frame, _ in reversed([*walk_tb(error.__traceback__)]):
         for value in frame.f_locals.values():
             if not isinstance(value, io.IOBase):

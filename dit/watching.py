@@ -1,4 +1,4 @@
-"""Collects errors of what only shows a run: no picture, curve or log is worth its end."""
+"""Collects errors of pictures, curves and logs, which must not end the run that they show."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NotShown:
 def watching(what: str, undrawn: list[NotShown]) -> Iterator[None]:
     """A context that adds an error, as the failure of `what`, to `undrawn` instead of raising it.
 
-    It serves work of a single process only: an error during a collective must end all processes.
+    Use it only for work of a single process: an error during a collective must end all processes.
     """
     try:
         yield

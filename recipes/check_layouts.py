@@ -34,8 +34,8 @@ def layout_check() -> RunConfig:
         model=replace(base.model, num_layers=4),
         dataset=dataset,
         train=replace(base.train, global_batch_size=4, train_iters=1000),
-        # Of this one, the first packs have given frames where a network takes them, and a context
-        # rank without a real token.
+        # With this seed the first packs have given frames, for networks that take them, and leave a
+        # context rank without a real token.
         rng=replace(base.rng, seed=10),
         validation=ValidationConfig(quantiles=2),
         checkpoint=CheckpointConfig(save=None),

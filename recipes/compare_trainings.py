@@ -87,7 +87,8 @@ def _figures(
 ) -> dict[str, float]:
     """Figures of the run in `folder`, by name: CPU seconds, losses, and those of the judge.
 
-    The run is trained and judged if that was not done. `keys` are the overrides of its variant.
+    The run is trained and judged, unless that was done before. `keys` are the overrides of its
+    variant.
 
     Raises:
         ValueError: a training failed, or was interrupted before.

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (arguments.dry_run or arguments.print_config):
         check_launch()
     set_cuda_environment(config)  # before an import starts CUDA
-    # What is wrong is said before any process waits.
+    # Errors are reported before any process waits for another one.
     check_trainable(config.model)
     if arguments.print_config:
         _print(config)

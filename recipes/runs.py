@@ -23,7 +23,7 @@ from dit.config import (
 from dit.config_loading.load import ForWeights
 from dit.models.registry import named_model
 
-# Nasty on purpose: captions of one token, samples longer than half a pack of 512 tokens (285), and
+# Difficult on purpose: captions of one token, samples longer than half of a pack (285 of 512), and
 # padding in nine samples of ten. Packs are full to 0.98 with a buffer of 100.
 DEBUG_MIXTURE = (
     MockGeometry(height=30, width=38, text_length=40, weight=1.0),

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--sizes", nargs="+", default=[ALL], help="families or named sizes")
-    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="as of check_layouts.py")
+    parser.add_argument("--layouts", nargs="+", default=LAYOUTS, help="as in check_layouts.py")
     parser.add_argument("--table", action="store_true", help="what is done with which weights")
     arguments = parser.parse_args(argv)
     # Imported late: --help answers without torch.

@@ -22,12 +22,11 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
                         file
     tests, golden_yaml, tools   lines of the Python files of tests/, of the YAML files of
                         tests/golden/, of the Python files of tools/
-    circles             import cycles: groups of files of which each imports the others, if
-                        indirectly, late imports and those below TYPE_CHECKING included
-                        (import_graph.py)
-    up_arrows           pairs of folders (dit.train, data_prep) of which the first imports the
-                        second although the order of tests/unit/test_import_directions.py, without
-                        its SPLIT, has the first below the second
+    circles             import cycles: groups of files that import each other, directly or not; late
+                        imports and those below TYPE_CHECKING count (import_graph.py)
+    up_arrows           pairs of folders (dit.train, data_prep): the first imports the second,
+                        although the order of tests/unit/test_import_directions.py, without its
+                        SPLIT, has the first below the second
     exceptions          entries of that test's SPLIT without which it would refuse an up arrow:
                         parts of folders with a place of their own in the order, such as
                         dit.convert.cards
@@ -35,8 +34,8 @@ Figures, of the Python files of dit/, data_prep/, recipes/ and benchmarks/
     of_run_config       functions and methods with RunConfig in the annotation of an argument
     any_arguments       arguments annotated Any, *args and **kwargs included; any_models: those of
                         them that are named model, module or network
-    opening             the longest function of dit/train/opening/, in lines, and the most local
-                        names of one, arguments included and those of functions inside not
+    opening             largest number of lines, and of local names, of a function in
+                        dit/train/opening/; arguments count, names of inner functions do not
     trainer             lines of dit/train/trainer.py
     over_400            files of more than 400 lines
     pack_missing        fields that a pack may lack, those with a default, over all types of a pack
@@ -53,7 +52,7 @@ Lists
                         those with more than 12
     long_functions      those of more than 60 lines
     long_files          those of more than 400 lines
-    names_of_families   the numbers of which family_names is the median
+    names_of_families   the numbers whose median is family_names
     of_one_family, of_none    settings of layers that one family sets, with its name, and none
     pack_fields         what pack_missing counts, with the number of modules that give it a value
     circles_of, arrows_of, exceptions_of    what these three figures count
@@ -70,8 +69,8 @@ Lists
     riddles             phrases of RIDDLES in docstrings and comments
     shaped_sample       20 of the arguments that with_legends counts, drawn at random, for a reader
 
-Runs, each of one process: files and lines of the tree that it imports, by folder, and among them
-idle ones, in which no function is entered, not even at import (so are files without functions)
+Runs, each of one process: files and lines of the tree that it imports, by folder. The idle ones
+among these files have no function that is entered, not even at import
     mock_run            a training of 4 steps by conf/dit_debug.yaml
     lora_run            the same of adapters of rank 2 on its checkpoint
     convert_import      `python -m dit.convert import` of a tiny FLUX

@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 
 
 class RefusedModuleError(Exception):
-    """The error that a module cannot be checked; its message is the reason, as one sentence."""
+    """A module cannot be checked; the message is the reason, as one sentence."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -29,10 +29,10 @@ class Run:
     config: str = "dit_debug"
     processes: int = 1
     data_ranks: int = 1
-    resumed: tuple[str, ...] = ()  # changes of a second launch, which goes on; none without
-    generations: tuple[tuple[str, ...], ...] = ()  # options of each
-    exports: tuple[tuple[str, ...], ...] = ()  # likewise
-    imports: bool = False  # each export, too
+    resumed: tuple[str, ...] = ()  # changes of a second launch, which resumes; empty: no second one
+    generations: tuple[tuple[str, ...], ...] = ()  # options of each generation
+    exports: tuple[tuple[str, ...], ...] = ()  # options of each export
+    imports: bool = False  # whether each export is imported again
 
 
 def _layout(covers: str, *changes: str, processes: int = 2, data_ranks: int = 1) -> Run:

@@ -28,7 +28,7 @@ NO_FAMILY = {
     "lora",
     "stacks",
 }  # shared
-# Members that others do not promise to keep. A new use is added here, under its owner.
+# Private members of other packages that this tree uses. A new use is added here, under its owner.
 PRIVATE = {
     "argparse": {"_ActionsContainer", "_AppendAction", "_action_groups", "_actions"}
     | {"_option_string_actions"},

@@ -139,7 +139,7 @@ class Traits:
     type: Any  # I, R or V, from the marks and sums that follow
     split: bool  # its shard in a checkpoint, and its matrix for Muon, is a part of the whole
     summed: bool  # Megatron-Core adds its gradients of all tensor ranks after the backward pass
-    counted: bool  # the norm of the gradient has that of a second tensor rank, too
+    counted: bool  # the gradient norm also counts the weight's gradient on a second tensor rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,12 +223,10 @@ def weight_traits(given: Trial) -> dict[str, Traits]:
 
 
 def _summed(given: Trial) -> set[str]:
-    """Names of the weights whose gradients are summed over tensor ranks after the backward pass.
+    """Names of the weights whose gradients Megatron-Core sums over tensor ranks after backward.
 
-    Megatron-Core does that.
-
-    To find out, it sets each gradient to 1 and runs that step with a sum that doubles. The
-    gradients are overwritten.
+    To find them, this function sets each gradient to 1 and runs that step with a sum that doubles.
+    The gradients are overwritten.
     """
     weights = {n: w for n, w in given.network.named_parameters() if w.requires_grad}
     for weight in weights.values():

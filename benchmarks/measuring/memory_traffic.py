@@ -1,7 +1,8 @@
 """Counts the bytes that operations of a network read and write, on tensors without values.
 
 1. OperationCounter   counts each operation that is no view: bytes of its inputs and outputs
-2. layer_traffic      forward and backward pass of one layer: a network of two less one of one
+2. layer_traffic      forward and backward pass of one layer: the difference between a network of
+                      two layers and one of one layer
 
 With tensors on `meta` the code takes the branches for a GPU. Caches are not modelled.
 """

@@ -87,7 +87,7 @@ MIXTURES = (
 
 _CAPTION, _BUFFER = 200, 100  # of the simulated balance: text tokens of a sample, buffered samples
 MULTIPLE = 16
-"""Number of tokens to a multiple of which samples are padded, as by dataset.sample_multiple."""
+"""Samples are padded to a multiple of this number of tokens, as by dataset.sample_multiple."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,7 +45,7 @@ class Example:
     level: Tensor
     weight: Tensor
     fps: float
-    tokens: int  # that it takes of the capacity of a pack, without padding
+    tokens: int  # its part of a pack's capacity in tokens, without padding
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ NULL_TEXT_NAME = "null_text.safetensors"
 
 
 class CodecError(ValueError):
-    """The error that a codec or text encoder cannot be used; its message says what to change."""
+    """A codec or text encoder cannot be used; the message says what to change."""
 
 
 def part_of_card(card: dict[str, Any], part: str) -> dict[str, Any]:

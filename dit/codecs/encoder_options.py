@@ -1,7 +1,7 @@
 """Command-line options of codecs and text encoders; this file does not import torch.
 
-Options of a single codec or encoder are fields of a dataclass. The tables OF_CODECS,
-OF_SOUND_CODECS and OF_TEXT_ENCODERS give the title of its group in the help.
+Options of a single codec or encoder are fields of a dataclass. The keys of the tables OF_CODECS,
+OF_SOUND_CODECS and OF_TEXT_ENCODERS are titles of groups of options in the help.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ ENDINGS = frozenset((
 """Lower-case endings of video files, with the dot."""
 LARGEST = 2 * (Image.MAX_IMAGE_PIXELS or 2**27)
 """Most pixels of a frame; Pillow refuses larger pictures as decompression bombs."""
-# Without these, damage is concealed, and a few bytes can ask for all memory.
+# Without these options FFmpeg conceals damage, and a few bytes of a file can claim all memory.
 LIMITS = {"err_detect": "explode", "max_pixels": str(LARGEST)}
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders leave it out
-_WITH_COLOURS = ("mov", "matroska")  # containers that may tell colours themselves
+_WITH_COLOURS = ("mov", "matroska")  # containers that may state colours themselves
 UNTOLD = 2
 """Code for unspecified matrix coefficients of colours (ITU-T H.273, table 4)."""
 _HEVC_ALPHA = b"\x4e\x01\xa5"  # a message (SEI) of kind 165, alpha channel information
-_TURNS = {  # x and y change places; then left and right do; then top and bottom do
+_TURNS = {  # (whether x and y are swapped, then left and right, then top and bottom) -> operation
     (False, False, False): None,
     (False, True, False): Image.Transpose.FLIP_LEFT_RIGHT,
     (False, False, True): Image.Transpose.FLIP_TOP_BOTTOM,
@@ -83,16 +83,15 @@ def stored_packets(container: Any, film: Any) -> Iterator[Any]:
 def decode_packets(packets: Iterator[Any], video: Any) -> Iterator[Any]:
     """Yields the decoded frames of `packets`, in the order in which they are shown.
 
-    `video` is the stream of the packets. If it is WebM with transparency, each frame's attribute
-    `opaque`, which FFmpeg leaves to its user, is the frame of the second stream, which stores the
-    transparency.
+    `video` is the stream of the packets. WebM stores transparency in a second stream; then each
+    frame gets the frame of that stream as its attribute `opaque`, which FFmpeg leaves to its user.
 
     Raises:
         ValueError: a frame is damaged.
     """
     decoder, codec = _alpha_decoder(video), video.codec_context
-    # FFmpeg begins with the colours that it found when it looked into the file, be they of a later
-    # part; its decoder of H.264 keeps them where the first part tells none.
+    # FFmpeg starts with the colours that it found when it probed the file, perhaps in a later part.
+    # Its H.264 decoder keeps these colours if the first part states none.
     if codec.name == "h264" and not any(n in video.container.format.name for n in _WITH_COLOURS):
         codec.color_range, codec.colorspace = 0, UNTOLD
     for packet in packets:
@@ -143,12 +142,12 @@ def _alpha_decoder(video: Any) -> Any:
 
 
 def picture_of(frame: Any, video: Any) -> Image.Image:
-    """A decoded frame as a picture, not yet turned upright: RGB, or RGBA if it has alpha.
+    """Converts a decoded frame to a picture, not yet turned upright: RGB, or RGBA if it has alpha.
 
     A frame whose pixels are not square is resampled to square pixels.
 
     Raises:
-        ValueError: the picture is suspiciously large.
+        ValueError: the picture would have more than `LARGEST` pixels.
     """
     picture = frame.to_image()
     if has_alpha(frame, video):
@@ -158,10 +157,10 @@ def picture_of(frame: Any, video: Any) -> Image.Image:
 
 
 def upright_size(frame: Any, video: Any) -> tuple[int, int]:
-    """(width, height) of a frame after it was turned upright, in square pixels.
+    """(width, height) of a frame after it is turned upright, in square pixels.
 
     Raises:
-        ValueError: the frame is suspiciously large.
+        ValueError: the frame would have more than `LARGEST` pixels.
     """
     width, height = _square(frame, video)
     is_sideways = turn_of(frame) in _SIDEWAYS
@@ -246,7 +245,7 @@ def _square(frame: Any, video: Any) -> tuple[int, int]:
     """(width, height) of a frame with square pixels, before it is turned upright.
 
     Raises:
-        ValueError: the frame is suspiciously large.
+        ValueError: these are more than `LARGEST` pixels.
     """
     aspect: Fraction | None = video.sample_aspect_ratio
     size = max(1, round(frame.width * (aspect or 1))), frame.height
@@ -261,8 +260,8 @@ def upright_pictures(container: Any, video: Any) -> Iterator[Image.Image]:
     """Yields all frames of a video stream as upright RGB pictures, on white where transparent.
 
     Raises:
-        ValueError: a frame is damaged or suspiciously large, or its size, aspect or rotation
-            differs from that of the first frame.
+        ValueError: a frame is damaged or has more than `LARGEST` pixels, or its size, aspect or
+            rotation differs from that of the first frame.
     """
     first: Look | None = None
     for frame in decode_packets(stored_packets(container, video), video):

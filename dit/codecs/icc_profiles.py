@@ -183,7 +183,7 @@ def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
         found = ImageCms.buildTransform(opened, _srgb(), mode, "RGB", flags=flags)
         return found if _moves(found, mode) else None
     except (ImageCms.PyCMSError, OSError) as error:
-        raise ValueError(f"a colour profile that cannot be read: {error}") from error
+        raise ValueError(f"its colour profile cannot be read ({error}); save it as sRGB") from error
 
 
 @cache
@@ -238,7 +238,7 @@ def _applied(transform: ImageCms.ImageCmsTransform, image: Image.Image) -> Image
 
 
 def transformed_numbers(levels: np.ndarray, profile: bytes) -> np.ndarray:
-    """Numbers in [0, 255], finer than bytes, converted from `profile` to uint8 sRGB [H, W, 3].
+    """Converts `levels`, fractional numbers in [0, 255], from `profile` to uint8 sRGB [H, W, 3].
 
     `levels` are grey [H, W] or RGB [H, W, 3]. Little CMS converts bytes, and colours between two
     bytes are interpolated: if levels were rounded first, several dark levels of linear light would

@@ -20,7 +20,7 @@ from dit.codecs.icc_profiles import BT709, HDR, SRGB, TELEVISION, UNSPECIFIED
 
 _HDR = "HDR picture: colours are pale, as those of SDR are assumed; convert it to SDR"
 _UNUSABLE = "colour profile that is damaged or of other colours: not applied, as in browsers"
-_UNKNOWN = "colours that the file tells in an unknown way ({}): read without it; convert it to sRGB"
+_UNKNOWN = "colours that the file states in an unknown way ({}): ignored; convert it to sRGB"
 _INKS = "inks (CMYK) without a colour profile: read as browsers do; convert it to sRGB"
 _BY_EXIF = "EXIF says {}, and there is no colour profile: read as sRGB, as in browsers"
 Found = TypeVar("Found")
@@ -45,7 +45,7 @@ class _Told(NamedTuple):
 
     profile: bytes | None = None
     flaw: str = ""
-    counts: bool = True  # False where the next way is taken
+    counts: bool = True  # False: the next declaration is tried
 
 
 _Ways = Iterator[_Told | None]
@@ -70,7 +70,7 @@ def told_colours(opened: ImageFile.ImageFile) -> ToldColours:
 
 
 def _profile_alone(opened: ImageFile.ImageFile) -> _Ways:
-    # Pillow has None in place of one that a JPEG holds in part.
+    # For a profile that a JPEG holds only in part, Pillow has None.
     if "icc_profile" in opened.info:
         yield _by_profile(opened, opened.info["icc_profile"] or b"damaged")
 
@@ -123,7 +123,7 @@ def _by_profile(opened: ImageFile.ImageFile, profile: bytes | None) -> _Told | N
         return told
     if icc_profiles.fits(profile, _mode(opened)):
         return _Told(profile)
-    # Browsers take what comes next where a profile is damaged, and not where it is another one.
+    # Browsers try the next declaration if a profile is damaged, but not if it fits another mode.
     is_whole = len(profile) >= 128 and len(profile) == int.from_bytes(profile[:4])
     return _Told(None, _UNUSABLE, counts=is_whole)
 
@@ -188,7 +188,7 @@ def _by_gamma(gamma: float | None, xy: tuple[float, ...] | None) -> _Told | None
 
 def _by_exif(opened: ImageFile.ImageFile) -> list[str]:
     try:
-        # What `getexif` has once returned, it returns again, where EXIF stands behind pixels, too.
+        # `getexif` keeps its first result, which lacks EXIF that stands behind the pixels.
         exif = Image.Exif()
         if opened.format == "TIFF":
             exif = opened.getexif()
@@ -210,7 +210,7 @@ def _by_tiff(opened: ImageFile.ImageFile) -> list[str]:
 
 
 def from_start(opened: ImageFile.ImageFile, reader: Callable[[IO[bytes]], Found]) -> Found:
-    """The result of `reader` on the file from its first byte on; keeps the stream's position."""
+    """Calls `reader` on the file of `opened` from its first byte; restores the file position."""
     stream = opened.fp
     assert stream is not None, "the file is open until its pixels are decoded"
     at = stream.tell()

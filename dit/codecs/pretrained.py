@@ -33,7 +33,7 @@ class PipelineComponent:
     precision: str | None = None  # None for a component without weights, such as a tokenizer
     device: str = "cpu"
     local_only: bool = False  # whether nothing may be downloaded
-    option: str | None = None  # names `model`, where it is another one than the pipeline
+    option: str | None = None  # the option that names `model`, if this is not the pipeline
 
     @classmethod
     def of(cls, encoder: Any, library: str, kind: str, subfolder: str) -> Self:
@@ -86,7 +86,7 @@ class ModelLocation:
         """The settings of a dataset card that this location replaces, by their names.
 
         A `cache` that contains the folder `subfolder` is itself the folder of the pipeline, unless
-        `model` is set; any other `cache` is one of downloads.
+        `model` is set; any other `cache` is a folder for downloads.
         """
         found: dict[str, Any] = {"local_only": self.local_only}
         model = self.model
@@ -109,7 +109,7 @@ def published(place: str) -> Any:
     """Imports a class or function of Diffusers or Transformers: `place` is `package.module:name`.
 
     Raises:
-        CodecError: the package is not installed, or its version has no such thing.
+        CodecError: the package is not installed, or its version lacks the class or function.
     """
     package, name = place.partition(":")[0].partition(".")[0], place.partition(":")[2]
     try:
@@ -125,8 +125,8 @@ def _unusable(part: PipelineComponent, error: Exception) -> CodecError:
     remedy = "name a folder or a hub model in the layout of Diffusers"
     if not Path(part.place).is_dir():
         remedy = (
-            f"there is no folder {part.place} here, so that it was looked for on huggingface.co;"
-            " correct the path, or download it where there is internet (docs/eight_gpus.md)"
+            f"there is no folder {part.place} here, so it was searched for on huggingface.co;"
+            " correct the path, or download it on a machine with internet (docs/eight_gpus.md)"
         )
     elif part.option:
         remedy = "name a folder or a hub model in the layout of Transformers"
@@ -285,7 +285,7 @@ def load(part: PipelineComponent) -> Any:
     """
     import torch
 
-    # Else the weights of networks that are loaded while others compute could not be moved later.
+    # Weights that are loaded in inference mode, while other networks compute, could not be moved.
     with torch.inference_mode(False):
         if part.precision is None or part.device not in _visitors:
             return _loaded(part)
@@ -353,7 +353,7 @@ def _multiply_out(model: Any, unexpected: Iterable[str], part: PipelineComponent
     if lost := sorted({*scales} - found):
         raise CodecError(
             f"--model_name {part.model}: {part.subfolder}/ has 8-bit weights whose scales, such as"
-            f" {lost[0]}, belong to no weight of {part.kind}; give one in bfloat16"
+            f" {lost[0]}, belong to no weight of {part.kind}; give a model in bfloat16"
         )
 
 

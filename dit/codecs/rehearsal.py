@@ -132,7 +132,7 @@ def _flux2(kind: Any, network: Any, chat: str) -> Any:
 def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
     """Saves `pipeline`, which has no transformer, to `folder`.
 
-    `transformer` is the class name of a transformer that model_index.json gets.
+    `transformer` is the class name of the transformer that model_index.json then lists.
 
     Raises:
         FileExistsError: the folder exists.
@@ -151,7 +151,7 @@ def _save(pipeline: Any, folder: Path, *, transformer: str) -> None:
 def _tokenizer(chat: str | None = None) -> Any:
     """A tokenizer with a token for each printable ASCII character, and one for all others.
 
-    Without the chat template `chat` it ends each text with an end token.
+    Without a chat template (`chat`) it ends each text with an end token.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

@@ -25,11 +25,11 @@ _BITS = {"1": 1, "L;2": 2, "L;4": 4}
 
 
 class ReferenceFit(StrEnum):
-    """Which rule decides the size of an encoded reference picture."""
+    """Rules for the size of an encoded reference picture."""
 
-    OWN = "own"  # its own in whole patches, in packing within the pixel budget of the media
-    TARGET = "target"  # that of its target; in packing scaled to cover it and cropped
-    PUBLISHED = "published"  # what the pipeline of the published weights scales it to
+    OWN = "own"  # its own size in whole patches; data_prep also limits it to the pixel budget
+    TARGET = "target"  # the size of its target; data_prep scales it to cover this and crops it
+    PUBLISHED = "published"  # the size to which the pipeline of the published weights scales it
 
 
 class Placement(NamedTuple):
@@ -86,9 +86,9 @@ def colour(text: str) -> str:
 def upright(opened: ImageFile.ImageFile) -> Image.Image:
     """Decodes the opened picture, and rotates and mirrors it as its EXIF says.
 
-    Its colours are still those of the file: `info["icc_profile"]` is their profile by
-    `told_colours`, which `to_rgb` applies; there is none for sRGB. Only 16-bit RGB with a profile
-    is converted to sRGB here. An alpha channel of a TGA that is 0 everywhere is dropped.
+    The colours are not converted yet: `info["icc_profile"]` holds the profile that `told_colours`
+    found (none for sRGB), and `to_rgb` applies it. Only 16-bit RGB with a profile is converted to
+    sRGB at once. An alpha channel of a TGA that is 0 everywhere is dropped.
     """
     bits = _BITS.get(_raw_mode(opened.tile[0])) if opened.format == "PNG" and opened.tile else None
     profile = told_colours(opened).profile

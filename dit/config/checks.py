@@ -112,7 +112,7 @@ def bounds(kind: type) -> dict[str, Mapping[str, Any]]:
 
 
 def positive(group: object, *names: str) -> list[Rule]:
-    """Rules that each named field is above zero or None; NaN violates them."""
+    """Rules that each named field is above zero or None; NaN violates the rule."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value > 0, f"{name}={value} must be positive")
@@ -121,7 +121,7 @@ def positive(group: object, *names: str) -> list[Rule]:
 
 
 def not_negative(group: object, *names: str) -> list[Rule]:
-    """Rules that each named field is at least 0 or None; NaN violates them."""
+    """Rules that each named field is at least 0 or None; NaN violates the rule."""
     values = {name: getattr(group, name) for name in names}
     return [
         (value is None or value >= 0, f"{name}={value} must not be negative")

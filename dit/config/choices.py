@@ -123,16 +123,16 @@ class SamplingLevels(StrEnum):
     # Even steps from 1 to 1 / number of steps, then shifted, then 0: what the pipelines of FLUX,
     # Qwen-Image and HunyuanVideo hand to Diffusers' scheduler.
     EVEN = "even"
-    # The same steps, shifted by a law of their own, in tokens and steps, whatever shift training
-    # has: what the pipelines of FLUX.2 hand to Diffusers' scheduler.
+    # The steps of EVEN, with a shift that depends on the numbers of tokens and steps and not on the
+    # shift of training: what the pipelines of FLUX.2 hand to Diffusers' scheduler.
     EMPIRICAL = "empirical"
-    # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as of Cosmos-Predict2.5
+    # sigma / (1 + sigma) for sigma of arXiv:2206.00364, Eq. 5, then 0, as in Cosmos-Predict2.5
     KARRAS = "karras"
-    # The same without 0, so that noise of the last level stays, as of Cosmos-Predict2. The state
-    # begins as noise times the first level; that of 2.5 as the noise itself.
+    # The levels of KARRAS without the final 0, so that noise of the last level stays, as in
+    # Cosmos-Predict2. The first state is noise times the first level; with KARRAS it is the noise.
     KARRAS_TO_SIGMA_MIN = "karras_to_sigma_min"
-    # Those of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as of Wan: even steps from 1
-    # that leave 1/1000 out, shifted once, then 0. The network is told whole numbers of 1000.
+    # The levels of Diffusers' UniPCMultistepScheduler with use_flow_sigmas, as in Wan: even steps
+    # from 1 that leave 1/1000 out, shifted once, then 0. Timesteps are whole thousandths.
     UNIPC = "unipc"
     # Half of the steps from 1 to 0.975, then quadratic ones to 0, without a shift: what
     # LTXConditionPipeline hands to Diffusers' scheduler.
@@ -160,7 +160,7 @@ class TimeShift(StrEnum):
 
 
 class ValidationLatents(StrEnum):
-    """Latents for validation if a dataset stores distributions: mean or sampled."""
+    """Latents that validation takes where a dataset stores distributions: their mean, or a draw."""
 
     MEAN = "mean"
     DRAWN = "drawn"
@@ -212,9 +212,7 @@ class DistillMethod(StrEnum):
     """Method by which a network learns to generate in few steps."""
 
     OPD = "opd"  # the teacher's mean velocity over each step of the network's own trajectory
-    DMD = (
-        "dmd"  # DMD2 (arXiv:2405.14867): a critic learns what it makes, and it follows the teacher
-    )
+    DMD = "dmd"  # DMD2 (arXiv:2405.14867), whose critic learns the student's current distribution
 
 
 class Rollout(StrEnum):

@@ -12,7 +12,7 @@ from dit.local_path import DataPath
 
 @dataclass(frozen=True, kw_only=True)
 class MockGeometry:
-    """Size of one kind of synthetic sample, in latent cells."""
+    """Size of synthetic samples in latent cells, and their frequency."""
 
     frames: OfData[int] = 1
     """Frames of the latent; 1 for an image."""
@@ -21,7 +21,7 @@ class MockGeometry:
     width: OfData[int] = 64
     """Columns of the latent."""
     text_length: OfData[int] = 512
-    """Text tokens."""
+    """Number of text tokens."""
     fps: OfData[float | None] = None
     """Frames per second; null for an image."""
     weight: OfData[float] = 1.0
@@ -76,8 +76,8 @@ class DatasetConfig:
     task_encoder_seq_length: OfData[int] = 15360
     """Tokens in one pack, all samples together."""
     packing_buffer_size: OfData[int] = 100
-    """Samples among which a round of packing chooses; 64 are enough. With samples so short that
-    these do not fill a pack, each round takes as many as fill one."""
+    """Samples among which a round of packing chooses; 64 are enough. If these are too short to fill
+    a pack, a round takes as many samples as fill one."""
     balance: OfData[Balance] = Balance.NONE
     """How data-parallel ranks get about equal cost per step. `flops_target` forms packs of similar
     cost if samples allow it; `flops` only groups packs of similar cost into steps."""

@@ -28,7 +28,7 @@ from dit.config.validation import MOST_GUIDANCE, ValidationConfig
 from dit.local_path import LocalPath, StoreAddress
 
 GUIDANCE = 2.5
-"""Guidance scale by default, without a guidance embedding; docs/small_data.md has figures."""
+"""Default guidance scale of networks without guidance embedding; docs/small_data.md has figures."""
 
 
 class UsualSampling(NamedTuple):
@@ -63,7 +63,8 @@ class CheckpointConfig:
     save_interval: Live[int] = 1000
     """Steps between checkpoints; a checkpoint is always saved at the end."""
     keep_last: Live[int] = 3
-    """Number of newest checkpoints to keep, beside that of lowest validation loss; 0 keeps all."""
+    """Number of newest checkpoints to keep, besides the one of lowest validation loss; 0 keeps
+    all."""
     async_save: Live[bool] = False
     """Write in the background; the run waits only for the copy to host memory."""
     also_save_hf: Live[bool] = False
@@ -168,7 +169,7 @@ class DistillConfig:
             ),
             (
                 self.gan_weight == 0,
-                f"gan_weight={self.gan_weight:g}: DMD2 has no GAN loss here; leave it out",
+                f"gan_weight={self.gan_weight:g}: this program has no GAN loss; leave it out",
             ),
             *numbers(self, steps=1000, teacher_steps=1000, student_every=2**30, critic_lr=1000),
         )
@@ -226,7 +227,7 @@ class LoggerConfig:
         check(
             *at_least_one(self, "log_interval"),
             *positive(self, "price_per_gpu_hour", "watts_per_gpu"),
-            (self.mlperf_org != "", "mlperf_org='' names nobody; say who runs it"),
+            (self.mlperf_org != "", "mlperf_org='' names nobody; write the submitter's name"),
             *numbers(self, price_per_gpu_hour=2**30, watts_per_gpu=2**30),
         )
 
@@ -319,8 +320,8 @@ class RunGroups:
         if c.method is None or (steps, str(sampler), guidance) == (c.steps, str(c.sampler), 1):
             return None
         return (
-            f"WARNING: the network was distilled for {self.student_sampling}, and this is"
-            f" {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
+            f"WARNING: the network was distilled for {self.student_sampling}, but here it"
+            f" samples with {steps} of {sampler}, guidance {guidance:g}: pictures lose quality"
         )
 
     @property
@@ -363,7 +364,7 @@ class RunGroups:
 
     @property
     def sample_multiple(self) -> int:
-        """Number of tokens to a multiple of which each sample of a pack is padded."""
+        """Each sample of a pack is padded to a multiple of this number of tokens."""
         return math.lcm(self.dataset.sample_multiple, self.model.attended_multiple)
 
     def mock_tokens(self, geometry: MockGeometry) -> int:

@@ -29,8 +29,8 @@ class LoraStreams(StrEnum):
     """The streams whose layers get adapters, in networks with a sound."""
 
     BOTH = "both"
-    VIDEO = "video"  # what frames pass that have no sound
-    SOUND = "sound"  # what computes the sound
+    VIDEO = "video"  # the layers that frames without sound pass
+    SOUND = "sound"  # the layers that compute the sound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class LoraConfig:
     targets: Refused[tuple[str, ...]] = (LoraTargets.ATTENTION, LoraTargets.MLP)
     """Linears with an adapter: attention, mlp, modulation, or Diffusers' names, with *."""
     streams: Refused[LoraStreams] = LoraStreams.BOTH
-    """Layers with adapters in networks with sound: both, video or sound. Both is video if no sample
-    has a sound."""
+    """Layers with adapters in networks with sound: both, video or sound. If no sample has sound,
+    both means video."""
     dropout: Live[float] = 0.0
     """Dropout rate on the input of each adapter in training."""
     dtype: Live[Precision | None] = None

@@ -136,12 +136,12 @@ class ModelConfig:
     """Fuse norms, modulation and rotary positions by Triton kernels; needs CUDA, Triton and
     compile=false."""
     route_from: Live[int | None] = None
-    """First layer, from 0, of a token route, which skips a part of the tokens in training; null:
+    """First layer, from 0, of those that some tokens skip in training (token routing); null:
     none."""
     route_to: Live[int | None] = None
-    """Last layer of the route; layers of all stacks are counted in sequence."""
+    """Last layer that these tokens skip; layers of all stacks are counted in sequence."""
     route_rate: Live[float] = 0.5
-    """Fraction of the tokens that skip the route's layers, the same in each run of neighbouring
+    """Fraction of the tokens that skip these layers, the same in each run of neighbouring
     tokens."""
     vae_cache_folder: Live[LocalPath | None] = None
     """Folder of the VAE that decodes samples to pictures; the built-in `pixel` codec needs none."""
@@ -232,7 +232,7 @@ class ModelConfig:
         return (
             self.all_layers >= pp * virtual,
             f"{self.all_layers} layers do not fill pipeline_model_parallel_size={pp} *"
-            f" virtual_pipeline_model_parallel_size={virtual} stages; choose smaller ones",
+            f" virtual_pipeline_model_parallel_size={virtual} stages; choose smaller sizes",
         )
 
     def _offloading(self) -> list[Rule]:
@@ -247,8 +247,8 @@ class ModelConfig:
             ),
             (
                 0 <= swapped <= most,
-                f"blocks_to_swap={swapped} must lie in [0, {most}], for the device holds at least"
-                " one block of each stage",
+                f"blocks_to_swap={swapped} must lie in [0, {most}], because the device holds at"
+                " least one block of each stage",
             ),
         ]
 
@@ -280,7 +280,8 @@ class ModelConfig:
             (
                 self.fp8 is None or (self.hidden_size % step == 0 and ffn % step == 0),
                 f"fp8={self.fp8} takes matrices whose sides divide by 16 on each tensor rank:"
-                f" hidden_size={self.hidden_size} and its MLP of {ffn} must divide by {step}",
+                f" hidden_size={self.hidden_size} and its MLP of {ffn} must divide by {step};"
+                " change them, or set fp8=null",
             ),
             (
                 ffn >= 1,
@@ -349,12 +350,12 @@ class ModelConfig:
 
     @property
     def text_multiple(self) -> int:
-        """Number of tokens to a multiple of which the text of each sample in a pack is padded."""
+        """The text of each sample in a pack is padded to a multiple of this number of tokens."""
         return self.attended_multiple
 
     @property
     def side_cells(self) -> int:
-        """Number of latent cells of which a picture's rows and columns must be multiples."""
+        """Rows and columns of a picture must be multiples of this number of latent cells."""
         return self.patch_spatial
 
     def attended(self, grid: tuple[int, int, int], tokens: int) -> int:  # noqa: ARG002
@@ -420,15 +421,15 @@ class ModelConfig:
 
     @property
     def fp8_rows(self) -> int:
-        """Number of tokens of which each rank must have a multiple for FP8 products."""
+        """Each rank must have a multiple of this number of tokens for FP8 products."""
         return 32 if self.fp8_recipe is Fp8Recipe.MXFP8 else 16
 
     @property
     def token_multiple(self) -> int:
-        """Number of tokens to a multiple of which each context rank's tokens are padded.
+        """The tokens of each context rank are padded to a multiple of this number.
 
-        With sequence parallelism each tensor rank gets an equal part. FP8 products need parts that
-        are multiples of `fp8_rows`, also of the tokens that remain inside a route.
+        With sequence parallelism each tensor rank gets an equal part of them. FP8 products need
+        parts that are multiples of `fp8_rows`, also of the tokens that remain inside a route.
         """
         parts = self.tensor_model_parallel_size if self.sequence_parallel else 1
         run = 1 if self.token_route is None else self.token_route.run

@@ -141,8 +141,8 @@ class FlowConfig:
             ),
             (
                 self.sampling_levels is not SamplingLevels.UNIPC or self.timestep_scale == 1000,
-                f"sampling_levels=unipc tells the network whole numbers up to 1000, and"
-                f" timestep_scale={self.timestep_scale:g}; set one of sampling_levels=linear and"
+                f"sampling_levels=unipc gives the network whole timesteps up to 1000, and"
+                f" timestep_scale={self.timestep_scale:g}; set sampling_levels=linear or"
                 " timestep_scale=1000",
             ),
             *at_least_one(self, "shift_base_tokens", "base_image_seq_len"),
@@ -185,15 +185,15 @@ class FlowConfig:
             ),
             (
                 self.steps_evenly or self.sampling_levels in _WITH_SHIFTS,
-                f"{said} needs sampling_levels=linear, even or quantiles, which it shifts, or"
-                " linear_quadratic or empirical, which it leaves alone, and not"
-                f" {self.sampling_levels}",
+                f"{said} does not go with sampling_levels={self.sampling_levels}; set"
+                " sampling_levels to linear, even or quantiles, which it shifts, or to"
+                " linear_quadratic or empirical, which it leaves alone",
             ),
             (
                 self.time_shift_type is not TimeShift.LINEAR or (mu_of_one > 0 and slope >= 0),
                 f"{said} shifts by mu itself, which must be above 0 and must not fall with the"
                 f" tokens: base_shift={self.base_shift:g} and max_shift={self.max_shift:g} make"
-                f" {mu_of_one:g} of one token; choose others, or exponential",
+                f" mu {mu_of_one:g} for one token; choose others, or time_shift_type=exponential",
             ),
         ]
 
@@ -236,7 +236,7 @@ class FlowConfig:
                 f" not of {self.sampling_levels}; set sampling_levels=linear",
             ),
             *(
-                (value is None, f"{key}={value} does not change {said}; set {key}=null")
+                (value is None, f"{key}={value} has no effect on {said}; set {key}=null")
                 for key, value in fixed.items()
             ),
         ]
@@ -382,7 +382,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             (
                 self.level_range is None or self.name == ObjectiveName.FLOW,
                 f"level_range={list(self.level_range or ())} needs flow matching, and name is"
-                f" {self.name}: set name=flow, or leave it null",
+                f" {self.name}: set name=flow, or leave level_range out",
             ),
             (
                 self.prediction is FlowPrediction.VELOCITY or self.name == ObjectiveName.FLOW,
@@ -421,7 +421,7 @@ class ObjectiveConfig(EdmConfig, FlowConfig):
             ),
             (
                 self.preference is None or self.drift_weight == 0,
-                f"{said} keeps near the network without adapters already, by dpo_beta; leave"
+                f"{said} already stays close to the network without adapters, by dpo_beta; leave"
                 f" drift_weight={self.drift_weight:g} out",
             ),
         ]
@@ -491,7 +491,7 @@ OBJECTIVES: dict[str, Callable[[ObjectiveConfig], str]] = {
     "edm": lambda config: config.summary_of_edm,
     "flow": lambda config: config.summary_of_flow,
 }
-"""`objective.name` -> function that summarises its options for `--dry-run`.
+"""`objective.name` -> function that summarises the options of this objective for `--dry-run`.
 
-`dit.objectives.registry.REGISTRY` has the same names with the code that needs torch; `register`
-adds to both."""
+`dit.objectives.registry.REGISTRY` has the same names with the code that needs torch; its function
+`register` adds to both."""

@@ -33,8 +33,8 @@ RESUMED = {
     Resume.REFUSED: "it is an error, which names the key: what the checkpoint stores would get"
     " another meaning.",
     Resume.OF_INPUTS: "it is an error, which names the key: samples would get other inputs."
-    " No weight depends on it: with `checkpoint.finetune=true`, and of a base of adapters, it takes"
-    " effect.",
+    " The weights stay valid: with `checkpoint.finetune=true`, and against the base of adapters, it"
+    " takes effect.",
     Resume.OF_DATA: "it is an error, which names the key: the position in the data would get"
     " another meaning. With `checkpoint.load_data_position=false` the data begin anew, and it takes"
     " effect.",
@@ -69,7 +69,7 @@ def resume_classes(group: Any) -> dict[str, Resume]:
 
 
 def resume_class(group: Any, key: str) -> Resume:
-    """The class of `key` in the dataclass `group`; REFUSED for keys of families that state none."""
+    """The resume class of `key` in the dataclass `group`; REFUSED if a family's key states none."""
     return resume_classes(group).get(key, Resume.REFUSED)
 
 

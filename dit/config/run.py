@@ -50,7 +50,10 @@ class RunConfig(RunGroups):
         return replace(self, optimizer=optimizer, scheduler=scheduler, ema=ema, train=train)
 
     def of_network(self, *, critic: bool) -> RunConfig:
-        """The run's configuration; with `critic`, that of the critic, which has no distillation."""
+        """The configuration of the trained network, or with `critic` that of DMD's critic.
+
+        The critic's configuration has no distillation.
+        """
         return replace(self.of_critic, distill=DistillConfig()) if critic else self
 
     def data_parallel_size(self, world_size: int) -> int:
@@ -75,7 +78,7 @@ class RunConfig(RunGroups):
             (
                 ranks % copies == 0,
                 f"ddp.dp_replicate_size={copies} does not divide the {ranks} data-parallel and"
-                " context ranks",
+                f" context ranks; choose a divisor of {ranks}",
             )
         )
         batch = self.train.global_batch_size
@@ -190,8 +193,8 @@ def _tokens(run: RunGroups) -> list[Rule]:
             run.objective.preference is None
             or (run.model.token_route is None and run.objective.level_share is None),
             f"objective.preference={run.objective.preference} compares errors of whole"
-            " samples: leave model.route_from and route_to, which skip tokens, and"
-            " objective.second_level_rate, which parts a sample, out; or objective.preference",
+            " samples: leave out model.route_from and route_to, which skip tokens, and"
+            " objective.second_level_rate, which divides a sample; or objective.preference",
         ),
     ]
 
@@ -206,13 +209,13 @@ def _shares_of_samples(run: RunGroups, parts: int) -> list[Rule]:
     rules = [
         (
             objective.level_share is None or not model.attends_to_padding,
-            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
+            f"objective.second_level_rate={objective.second_level_rate} divides the tokens of a"
             f" sample, and model.family={model.family} attends to its padding; set"
             " objective.second_level_rate=0",
         ),
         (
             objective.level_share is None or model.whole_samples_by is None,
-            f"objective.second_level_rate={objective.second_level_rate} parts the tokens of a"
+            f"objective.second_level_rate={objective.second_level_rate} divides the tokens of a"
             f" sample, and {model.whole_samples_by} needs all of them together; set"
             " objective.second_level_rate=0",
         ),
@@ -257,7 +260,7 @@ def _memory(run: RunGroups) -> list[Rule]:
             not run.model.blocks_to_swap
             or run.lora.enabled
             or any(group.frozen for group in run.optimizer.groups),
-            f"model.blocks_to_swap={run.model.blocks_to_swap} lets frozen weights wait on the"
+            f"model.blocks_to_swap={run.model.blocks_to_swap} keeps frozen weights on the"
             " host, and all weights are trained; set lora.rank, or freeze blocks with"
             " optimizer.groups, or model.cpu_offloading_num_layers for activations",
         ),
@@ -413,17 +416,17 @@ def _weights_in_shares(run: RunGroups) -> list[Rule]:
         (
             model.virtual_stages > 1,
             f"model.virtual_pipeline_model_parallel_size={virtual}",
-            "leave it out: stages that are not virtual go with it",
+            "leave it out (pipeline stages without virtual ones are allowed)",
         ),
         (
             model.gradient_accumulation_fusion,
             "model.gradient_accumulation_fusion=true",
-            "leave it out: gradients are summed as rows",
+            "leave it out (gradients are sharded by rows)",
         ),
         (
             model.blocks_to_swap > 0,
             f"model.blocks_to_swap={model.blocks_to_swap}",
-            "leave it out: each rank has rows of the frozen blocks",
+            "leave it out (each rank holds only some rows of the frozen blocks)",
         ),
         (
             model.cpu_offloading_num_layers > 0,

@@ -65,8 +65,8 @@ class ParameterGroup:
     """Weights with settings of their own; the last group whose pattern matches a weight applies."""
 
     pattern: Refused[str]
-    """Pattern of weights' names with * and ?, as here or in Diffusers: *.attn2.to_out.0.*,
-    *.self_attention.*."""
+    """Pattern with * and ? for names of weights, those of this program or of Diffusers:
+    *.attn2.to_out.0.*, *.self_attention.*."""
     lr: Refused[float | None] = None
     """Largest learning rate of the group's weights; all groups follow the same schedule."""
     lr_factor: Refused[float | None] = None
@@ -220,9 +220,9 @@ class OptimizerConfig:
             *(
                 (
                     self.weight_decay > 0 or not group.weight_decay,
-                    f"weight_decay=0 and weight_decay={group.weight_decay} of groups[{index}]: set"
-                    f" weight_decay={group.weight_decay}, and before that group one of pattern='*'"
-                    " with weight_decay=0",
+                    f"weight_decay=0 switches off the weight_decay={group.weight_decay} of"
+                    f" groups[{index}]: set weight_decay={group.weight_decay}, and put a group with"
+                    " pattern='*' and weight_decay=0 before that group",
                 )
                 for index, group in enumerate(self.groups)
             ),
@@ -388,7 +388,7 @@ class DdpConfig:
         return [
             (
                 whole or self.use_distributed_optimizer,
-                "sharding=weights shares the optimizer state out as well; set"
+                "sharding=weights also shards the optimizer state; set"
                 " use_distributed_optimizer=true",
             ),
             *(
@@ -403,8 +403,8 @@ class DdpConfig:
             *(
                 (
                     not whole or getattr(self, name) == usual,
-                    f"{name}={str(getattr(self, name)).lower()} has an effect with sharding=weights"
-                    f" alone: set that, or leave {name} out",
+                    f"{name}={str(getattr(self, name)).lower()} has an effect only with"
+                    f" sharding=weights: set that, or leave {name} out",
                 )
                 for name, usual in WHEN_GATHERED.items()
             ),

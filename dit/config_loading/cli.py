@@ -82,13 +82,13 @@ def parse_arguments(
 ) -> Arguments:
     """Parses a command line `argv`: its flags, and one checked configuration.
 
-    `recipes` names the functions that `--recipe` chooses from, and `default` the one without that
-    flag. `adapt` adjusts the chosen recipe to the weights from which the run starts (see
+    `recipes` names the functions that `--recipe` chooses from; without that flag the choice is
+    `default`. `adapt` adjusts the chosen recipe to the weights from which the run starts (see
     `load_config`). `program` is the command in the help. `--help` prints the keys that people set
     first, `--help=all` every key; both exit.
 
     Raises:
-        ConfigError: with every problem of flags, file and overrides.
+        ConfigError: lists every problem of flags, file and overrides.
     """
     flags, overrides = _split(argv)
     parser = _parser(recipes, default, program)
@@ -137,7 +137,9 @@ def _load(
     command = shlex.join([python(), "-m", "dit.foreign", str(path), *overrides])
     for note in translation.notes:
         logger.warning(legible(note))
-    logger.warning(legible(f"{path} has the keys of another tool; in ours: {command} > ours.yaml"))
+    logger.warning(
+        legible(f"{path} has keys of another tool; to translate the file: {command} > ours.yaml")
+    )
     return config
 
 

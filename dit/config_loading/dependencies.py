@@ -1,4 +1,4 @@
-"""Keys that have an effect only with certain other settings, as Muon's with `optimizer.kind=muon`.
+"""Keys that have an effect only with certain other settings: Muon's with `optimizer.kind=muon`.
 
 Setting a key without effect is no error, because a file may serve several kinds of runs; the log
 lists such keys when a run starts.
@@ -13,7 +13,7 @@ from dit.config.choices import ObjectiveName
 from dit.config.groups import RunGroups
 
 SET = ...
-"""Stands in `NEEDS` for any value but null."""
+"""The value in `NEEDS` that stands for any value but null."""
 
 _EDM = {"objective.name": "edm"}
 _FLOW = {"objective.name": "flow"}

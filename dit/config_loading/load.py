@@ -139,7 +139,7 @@ def _given(
     """The value that the user set for `key` of a group other than `model`, or `otherwise`.
 
     Raises:
-        ConfigError: it is a path that cannot be read.
+        ConfigError: the value is a path that cannot be used here.
     """
     found = value_of(key, base, settings)
     if found is None:
@@ -159,7 +159,7 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
 
     Raises:
         ConfigError: there is no such family, or `model.family` and `model.name` name different
-            ones; no other key can be read then.
+            families; no other key can be read then.
     """
     named, size = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     try:
@@ -184,13 +184,13 @@ def _chosen_family(base: dict[str, Any], settings: list[Setting], problems: list
 def _of_another_family(
     told: ForWeights, family: Family, base: dict[str, Any], settings: list[Setting]
 ) -> str:
-    """Error message: `settings` name `family`, and the weights are of another family."""
+    """Error message: `settings` name `family`, but the weights are of another family."""
     keys = (value_of(key, base, settings) for key in ("model.family", "model.name"))
     named = ", ".join(f"{one.key}={one.value} ({one.origin})" for one in keys if one is not None)
     return (
-        f"{named}: of family {family.name}, and {told.place} holds weights of"
-        f" model.family={told.model.family}; leave these keys out, take a file of conf/ for"
-        f" {told.model.family}, or other weights"
+        f"{named}: belongs to family {family.name}, and {told.place} holds weights of"
+        f" model.family={told.model.family}; leave these keys out, use a file of conf/ for"
+        f" {told.model.family}, or load other weights"
     )
 
 
@@ -212,8 +212,8 @@ def _unknown(setting: Setting, schema: Schema) -> str:
     if other := _of_other_family(key):
         own = ", ".join(name for name in hints(schema.model) if name not in hints(ModelConfig))
         return (
-            f"{named(setting)}: is of family {other}, and model.family={schema.family} has {own}"
-            " instead"
+            f"{named(setting)}: is a key of family {other}; model.family={schema.family} has"
+            f" {own} instead"
         )
     from dit.foreign.translate import advice  # tables that keys of ours do not need
 
@@ -255,12 +255,12 @@ def _misplaced(setting: Setting, schema: Schema) -> list[str]:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The whole tree as YAML, which `load_config` reads back to an equal configuration."""
+    """The whole configuration as YAML, which `load_config` reads back to an equal configuration."""
     return OmegaConf.to_yaml(OmegaConf.create(escaped(plain(config))))
 
 
 def save_config(config: RunConfig, path: Path) -> None:
-    """Writes the whole tree as YAML."""
+    """Writes the whole configuration `config` to the file `path` as YAML."""
     path.write_text(to_yaml(config), encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """The values of a YAML or TOML file, with the line of each."""
+    """The values of a YAML or TOML file, and the line of each key."""
 
     path: Path
     values: dict[str, Any]
@@ -161,7 +161,7 @@ def _read_assignment(text: str) -> list[Setting]:
         return [_typed(_normal(key[1:]), remove=True)]
     if not equals or not key.strip():
         file = text.endswith((".yaml", ".yml"))
-        form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY"
+        form = f"--config-file {text}" if file else "KEY=VALUE, ~KEY or --KEY VALUE"
         raise Problems([f"{text} ({COMMAND_LINE}): is no override; write {form}"])
     if not value.isascii() and value != value.encode(errors="replace").decode():
         raise Problems(
@@ -303,10 +303,11 @@ def legible(text: str) -> str:
 
 
 def _bounded(settings: list[Setting], problems: list[str]) -> list[Setting]:
-    """`settings`; those with interpolations only if there are at most `MOST_REFERENCES` in all.
+    """Limits the interpolations in `settings`; returns the settings that may be resolved.
 
-    More are added to `problems`. Each interpolation may lead to a text with several others, so
-    their number is limited beforehand.
+    If all settings together have more than `MOST_REFERENCES` interpolations, an error is added to
+    `problems`, and the settings that have any are left out. Each interpolation may lead to a text
+    with several others, so their number is limited beforehand.
     """
     counts = [
         sum(_ESCAPED.sub("", text).count("${") for text in _strings(setting.value))
@@ -346,10 +347,10 @@ def without_removed(settings: list[Setting]) -> list[Setting]:
 def _with_named_size(
     base: dict[str, Any], settings: list[Setting], sizes: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Setting], list[str]]:
-    """(settings, notices): `settings` and those that the strongest `model.name` implies.
+    """Adds to `settings` those that the strongest `model.name` implies: (settings, notices).
 
-    The implied ones stand before the other settings of the level of `model.name`, which override
-    them. There is a notice for each weaker setting whose value the size replaces.
+    The implied settings stand before the other settings of the level of `model.name`, which
+    override them. There is a notice for each weaker setting whose value the size replaces.
     """
     named = [setting for setting in settings if setting.key == "model.name"]
     if not named:

@@ -74,9 +74,10 @@ def plain_group(group: Any) -> dict[str, Any]:
 def checked_config(
     merged: Merged, base: dict[str, Any], schema: Schema
 ) -> tuple[RunConfig | None, list[str]]:
-    """(configuration, problems) of the tree in `merged`; the first is None if there are problems.
+    """Checks the tree in `merged`; returns (configuration, problems).
 
-    `base` has the recipe's values, which stand in for wrong ones to find further problems.
+    The configuration is None if there are problems. `base` has the recipe's values, which replace
+    wrong values so that further problems are found.
     """
     tree = deepcopy(merged.tree)
     problems: list[str] = []
@@ -281,8 +282,8 @@ def check_trainable(model: ModelConfig) -> None:
 def check_objective_inputs(config: RunConfig) -> None:
     """Raises `Problems` for options of objective and validation that do not fit the network.
 
-    They concern conditions (given frames, image, guidance embedding, references) and sampling
-    steps.
+    These options are about conditions (given frames, image, guidance embedding, references) and
+    sampling steps.
     """
     wanted, family = config.objective, family_of(config.model)
     inputs = family.inputs(config.model)
@@ -302,8 +303,8 @@ def check_objective_inputs(config: RunConfig) -> None:
         _scale_of_references(config.validation, config.model),
         (
             usual is None or told is not None,
-            f"objective.guidance=null: {which} is told a guidance scale; set it to {usual}, or to"
-            " what the weights were distilled for",
+            f"objective.guidance=null: {which} has a guidance embedding; set the scale to {usual},"
+            " or to that for which the weights were distilled",
         ),
         (
             usual is not None or told is None,
@@ -325,7 +326,7 @@ def check_objective_inputs(config: RunConfig) -> None:
 def check_streams(config: RunConfig) -> None:
     """Raises `Problems` for sound options without a sound network, and options that sound excludes.
 
-    Layouts and the ring are refused by the network's own rules.
+    The network's own rules check parallel layouts, such as ring attention.
     """
     wanted, usual, model = config.objective, ObjectiveConfig(), config.model
     family, streams = family_of(model), config.lora.streams
@@ -361,9 +362,9 @@ def check_streams(config: RunConfig) -> None:
     check(
         (
             wanted.levels_a_sample == 1,
-            f"objective.second_level_rate={wanted.second_level_rate:g} parts a sample's frames into"
-            " two that do not see each other, of which only one would have its sound; set it to 0"
-            " (docs/sound.md)",
+            f"objective.second_level_rate={wanted.second_level_rate:g} divides a sample's frames"
+            " into two sets that do not see each other, and only one would have the sound; set it"
+            " to 0 (docs/sound.md)",
         ),
         *(
             (

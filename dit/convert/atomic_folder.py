@@ -38,8 +38,8 @@ def new_folder(target: Path, *, option: str) -> Iterator[Path]:
     except (OSError, RankError) as error:
         _remove(partial)
         raise ConvertError(
-            f"{option} {target} cannot be written ({error_in_words(error)}); is the disk full, or"
-            " the folder not yours? Nothing is left there"
+            f"{option} {target} cannot be written ({error_in_words(error)}); free space or choose"
+            " another folder. Nothing is left there"
         ) from error
     except BaseException:
         _remove(partial)

@@ -55,7 +55,7 @@ class _ImportOptions:
     text_pad_to: Annotated[Any, _tokens] = option(argparse.SUPPRESS, metavar="TOKENS")
     """Captions that the weights were trained with: padded with zeros to this many tokens, `stored`
     (with the padding of their encoder), or `none`. (default: as for the family's published weights;
-    exports from here remember it)"""
+    exports of this program record it)"""
     projected_text: bool = False
     """Leave out the text projection of Cosmos 2.5, for shards of data_prep --text_projection; an
     export puts it back."""
@@ -180,9 +180,9 @@ def convert_parser() -> argparse.ArgumentParser:
         "objective",
         nargs="*",
         metavar="KEY=VALUE",
-        help="Objective of the weights, if there is no scheduler beside them that says it, such as"
-        " objective.name=flow objective.flow_shift=3; and model.KEY=VALUE of what neither"
-        " config.json nor the class of a pipeline tells.",
+        help="Objective of the weights, such as objective.name=flow objective.flow_shift=3, if the"
+        " folder has no scheduler that states it; also model.KEY=VALUE for settings that neither"
+        " config.json nor the class of a pipeline states.",
     )
     exporting = _add(commands, "export", _export, _ExportOptions, _Checkpoint, _WhichWeights)
     add_options(exporting.add_mutually_exclusive_group(), _Surroundings, dashes=True)
@@ -234,10 +234,10 @@ def _say_next(checkpoint: Path) -> int:
 
 def _about_text(text_pad_to: int | TextPadding | None) -> str:
     if text_pad_to is None:
-        return "attended to as long as it is (--text-pad-to)"
+        return "not padded (--text-pad-to)"
     if text_pad_to is TextPadding.STORED:
-        return "attended to with the padding of its encoder, as shards hold it (--text-pad-to)"
-    return f"filled up with zeros to {text_pad_to} tokens (--text-pad-to)"
+        return "with the padding of its encoder, as shards hold it (--text-pad-to)"
+    return f"padded with zeros to {text_pad_to} tokens (--text-pad-to)"
 
 
 def _export(args: argparse.Namespace) -> int:

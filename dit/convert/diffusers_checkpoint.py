@@ -35,7 +35,7 @@ _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
 class PrivateKeys(BaseModel):
-    """Keys of a config.json that begin with an underscore and are read here."""
+    """The private keys of a config.json, which begin with an underscore, that an import reads."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -128,15 +128,15 @@ class Header:
     file: Path | None  # None: it is not stored, and stands for zeros
     shape: tuple[int, ...]
     kind: str  # its type, as the file calls it
-    name: str = ""  # in the file, where it is another than the one that it is found by
-    # Its first row there, of a tensor that has several linears one below the other
+    name: str = ""  # its name in the file, if it differs from Diffusers' name
+    # Index of its first row in the stored tensor, if that one joins several linears.
     first: int | None = None
-    scales: tuple[Path, str] | None = None  # file and name of what its rows are multiplied by
+    scales: tuple[Path, str] | None = None  # file and name of the scales of its rows
 
     @property
     def dtype(self) -> torch.dtype:
         """The tensor's dtype in torch."""
-        import torch  # imported late: what a folder says of a network is told without torch
+        import torch  # imported late: reading the settings of a folder needs no torch
 
         return torch.bfloat16 if self.scales else getattr(torch, _TYPES[self.kind])
 
@@ -169,9 +169,9 @@ class DiffusersFolder:
     scheduler: dict[str, Any] | None
     scheduler_file: Path
     pipeline: str | None  # class of the pipeline that the transformer lies in, if its index says it
-    # Levels t that it denoises, where the pipeline has another transformer for the others
+    # Noise levels t of this transformer, if the pipeline has a second one for the others.
     level_range: tuple[float, float] | None
-    # To few steps, as the index of the pipeline says, be it by the levels that it visits
+    # Whether the pipeline's index says that it was distilled, by a flag or by a list of levels.
     is_distilled: bool
     headers: dict[str, Header]  # by name of the tensor
 
@@ -204,8 +204,8 @@ class DiffusersFolder:
         """A log line about weights that were distilled to few steps."""
         return (
             f"{self.path} was distilled to few steps, which plain tuning undoes: tune the network"
-            " that it was distilled from, whose adapters fit this one, or adapters beside a"
-            " training adapter (lora.frozen_adapter=FILE, docs/distilled.md)"
+            " from which it was distilled (adapters of that one fit this one), or tune adapters"
+            " beside a training adapter (lora.frozen_adapter=FILE, docs/distilled.md)"
         )
 
     @property
@@ -247,7 +247,7 @@ class DiffusersFolder:
         """config.json of the `companion` network; None if there is none.
 
         Raises:
-            ConvertError: it cannot be read.
+            ConvertError: the file cannot be read.
         """
         place = self.companion_path(companion)
         return None if place is None else read_json(place / CONFIG)
@@ -255,10 +255,11 @@ class DiffusersFolder:
     def join(self, companion: Companion) -> None:
         """Adds the tensors of the `companion` network to `headers`, as the name table calls them.
 
-        Its frozen tensors are left out. Nothing is added if it has no folder.
+        Frozen tensors of the companion are left out. Nothing is added if the companion has no
+        folder.
 
         Raises:
-            ConvertError: its folder is damaged.
+            ConvertError: the folder of the companion is damaged.
         """
         place = self.companion_path(companion)
         own = {} if place is None else _headers(place)
@@ -311,7 +312,7 @@ def open_folder(path: Path, *, option: str = "--hf-path") -> DiffusersFolder:
     (`DiffusersForm.single_file`). `option` is the key or command-line option that set `path`.
 
     Raises:
-        ConvertError: the folder is neither, or a file is missing or damaged.
+        ConvertError: `path` is none of these, or a file is missing or damaged.
     """
     if path.is_file():
         return _open_file(path, option=option)
@@ -381,7 +382,7 @@ def _stored_names(config: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
-    """The tensors `found`, in which 8-bit weights have their scales, which are no entries any more.
+    """The tensors `found`, with each scale moved from its own entry into that of its 8-bit weight.
 
     Raises:
         ConvertError: a weight has neither one scale nor one for each row.
@@ -404,9 +405,9 @@ def _with_scales(found: Mapping[str, Header]) -> dict[str, Header]:
 def _renamed(found: Mapping[str, Header], names: Mapping[str, str]) -> dict[str, Header]:
     """The tensors `found` under Diffusers' names, for folders that use other names.
 
-    `names` maps a module's name in the folder to Diffusers' one, with `*` for the number of a
-    layer. If the tensor holds several of Diffusers' linears one below the other, their names are
-    separated by blanks, and each is listed with its own rows.
+    `names` maps a module's name in the folder to Diffusers' name, with `*` for the number of a
+    layer. If a stored tensor joins several linears of Diffusers below one another, their names are
+    separated by blanks, and each linear gets an entry with its own rows.
     """
     made: dict[str, Header] = {}
     for key, header in found.items():
@@ -548,7 +549,7 @@ class FilePlan:
 def in_groups(sizes: list[int], *, most: int) -> list[range]:
     """Ranges of indices that divide `sizes` into consecutive groups of at most `most` bytes each.
 
-    A size that is larger is a group of its own.
+    A size above `most` is a group of its own.
     """
     groups, start, held = [], 0, 0
     for at, size in enumerate(sizes):

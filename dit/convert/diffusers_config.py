@@ -57,14 +57,15 @@ def model_config(
     pipeline determines them. `second` reads the config.json of a companion network.
 
     Raises:
-        ConvertError: the class is unknown, or the model lacks a feature; lists everything.
+        ConvertError: the class is unknown, or this project cannot express the model; the message
+            lists every such key.
     """
     family = _family(content, place)
     form = diffusers_form(family.default())
     if quantized := content.get("quantization_config"):
         raise ConvertError(
-            f"{place} says quantization_config={quantized!s:.60}: give the folder of the weights"
-            " that were quantized, in bfloat16, float16 or float32"
+            f"{place} says quantization_config={quantized!s:.60}: give the folder of the original"
+            " weights in bfloat16, float16 or float32"
         )
     if needs := form.refused_pipelines.get(pipeline or ""):
         raise ConvertError(
@@ -83,7 +84,7 @@ def model_config(
     if ours is None and isinstance(text_pad_to, int) and family.config.takes_stored_padding:
         raise ConvertError(
             f"--text-pad-to {text_pad_to} must be `{TextPadding.STORED}` or `none`: the network of"
-            f" {place} takes no captions that are filled up with zeros"
+            f" {place} takes no captions that are padded with zeros"
         )
     told = {} if isinstance(text_pad_to, Unsaid) else {"text_pad_to": text_pad_to}
     known, given = form.pipelines.get(pipeline or ""), given or {}
@@ -103,7 +104,7 @@ def model_config(
 
 
 def _told(form: DiffusersForm, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields `given` by a user; ConvertError names one that is wrong, and no file."""
+    """The fields `given` by a user, parsed; ConvertError names a wrong one."""
     try:
         return form.keys.told(given)
     except ValueError as error:
@@ -119,7 +120,7 @@ def _of_companion(
 ) -> dict[str, Any]:
     """Fields of the model that the config.json of its companion network determines.
 
-    `settings` are the fields from the model's own config.json, `given` those that a user set, and
+    `settings` are the fields from the model's own config.json, `of_user` those that a user set, and
     `second` reads the companion's config.json. A user may choose shards that hold the companion's
     output instead: then only the field with that choice is returned.
 
@@ -178,8 +179,8 @@ def _check_told(form: DiffusersForm, settings: Mapping[str, Any], place: object)
         if settings.get(key) is None:
             raise ConvertError(
                 f"{place} does not say model.{key}, which the class of its pipeline tells: give the"
-                f" folder of the pipeline ({listed(form.pipelines)}), or set model.{key} of the"
-                " import or of the run"
+                f" folder of the pipeline ({listed(form.pipelines)}), or set model.{key} in the"
+                " import or the run"
             )
 
 
@@ -223,7 +224,7 @@ def check_also_saved(config: RunConfig) -> None:
     """Checks that Diffusers can express a run with `checkpoint.also_save_hf`.
 
     Raises:
-        ConvertError: it cannot; names the setting, and `checkpoint.also_save_hf`.
+        ConvertError: Diffusers cannot; the message names the setting and `checkpoint.also_save_hf`.
     """
     try:
         diffusers_transformer_config(config)
@@ -279,8 +280,8 @@ def objective_config(
     elif content is None:
         found = FoundObjective(
             _with_keys(of_family or {}),
-            "the default, since there is no scheduler_config.json; set objective.* to what they"
-            " were trained with",
+            "the default, since there is no scheduler_config.json; set objective.* as in the"
+            " training of these weights",
         )
     else:
         found = _of_scheduler(content, place, told=told, model=model)
@@ -303,7 +304,7 @@ def _with_keys(keys: Mapping[str, Any]) -> ObjectiveConfig:
 
 
 def _told_pipeline(model: ModelConfig) -> str | None:
-    """The only pipeline that fits fields of `model` that no config.json has; else None."""
+    """Name of the only pipeline whose settings agree with `model`; None if none or several do."""
     form = diffusers_form(model)
     if (second := form.written_companion(model)) is not None:
         model = replace(model, **{second.field: second.instead, "crossattn_proj_size": None})
@@ -361,8 +362,8 @@ def _of_a_pipeline(file: SchedulerFile, model: ModelConfig | None) -> str | None
     if not any(one.objective for one in diffusers_form(model).pipelines.values()):
         return None
     return (
-        "its use_karras_sigmas=true is of pipelines that compute the levels of this network"
-        " themselves, and none is around it"
+        "its use_karras_sigmas=true belongs to pipelines that compute the levels of this network"
+        " themselves, and no index of a pipeline is beside it"
     )
 
 

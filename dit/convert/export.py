@@ -68,9 +68,9 @@ class ExportOptions:
     max_shard_size: int = MAX_SHARD_SIZE  # bytes of a file
     scheduler: bool = True  # whether to write a scheduler, with the noise range of the run
     pipeline_from: Path | None = None  # pipeline folder whose other components are copied
-    text_projection: Path | None = None  # transformer with the text projection that data went by
+    text_projection: Path | None = None  # transformer whose text projection made the stored texts
     merged: bool = False  # whether adapters are added to the weights beside them
-    critic: bool = False  # of a distillation, in the place of its student
+    critic: bool = False  # whether to export a distillation's critic instead of its student
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def check_expressible(config: RunConfig, options: ExportOptions) -> None:
     """Checks that Diffusers can express a run; reads only the run's configuration.
 
     Raises:
-        ConvertError: it cannot; names the setting.
+        ConvertError: Diffusers cannot; the message names the setting.
     """
     diffusers_transformer_config(config)
     if options.scheduler and not keeps_scheduler(options.pipeline_from, config.model):

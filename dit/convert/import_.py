@@ -120,8 +120,8 @@ def _check_given(given: Mapping[str, str], model: ModelConfig, source: Diffusers
         told = getattr(model, key)
         if told != read[key]:
             raise ConvertError(
-                f"model.{key}={value}, and {source.path} is of {source.pipeline or 'an export'}"
-                f" with {told}; leave it out"
+                f"model.{key}={value} contradicts {source.path}, which is of"
+                f" {source.pipeline or 'an export'} with {told}; leave it out"
             )
 
 

@@ -234,8 +234,8 @@ def _stored_base(base: FrozenBase, opened: StoredAdapters) -> StoredWeights | _D
     """The frozen weights under the adapters `opened`.
 
     Raises:
-        ConvertError: they were drawn from a seed, and are stored nowhere.
-        CheckpointError: they have changed since the run.
+        ConvertError: the weights were drawn from a seed, and are stored nowhere.
+        CheckpointError: the weights have changed since the run.
     """
     if base.path is None:
         raise ConvertError(

@@ -39,7 +39,7 @@ from dit.models.parameter_groups import NOTHING_FROZEN, frozen_weights, own_name
 
 AVERAGED = "ema."
 _BESIDE = (AVERAGED, "optimizer.")  # prefixes of what a checkpoint holds beside the weights
-_CRITIC = "critic."  # of a distillation: all of it stands behind this prefix
+_CRITIC = "critic."  # prefix of all that belongs to the critic of a distillation
 
 
 class _TensorPlanner(DefaultLoadPlanner):

@@ -1,9 +1,9 @@
 """The other components of a pipeline folder, with which a Diffusers pipeline can run the export.
 
 Such an export has model_index.json, `transformer`, `scheduler` with the noise range of the run, and
-tokenizer, text encoder and VAE copied from another pipeline. Of Wan 2.2's two networks the run's is
-written and the other copied. If the pipeline itself decides noise levels and preconditioning, the
-scheduler is copied, too, with the run's settings in it.
+tokenizer, text encoder and VAE copied from another pipeline. Wan 2.2 has two networks: the run's is
+written, and the other one is copied. If the pipeline itself decides noise levels and
+preconditioning, the scheduler is copied, too, with the run's settings in it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def keeps_scheduler(pipeline: Path | None, model: ModelConfig) -> bool:
 
 
 def network_folder(pipeline: Path, objective: ObjectiveConfig) -> str:
-    """Folder in the pipeline for a run's network; of two, the one for its noise levels."""
+    """Folder of a run's network in the pipeline; of two networks, that for the run's levels."""
     return _networks(pipeline).get(objective.level_range, TRANSFORMER)
 
 
@@ -207,10 +207,10 @@ def copy_components(
 ) -> None:
     """Copies the index and all components of a pipeline that the export does not write itself.
 
-    Not copied are the run's network, but for Python code in its folder, and the scheduler, unless
-    `keeps_scheduler` says so: then the run's settings are written into the copy. The index gets the
-    class of `scheduler`, the scheduler_config.json that the export writes, because Diffusers opens
-    the file with the class in the index.
+    The run's network is not copied, except for Python files in its folder. The scheduler is copied
+    only if `keeps_scheduler` says so; then the run's settings are written into the copy. The index
+    gets the class of `scheduler`, the scheduler_config.json that the export writes, because
+    Diffusers opens the file with the class in the index.
     """
     for name in _components(pipeline, config):
         shutil.copytree(pipeline / name, folder / name)

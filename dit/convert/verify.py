@@ -120,7 +120,7 @@ def compare_forward(
     samples = [_sample(i, model) for i in range(len(_GRIDS))]
     theirs = _diffusers_outputs(source, config, model, samples)
     ours = _our_outputs(stored, config, model, samples)
-    # Nothing reads what comes out of given frames, and networks do with them as they like.
+    # Nothing reads the outputs at given frames, so the two networks may differ there.
     given = [_given_frames(sample, model) for sample in samples]
     ours, theirs = (
         [latent[:, n:] for latent, n in zip(latents, given, strict=True)]
@@ -157,7 +157,7 @@ def _sample(index: int, model: ModelConfig) -> LatentSample:
 def _others(
     model: ModelConfig, size: Sequence[int], rows: int, rng: torch.Generator, *, index: int
 ) -> dict[str, Tensor]:
-    """Random inputs of sample `index`, besides latent and text; references if it is odd."""
+    """Random inputs of sample `index`, besides latent and text; odd samples get references."""
     found, (frames, *sides) = {}, size
     given = max(frames - model.patch_temporal, 0)  # leaves one to be made; an image has none
     for one in family_of(model).inputs(model):

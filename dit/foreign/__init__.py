@@ -1,8 +1,8 @@
-"""Converts other tools' configurations to this project's keys, with a note on each of theirs.
+"""Converts other tools' configurations to this project's keys, with a note on each of their keys.
 
-The loader of a run, which calls it, knows only this project's keys. The note of a key says as which
-key it is read, or why it is not used. An unsupported value is an error if another value of the key
-is supported. The tables are imported only if a file has keys of another tool.
+The note says as which key of this project a key is read, or why it is not used. An unsupported
+value is an error if another value of the same key is supported. The loader of configurations knows
+only this project's keys, and imports these tables only if a file has keys of another tool.
 
     entry           `Foreign`: how one key and its values are read
     optimizers      names of optimizers, which several tools share

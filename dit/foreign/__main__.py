@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             [
                 f"{path}: is no configuration of a supported tool (AutoModel, FastVideo,"
-                " diffusion-pipe, DFM), or has keys of this project already"
+                " diffusion-pipe, DFM), or has keys of this project already: give it to"
+                " --config-file as it is"
             ]
         )
 
@@ -93,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs=argparse.REMAINDER,
         metavar="KEY=VALUE",
-        help="our keys of the same run, such as model.name=wan2.1_t2v_1.3b; the file has them, too",
+        help="this program's keys for the run, such as model.name=wan2.1_t2v_1.3b; the output has"
+        " them, too",
     )
     return parser
 

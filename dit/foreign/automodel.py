@@ -176,7 +176,7 @@ AUTOMODEL: dict[str, Foreign] = {
     "logging.log_every": read_as("logger.log_interval"),
     "batch.batch_size_per_node": unused_key(PACKS),
     "training.num_epochs": unused_key(STEPS),
-    "peft.dim": read_as("lora.rank", note="lora.alpha is the rank where it is not set, there 32"),
+    "peft.dim": read_as("lora.rank", note="an unset alpha is the rank here, and 32 in AutoModel"),
     "peft.alpha": read_as("lora.alpha"),
     "peft.dropout": read_as("lora.dropout", note="on the adapter's input"),
     "peft.target_modules": read_as("lora.targets"),

@@ -86,7 +86,7 @@ DFM: dict[str, Foreign] = {
     "ddp.average_in_collective": unused_key(
         "the loss is a true mean over the real tokens of the global batch"
     ),
-    "train.manual_gc_eval": unused_key("with train.manual_gc none happens in a validation"),
+    "train.manual_gc_eval": unused_key("with train.manual_gc, validations collect no garbage"),
 }
 
 SHARED: dict[str, tuple[str, ...]] = {
@@ -126,5 +126,4 @@ SHARED: dict[str, tuple[str, ...]] = {
 }
 """Group -> names of its keys that DFM or Megatron-Bridge and this project have in common.
 
-A file with another key of this project, which no tool has, is taken for this project's.
-"""
+A file that also has another key of this project counts as a file of this project."""

@@ -117,8 +117,8 @@ def _range(values: Mapping[str, Any]) -> dict[str, Any]:
 def _shift(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keys for the shift of noise levels.
 
-    A constant `shift` overrides one by the number of tokens (`flux_shift`, `lumina_shift`), and 0
-    means no constant.
+    A constant `shift` overrides a shift by the number of tokens (`flux_shift`, `lumina_shift`); 0
+    stands for no constant.
     """
     if constant := values.get("model.shift"):
         keys = {"time_shift_type": None, "flow_shift": constant}

@@ -21,7 +21,9 @@ class Foreign:
     how its meaning differs."""
     accepts: tuple[Any, ...] | None = None  # the supported values; None means any value
     reading: Reading | None = None  # None: the key is not used
-    optional: bool = False  # not used, without an error, where the run cannot take it
+    optional: bool = (
+        False  # whether the key is dropped, without an error, if the run cannot take it
+    )
     grave: bool = False  # the run may train another network or method than the file asks for
 
     def takes(self, value: object) -> bool:
@@ -60,8 +62,8 @@ def read_together(
 ) -> Foreign:
     """Entry for one of several keys, whose values `reading` converts together.
 
-    A value that does not fit is an error of its own key alone, "expected ...", so that `reading`
-    must take values of other keys that do not fit as if they were not set.
+    A value for which `fits` is false is an error of its own key, "expected ...". `reading` also
+    gets such values of the other keys, and must treat them as unset.
     """
 
     def read(value: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,18 +39,18 @@ def _note(value: Any, *, scale: str, lr: str) -> str:
     """
     if _name(value) in _MUON:
         return (
-            "whole matrices of attention and feed-forward, each linear by itself, and updates as"
-            " large as AdamW's (0.2 sqrt(max(rows, columns)) times the learning rate). For the"
-            f" steps of a Muon that scales by {scale}, {lr}"
+            "it updates whole matrices of attention and feed-forward, each linear by itself, by"
+            " steps as large as AdamW's (0.2 sqrt(max(rows, columns)) times the learning rate). For"
+            f" the steps of a Muon that scales by {scale}, {lr}"
         )
     theirs = _MOMENTS.get(_name(value))
     if theirs is None:
         return ""
     return (
         f"its two moments take 8 bytes for each trained number, {8 - theirs} more than what {value}"
-        " keeps; --dry-run says how much memory that is. The blocks and the sums over rows that it"
-        " keeps would change with the layout, and the run with them; optimizer.exp_avg_dtype and"
-        " exp_avg_sq_dtype (bf16, fp16, fp8) keep less where Transformer Engine is"
+        " keeps; --dry-run says how much memory that is. The statistics of"
+        f" {value} would depend on the layout, and the results with them; optimizer.exp_avg_dtype"
+        " and exp_avg_sq_dtype (bf16, fp16, fp8) take less memory, with Transformer Engine"
     )
 
 

@@ -41,7 +41,7 @@ class Line:
     theirs: Setting
     ours: tuple[Setting, ...]
     entry: Foreign | None = None  # None: the key passes as it is, without a note
-    left_out: str = ""  # why the run is without what the key asks for
+    left_out: str = ""  # why the optional settings of this line are not used
 
     def without(self, key: str, why: str) -> Line:
         """This line without its settings, if the optional `key` is one of them; else unchanged.
@@ -50,7 +50,7 @@ class Line:
         """
         if key not in self.optional:
             return self
-        left_out = f"{key} is not set, for {why}"
+        left_out = f"{key} is not set: {why}"
         return replace(self, ours=(), left_out=left_out)
 
     @property
@@ -149,7 +149,7 @@ def fitted(
     for key in sorted({key for line in lines for key in line.optional}):
         if config is not None:
             break
-        # The reasons are what is wrong no longer.
+        # The problems that vanish without the key are the reasons for leaving it out.
         tried = tuple(line.without(key, "") for line in lines)
         found, left = attempt(tried)
         if len(left) < len(problems):

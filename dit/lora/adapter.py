@@ -62,7 +62,7 @@ class OutputParts:
     """Output widths of the Diffusers linears, such as q, k and v, that one linear fuses."""
 
     parts: Sequence[int]  # outputs of each, on all tensor ranks together
-    groups: int  # on this rank, as heads are: each has some outputs of every part; 1 of one part
+    groups: int  # groups of outputs on this rank, such as heads, each with outputs of every part
 
 
 class Factors(nn.Module):
@@ -111,8 +111,8 @@ class Adapter(nn.Module):
         self.parts = [here * part // sum(outputs.parts) for part in outputs.parts]
         self.dropout = dropout
         self.enabled = True  # see `adapters_off`
-        # Children by the number of their part: inside modules that are none of Megatron-Core's, it
-        # makes the names in a checkpoint of these, and not `sharded_state_dict`.
+        # Children are named by the number of their part: inside modules that are not its own,
+        # Megatron-Core takes names in a checkpoint from these, not from `sharded_state_dict`.
         for number, shape in enumerate(shapes):
             if shape is not None:
                 made = {"inputs": inputs, "outputs": self.parts[number], "dtype": dtype}
@@ -228,7 +228,7 @@ def narrowed(x_TI: Tensor, down_RI: Tensor) -> tuple[Tensor, Tensor]:
     The frozen linear must take the returned `x_TI`, and nothing else may: in the backward pass the
     adapter's gradient is added in place to that of the linear.
     """
-    if not x_TI.requires_grad:  # what a function returns would
+    if not x_TI.requires_grad:  # the outputs of an autograd function would
         return x_TI, linear(x_TI.to(down_RI.dtype), down_RI)
     both: Any = _Narrowed.apply(x_TI, down_RI)
     return both
@@ -262,7 +262,8 @@ class _Widened(torch.autograd.Function):
         ctx.save_for_backward(h_TR, up_OR)
         ctx.scale = scale
         h_TR, up_OR = h_TR.to(out_TO.dtype), up_OR.to(out_TO.dtype)
-        # Autograd refuses to change what another function gave as it was, as sums over one rank do.
+        # Detached, because autograd refuses to change in place what another function returned
+        # unchanged, as a sum over one rank does.
         return out_TO.detach().addmm_(h_TR, up_OR.t(), alpha=scale)
 
     @staticmethod
@@ -299,7 +300,7 @@ def dropped(
     """
     fused = fused_kernels and per_sample.kernels_run_on(x_TI.device)
     masked, rest = _kernels() if fused else _PLAIN, (place_T, rate, key, first)
-    if not x_TI.requires_grad:  # what a function returns would
+    if not x_TI.requires_grad:  # the outputs of an autograd function would
         return x_TI, masked.of(x_TI, *rest)
     both: Any = _Dropped.apply(x_TI, masked, *rest)
     return both
@@ -315,7 +316,7 @@ class _Masked(NamedTuple):
     """Interface of both dropout implementations; arguments are (x, place_T, rate, key, first)."""
 
     of: Callable[..., Tensor]
-    add: Callable[..., None]  # to a sum, which stands before them
+    add: Callable[..., None]  # adds the result to a sum, which is an argument before these
 
 
 class _Dropped(torch.autograd.Function):

@@ -138,8 +138,8 @@ def _check_drawn_alike(start: Path, config: RunConfig) -> None:
     )
     if before != here:
         raise CheckpointError(
-            f"{start} holds adapters beside weights that are in no file but random at each"
-            f" start: by {before}, and here by {here}; set them back"
+            f"{start} holds adapters beside weights that are in no file, but drawn at each start:"
+            f" with {before} there, and with {here} here; set them back"
         )
 
 
@@ -172,7 +172,7 @@ def factors_of_file(
 def shapes_of_file(config: RunConfig, say: Say = lambda _: None) -> Adapters:
     """Rank and alpha of each adapter in the file `lora.init_from`, by module.
 
-    They take the place of `lora.rank` and `lora.alpha`.
+    These values take the place of `lora.rank` and `lora.alpha`.
 
     Raises:
         LoraFileError: the file cannot be read, or belongs to another network.

@@ -141,7 +141,8 @@ def check_fits(factors: FactorsByModule, model: ModelConfig, *, place: object) -
         more = f"; and {len(wrong) - _MOST} more" if len(wrong) > _MOST else ""
         raise LoraFileError(
             f"{place} is of another network than model.family={model.family}"
-            f" model.name={model.name}: {'; '.join(wrong[:_MOST])}{more}"
+            f" model.name={model.name}: {'; '.join(wrong[:_MOST])}{more}. Give adapters of this"
+            " network"
         )
 
 

@@ -87,10 +87,10 @@ def read_lora(
     )
     if not configs and (lost := [one.key for one in alone if one.key.startswith(_PEFT)]):
         raise LoraFileError(
-            f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside it as"
+            f"{file}: {lost[0]} was written by peft, and {PEFT_CONFIG} is not beside a file"
             f" {PEFT_FILE}: it holds alpha, without which the adapter has another strength."
             " Copy it,"
-            ' too; where alpha is said to be the rank, write one with {"r": RANK, "lora_alpha":'
+            ' too; if alpha is known to be the rank, write one with {"r": RANK, "lora_alpha":'
             " RANK}"
         )
     found: dict[str, LoraFactors] = {}
@@ -131,7 +131,7 @@ def _apart(
     if made[-1] <= 0:
         raise LoraFileError(
             f"{file}: an adapter with {width} inputs and {outputs} outputs does not fit"
-            f" {', '.join(names)} together; is it of another network?"
+            f" {', '.join(names)} together; give adapters of this network"
         )
     ups = one.up.split(made)
     return {name: replace(one, up=up) for name, up in zip(names, ups, strict=True)}
@@ -187,8 +187,8 @@ def _tensors(
     if without_text_encoder and left_out:
         without_text_encoder(
             f"{file}: {len(left_out)} of {len(names)} keys are of text encoders and were left out,"
-            f" such as {left_out[0]}; a text encoder that was trained along makes other prompts of"
-            " the same words"
+            f" such as {left_out[0]}; a text encoder that was trained with the adapters would"
+            " encode prompts differently"
         )
     return found, metadata
 

@@ -49,7 +49,7 @@ class LoraKey:
 
 
 _PREFIXES = ("base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.")
-_PREFIXES += ("conditional_transformer.",)  # of two, the other of which sees no captions
+_PREFIXES += ("conditional_transformer.",)  # of two transformers; the other one gets no captions
 _INNER = "net."  # of Cosmos' own checkpoints
 _FLAT = ("lora_unet__", "lora_unet_", "lora_transformer_", "lycoris_")
 # Modules of XLabs and of Diffusers' former processors end in lora themselves:
@@ -164,8 +164,8 @@ def _parsed(key: str, tables: list[_Names], adapters: set[str], place: object) -
     module = _module(written, tables)
     if module is None:
         raise LoraFileError(
-            f"{place}: {key}: {match['module']} is a linear of no known network; this"
-            " file belongs to another network, or convert it with the tools of its project"
+            f"{place}: {key}: {match['module']} is a linear of no known network; give adapters of"
+            " a supported network, or convert the file with the tools of its project"
         )
     return LoraKey(key, module, written, part)
 

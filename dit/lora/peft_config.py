@@ -100,8 +100,8 @@ def _check_method(values: Mapping[str, Any], place: object) -> None:
     wrong |= {key: values[key] for key in _EMPTY if values.get(key)}
     for key, value in wrong.items():
         raise LoraFileError(
-            f"{place}: {key}={value!r:.60} is not supported: plain LoRA of linears, without biases,"
-            " is. Merge the adapter into the base with peft, and import the whole model"
+            f"{place}: {key}={value!r:.60} is not supported, only plain LoRA of linears without"
+            " biases: merge the adapter into the base with peft, and import the whole model"
         )
     start = values.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):

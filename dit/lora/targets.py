@@ -76,7 +76,10 @@ def _is_of(streams: LoraStreams, pair: Pair) -> bool:
 
 def _nothing_matches(target: str, names: list[str]) -> str:
     if target in _WORDS:
-        return f"lora.targets={target}: the layers of this network have no linear of that kind"
+        return (
+            f"lora.targets={target}: the layers of this network have no linear of that kind; leave"
+            " it out"
+        )
     ends = {name.rpartition(".")[2] for name in names} - {"0", "2"}
     near = get_close_matches(target, [*_WORDS, *names, *ends], n=4, cutoff=0.4)
     near = near or get_close_matches(target.strip("*."), list(ends), n=4, cutoff=0.0)

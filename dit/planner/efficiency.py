@@ -101,18 +101,20 @@ class Published:
 
 
 PUBLISHED = (
-    # arXiv:2503.12964, Sec. 4.5: at most 48.2% of peak over four workloads, which does not say for
-    # which. Long samples of the smaller network are where the planner expects the most.
+    # arXiv:2503.12964, Sec. 4.5, says 48.2% of peak for the best of four workloads, but not for
+    # which one. The planner expects the most for long samples of the smaller network.
     Published(
         layers=28, hidden_size=4096, heads=32, mlp_ratio=4.0, tokens=73_728, devices=64, packs=8,
         context=8, recomputed=False, efficiency=FUSED, tflops=0.482 * 989,
     ),
-    # Wan 2.1 14B in AutoModel, as DFM's performance page has it. For 8 devices it says 175.9 where
-    # fully sharded weights are the same work for each.
+    # Wan 2.1 14B in AutoModel, from DFM's performance page. For 8 devices the page says 175.9,
+    # although with FSDP each device has the same work.
     Published(
         layers=40, hidden_size=5120, heads=40, mlp_ratio=2.7, tokens=37_440, devices=64, packs=64,
         context=1, recomputed=True, efficiency=PLAIN, tflops=228.85,
     ),
 )  # fmt: skip
-"""DFM's 325.8 TFLOP/s for Wan 2.1 14B is not in the list: it does not say what it counts, and steps
-of 19.0 and of 12.1 s would both have that rate."""
+"""List of published runs; a test checks that the planner's TFLOP/s are within 25% of theirs.
+
+DFM's 325.8 TFLOP/s for Wan 2.1 14B is not among them: it does not say what it counts, and steps of
+19.0 and of 12.1 s would both have that rate."""

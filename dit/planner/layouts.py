@@ -154,7 +154,7 @@ def break_even(
         for name, (rate, shards) in links.items()
     }
     said = " and ".join(f"{count:,.0f} {name}" for name, count in tokens.items())
-    return f"Tokens of a pack whose products hide the traffic of weights in shares: {said}"
+    return f"Tokens of a pack whose products hide the traffic of sharded weights: {said}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from dit.progress import brief
 
 _BATCHES = (
     "What a larger batch (train.global_batch_size) brings: the best layout of each. The same tokens"
-    " are then fewer updates"
+    " then make fewer updates"
 )
 
 

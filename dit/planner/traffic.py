@@ -174,11 +174,11 @@ def checkpoint_bytes(config: RunConfig, *, world_size: int) -> CheckpointBytes:
     weight = 2 if config.model.precision is Precision.BF16 else _FLOAT32
     averaged = config.ema.kind is not EmaKind.NONE
     sharded = config.ddp.use_distributed_optimizer
-    # Beside them the main parameters, which are the weights themselves in float32 alone.
+    # Main parameters are stored as well, unless the weights are float32 and not sharded.
     states = len(config.optimizer.states.names)
     state = _FLOAT32 * (states + (sharded or weight == 2) + averaged)
     trained, adapted = trained_count(config), config.lora.enabled
-    # Beside adapters no other weight is stored, and of frozen weights no state.
+    # A checkpoint of adapters holds no other weights, and frozen weights have no state.
     stored = trained if adapted else parameter_count(config.model)
     of_states = (
         trained * state - _FLOAT32 * orthogonalisation(config.model, config.optimizer).numbers

@@ -29,7 +29,7 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
     if model.virtual_stages > 1:  # arXiv:2205.05198, Sec. 4.2.3
         in_flight *= 1 + (pipeline - 1) / (pipeline * model.virtual_stages)
     tokens = config.dataset.task_encoder_seq_length / model.context_parallel_size
-    # What passes without gradients say of all packs of a step, float32, waits on the last stage.
+    # The last stage keeps the predictions of passes without gradients, float32, of all packs.
     said = config.objective.predictions_kept * accumulation * 4 * model.output_features
     pairs, again = _cube_pairs(config), model.recompute_granularity is Recompute.SELECTIVE
     layer = _kept_by_layer(config) + (0 if again else pairs)
@@ -41,9 +41,9 @@ def activation_bytes(config: RunConfig, *, accumulation: int) -> int:
 def _kept_by_layer(config: RunConfig) -> float:
     """Bytes that a layer saves for backward on a rank, for a full pack of `dataset.mock_samples`.
 
-    It is the mean over layers, without pairs of cubes; layers inside a token route save less. In
-    joint attention text tokens count towards the capacity of a pack, so all its tokens count as
-    latents.
+    The result is the mean over layers, without pairs of cubes; layers inside a token route save
+    less. In joint attention text tokens count towards the capacity of a pack, so all its tokens
+    count as latents.
     """
     from dit.sizing.kept import kept_by_layer  # Megatron-Core takes 4 s to import
 
@@ -110,7 +110,7 @@ def _text_rows_in_flight(config: RunConfig, accumulation: int) -> float:
 def _cube_pairs(config: RunConfig) -> float:
     """Bytes that a layer saves for the index lists of cubes, in a full pack of `mock_samples`.
 
-    They have an entry for each pair of cubes. It is the mean over layers, on one rank.
+    The lists have an entry for each pair of cubes. The result is the mean over layers, on one rank.
     """
     model, mixture, spec = config.model, config.dataset.mock_samples, network_spec(config.model)
     each = ((stack.count, stack.layer.among_cubes) for stack in spec.stacks)

@@ -142,13 +142,13 @@ class _StageWork:
 
     def _linear(self, name: str) -> Multiplications:
         base, wide, long, many, *louder = (one.rows[name] for one in self.passes)
-        # What a pack has once, such as the embedding of a guidance scale, each sample needs.
+        # Rows that a pack has once, as for the guidance embedding; each sample needs them.
         once = 2 * base - many
         packs = (base, wide, long, *louder)
         line = self._line(*((rows - once) // _SAMPLES + once for rows in packs))
         one = Multiplications(line.sample, line.n, line.m, a=line.a)
         if line.n and not self.network.pre_process and self._is_at(name, _OUTSIDE):
-            one = Multiplications(n=line.n)  # the head, of which text is not read
+            one = Multiplications(n=line.n)  # the head, whose outputs for text nothing reads
         return one.times(self.network.get_parameter(f"{name}.weight").numel())
 
     def _attention(self, group: Sequence[_Attended]) -> Multiplications:
@@ -226,7 +226,7 @@ def _attention_counted(found: _Pass, model: ModelConfig, samples: int) -> Iterat
     calls = numbers()
 
     def masked(q_THK: Tensor, k_SHK: Tensor, *_: Any) -> Tensor:
-        if next(calls) % samples == 0:  # each sample, of which all are equal, has a call
+        if next(calls) % samples == 0:  # each of the equal samples has a call; one is counted
             width, pairs = q_THK.shape[1] * q_THK.shape[2], (len(q_THK), len(k_SHK))
             found.attentions.append(_Attended(found.place, width, *pairs, seen=1))
         return torch.empty_like(q_THK)

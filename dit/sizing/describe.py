@@ -103,14 +103,14 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
     rows = [
         (
             "weights",
-            f"in shares of {shards} ranks; {_gib(need.gathered)} of a device for layers that are"
+            f"sharded over {shards} ranks; {_gib(need.gathered)} of a device for layers that are"
             " gathered",
         ),
         (
             "",
             f"each pack sends {_gb(sent.forward)} in its forward pass, {_gb(sent.backward)} in its"
-            f" backward pass, and {of_step}{_gb(sent.gradients)} of gradients, which its products"
-            " hide from",
+            f" backward pass, and {of_step}{_gb(sent.gradients)} of gradients; its products hide"
+            " this traffic if it has at least",
         ),
     ]
     for name, device in DEVICES.items():
@@ -119,7 +119,7 @@ def _shares(config: RunConfig, world_size: int) -> list[tuple[str, str]]:
             for rate in (device.link, device.network)
         )
         rows.append(
-            ("", f"{name}: {near:,.0f} tokens on inside of a server, {far:,.0f} between them")
+            ("", f"{name}: {near:,.0f} tokens inside of a server, {far:,.0f} between servers")
         )
     return rows
 

@@ -28,7 +28,7 @@ def forward_flops(
 def attention_flops(
     model: ModelConfig, *, tokens: Sequence[int], text: Sequence[int], sound: Sequence[int] = ()
 ) -> int:
-    """FLOPs of attention alone in the pass of `forward_flops`."""
+    """FLOPs of attention in the forward pass that `forward_flops` counts."""
     return pass_work(model).attention_flops(tokens, text, sound)
 
 

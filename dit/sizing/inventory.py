@@ -24,9 +24,9 @@ class Linear:
 
     inputs: int
     outputs: int
-    axis: int | None  # of its weight that tensor ranks share: 0 outputs, 1 inputs; None: nothing
-    tensor: int  # ranks that share it
-    parts: int  # linears of the published network that it is made of
+    axis: int | None  # axis of its weight that tensor ranks divide: 0 outputs, 1 inputs; or None
+    tensor: int  # number of tensor ranks
+    parts: int  # number of linears of the published network that it joins
 
     @property
     def all_outputs(self) -> int:

@@ -126,7 +126,7 @@ def _on_rank(model: ModelConfig) -> list[Kept]:
 def _exchanged(model: ModelConfig, alone: Sequence[Kept]) -> list[Kept]:
     """Bytes that attention saves on a context rank in addition to `alone`, for each stack.
 
-    With parallelism over heads and in a ring they do not depend on the number of ranks; with
+    With parallelism over heads and in a ring these bytes do not depend on the number of ranks; with
     gathered keys and values they grow linearly with it.
     """
     ranks, comm = model.context_parallel_size, model.cp_comm_type
@@ -156,7 +156,7 @@ class _Form:
     tensor: int
     context: int
     comm: ContextComm
-    model: ModelConfig = field(compare=False)  # with all of this
+    model: ModelConfig = field(compare=False)  # a configuration with these values
 
 
 def _traced_in(model: ModelConfig, *, tensor: int = 1, context: int = 1) -> list[Kept]:
@@ -231,7 +231,7 @@ class _Packs:
 
 @lru_cache(maxsize=64)
 def _packs(model: ModelConfig, share: SequenceShard) -> _Packs:
-    """Packs of which a context rank has the shard `share`, for traces of `model`."""
+    """Packs for traces of `model`; each is the shard `share` of a context rank."""
     spec = network_spec(model)
     layers = [stack.layer for stack in spec.stacks if stack.count]
     more: Any = {

@@ -184,7 +184,7 @@ def memory(config: RunConfig, *, world_size: int) -> Memory:
     return Memory(
         weights=weights,
         gradients=gradients,
-        # States where they are not the host's, and a float32 copy of narrower weights.
+        # States unless the host keeps them, and a float32 copy of narrower weights.
         optimizer=(states + trained * 4 * (not wide and not in_shares)) // shards,
         ema=_averages(config) * trained // networks * 4 // shards,
         activations=activation_bytes(config, accumulation=packs),
@@ -303,6 +303,6 @@ def check_memory(config: RunConfig, *, world_size: int) -> None:
             need.activations <= MOST_BYTES,
             f"dataset.task_encoder_seq_length={data.task_encoder_seq_length} tokens of"
             f" model.hidden_size={model.hidden_size} keep {need.activations / 2**40:,.0f} TiB a"
-            " device for the backward pass, more than any has; lower the first",
+            " device for the backward pass, more than any has; lower the number of tokens",
         ),
     )

@@ -151,8 +151,9 @@ def meta_pack(  # noqa: PLR0913  # each is a size of the samples
     """A meta pack of equal samples of `frames` x `side` x `side` tokens with `text` tokens each.
 
     With networks of sound each sample has `sound` sound tokens. Samples have the inputs that the
-    network requires, and its references if `references`; where the network fixes the number of text
-    rows, `text` is not used. The pack is the shard `share` of a context rank, if it is given.
+    network requires, and also its references if `references` is set. If the network fixes the
+    number of text rows, `text` is not used. If `share` is given, the pack is this shard of a
+    context rank.
     """
     family = family_of(model)
     inputs = family.inputs(model)

@@ -297,7 +297,7 @@ def fill_line(config: RunConfig, forecast: PackForecast | None) -> str:
             fill = _forecast(lengths, other, samples=forecast.samples).fill
             if fill > forecast.fill + 0.02:
                 better.append(f"dataset.{name}={value} would fill {fill:.0%}")
-    how = "; ".join(better) or "no capacity near this one goes with the lengths of the samples"
+    how = "; ".join(better) or "no capacity near this one suits the lengths of the samples better"
     return f"WARNING: samples will fill {forecast.fill:.0%} of the packs; {how}"
 
 

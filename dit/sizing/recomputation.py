@@ -1,8 +1,8 @@
 """The layers that a device recomputes in the backward pass to save memory.
 
 With `model.recompute_granularity=auto` a device recomputes as few whole layers as its memory
-requires (`block`). Recomputing only attention saves nothing with a fused kernel, which keeps
-queries, keys and values, and the output, which the next linear keeps anyway.
+requires (`block`). Recomputing attention alone saves nothing with a fused kernel: the kernel keeps
+only queries, keys, values and the output, and the next linear keeps the output anyway.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Handwritten digits: the program of recipes/evaluate_digits.py, and studies of methods.
 
-accuracy          the part of generated digits that show what was asked for
+accuracy          the fraction of generated digits that show the requested digit
 kinds             kinds of digits: their prompts, and how many must be right
 likeness          spread and distance of sets of digits, which classifiers do not see
 judges            what digits show: classifiers of real digits and clips, nearest digits, counts

@@ -3,7 +3,7 @@
 1. read      a `Kind` reads the data that it needs, and trains a classifier on real digits
 2. generate  samples for the prompts of that kind
 3. judge     the fraction that is as prompted: judges.py; spread and distance: likeness.py
-4. conclude  evaluation.json, a picture, tables, and what is less than demanded
+4. conclude  writes evaluation.json and a picture, prints tables and fractions that are too small
 """
 
 # H W 3 rows, columns, colours of a picture

@@ -1,11 +1,11 @@
-"""Measures what drawing latents anew does to a small run: digits with noise as their variance.
+"""Measures the effect of drawing latents anew at each visit, in a small run on noisy digits.
 
     python examples/digits/drawn_latents.py runs/drawn_latents
 
 1. pack   digits of 16 x 16 pixels in blocks of 2
-2. write  few training digits three times: as their mean, drawn once as a cache of latents holds
-          them, and with the distribution that each visit draws from; validation has distributions
-3. train  each with each seed, the same network and steps
+2. write  a few training digits in three forms: as their mean, drawn once as in a cache of latents,
+          and as the distribution from which each visit draws; validation has distributions
+3. train  a run for each form and seed, with the same network and steps
 4. table  losses of held-out digits, drawn by seed and sample, at fixed levels
 """
 

@@ -99,7 +99,7 @@ CLIPS = Material(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Does what is not done yet of the study, prints its table and draws its figure; returns 0."""
+    """Does the unfinished parts of the study, prints its table and draws its figure; returns 0."""
     options = _parse(arguments)
     folder: Path = options.folder.resolve()
     rows = []
@@ -314,9 +314,9 @@ def draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
 
 
 def _far(row: Mapping[str, Any]) -> float:
-    """Distance of a row's pictures to one set of the teacher's; never negative.
+    """Distance of a row's pictures to one set of the teacher's pictures; never negative.
 
-    The row has it less the distance between two sets of the teacher.
+    The row stores this distance minus the distance between two sets of the teacher.
     """
     return row["distance"] + row["distance_of_teacher"]
 

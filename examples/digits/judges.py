@@ -133,7 +133,8 @@ class RealClip(NamedTuple):
 class ClipJudge:
     """Reads digit and direction of whole clips, from all pixels of all frames.
 
-    A digit that changes on its way may still be read right, so the last frame is read alone, too.
+    A digit that changes within the clip may still be read right, so the last frame is also read
+    alone.
     """
 
     digit: Any  # pipelines of scikit-learn

@@ -243,8 +243,9 @@ def asked_motions(
 ) -> tuple[list[Motion], list[Prompt]]:
     """Returns (motions, prompts) to generate.
 
-    With a `folder` they are those of held-out clips, drawn by seed, whose first frames are written
-    into it. If it is None, they are all captions, `args.per_prompt` times each.
+    With a `folder` the motions are those of held-out clips, drawn by `args.seed`; the first frames
+    of these clips are written into `folder`, and the prompts give them. If `folder` is None, every
+    caption occurs `args.per_prompt` times.
     """
     if folder is None:
         motions = [motion for motion in MOTIONS for _ in range(args.per_prompt)]
@@ -303,8 +304,8 @@ class EditedKind(Kind):
 class MirroredKind(Kind):
     """Held-out clips whose mirror images are to be generated; prompts name no digit or direction.
 
-    Each is asked for once with its own clip as the reference, and once with another one, from which
-    it must not result.
+    Each mirror image is requested twice: with its own clip as the reference, and with another clip,
+    which must not lead to it.
     """
 
     defaults: ClassVar = {"min_accuracy": None}

@@ -1,11 +1,11 @@
 """Compares sets of digits or clips by principal components of the pixels of real ones.
 
-Whether a digit is read as its prompt says is no measure of a sampler's steps: one picture of each
-digit, always the same, would be read right, too. Two figures are:
+That digits are read as prompted says little about a sampler's steps: one fixed picture of each
+digit would be read right, too. So there are two figures:
 
 spread    mean variance within a digit, or within clips of a caption, over the components
 distance  Fréchet distance (arXiv:1706.08500, Eq. 6) of all pictures together to the real ones, or
-          to those of a teacher, less that between two sets of the teacher
+          to a teacher's pictures, minus the distance between two sets of the teacher's
 """
 
 # N pictures or clips; P pixels; D components
@@ -95,7 +95,7 @@ def _distance(one_ND: np.ndarray, other_ND: np.ndarray) -> float | None:
 
 
 def figure_lines(report: dict[str, Any]) -> list[str]:
-    """Lines to print about the result of `Components.figures`; none if a figure is None."""
+    """Lines to print about the result of `Components.figures`; empty if a figure is None."""
     if report.get("spread") is None or report["distance"] is None:
         return []
     whose = "teacher" if "spread_teacher" in report else "real"

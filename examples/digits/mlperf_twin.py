@@ -1,12 +1,12 @@
 """Compares training methods on small MLPerf data: when each reaches AdamW's loss.
 
-conf/mlperf_digits.yaml, on which all are trained, says how its digits are packed.
+All variants train conf/mlperf_digits.yaml, which says how to pack its digits.
 
     python examples/digits/mlperf_twin.py runs/mlperf_twin --cpu_seconds 90
 
 1. train  each variant with each seed, one thread, as many steps as the CPU seconds buy
-2. goal   the mean loss of the first variant at 80% of them
-3. table  CPU seconds of training until the loss is at the goal, between two validations by a line
+2. goal   the mean loss of the first variant at 80% of these CPU seconds
+3. table  CPU seconds of training until the loss is at the goal, interpolated between validations
 
 CPU seconds are the number of steps times those of a step of the variant: the least mean of 12 steps
 in a row in all its trainings. So other work on the machine counts for no variant, nor do

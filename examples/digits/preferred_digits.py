@@ -1,4 +1,4 @@
-"""Makes pairs of a digit and the same one inverted, to learn a preference from, and judges.
+"""Makes pairs of a digit and its inversion, to learn a preference, and judges samples.
 
 1. draw   FOLDER/mixed: each digit once as it is and once inverted, under one caption, for the base;
           FOLDER/preferred and FOLDER/rejected: the pairs, under one name

@@ -77,7 +77,7 @@ class SoundingClip(NamedTuple):
 
 
 def pack(folder: Path, *, digits: int | None) -> None:
-    """Packs clips with their tones; of each digit, one direction has none."""
+    """Packs clips of moving digits with tones; one of four directions of each digit has no tone."""
     import torch  # late: --help answers without torch
 
     from data_prep.cli.terminal import show_summary
@@ -239,9 +239,7 @@ def evaluate(args: argparse.Namespace) -> Parts:
 def given_prompts(clips: Sequence[SoundingClip], folder: Path) -> tuple[list[Prompt], list[Prompt]]:
     """Returns (prompts that give the frames of `clips`, prompts that give their sound).
 
-    The prompts have no caption.
-
-    The frames and sounds are written into `folder`.
+    The prompts have no caption. The frames and sounds are written into `folder`.
     """
     from dit.codecs.sound.files import wav_file
 

@@ -35,7 +35,7 @@ COLOURS = {
     "purple": (150, 40, 180),
     "black": (20, 20, 20),
 }
-# Outlines in a square of side 1; a ring has none, it is a quarter of the side wide.
+# Outlines in a square of side 1; a ring has none, and its band is a quarter of the side wide.
 SHAPES = {
     "square": [(0, 0), (1, 0), (1, 1), (0, 1)],
     "triangle": [(0.5, 0), (1, 1), (0, 1)],

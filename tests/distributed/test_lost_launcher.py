@@ -47,4 +47,7 @@ def test_ranks_end_with_their_launcher(tmp_path: Path) -> None:
     said = launcher.communicate()[1]
     errors = [line for line in said.splitlines() if line.startswith("error:")]
     assert len(errors) == 1, said  # of rank 0, for all of its machine
-    assert "died, or was killed" in errors[0] and "The same command starts it again" in errors[0]
+    assert (
+        "died or was killed" in errors[0]
+        and "Start the run again with the same command" in errors[0]
+    )

@@ -155,7 +155,7 @@ def test_one_process_of_a_starter_is_alone(launched, variables):
     [
         ({"RANK": "abc"}, "RANK=abc is no whole number"),
         ({"RANK": "-1"}, "RANK=-1 is no whole number"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is no whole number, at least 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is no whole number of at least 1"),
         ({"WORLD_SIZE": "2.0"}, "WORLD_SIZE=2.0 is no whole number"),
         ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x is no whole number"),
         ({"RANK": "2"}, "RANK=2 must be from 0 to 1, below WORLD_SIZE=2"),
@@ -186,7 +186,7 @@ def test_whatever_starts_ranks_says_so_on_every_rank(launched, capfd, monkeypatc
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: False)
     launched(RANK="1", WORLD_SIZE="2")
     assert run(start) == 1
-    assert capfd.readouterr().err.startswith("error: RANK=1 WORLD_SIZE=2: of a run of several")
+    assert capfd.readouterr().err.startswith("error: RANK=1 WORLD_SIZE=2: a run of several")
 
 
 def test_a_launcher_has_died_where_the_parent_is_another_process(launched, monkeypatch):

@@ -170,6 +170,6 @@ def test_a_variable_that_no_shell_has_replaced(
 
 def test_pythons_none_is_no_name() -> None:
     for text in ("None", "none"):
-        with pytest.raises(PathError, match=f"write null, or leave it out .*./{text}"):
+        with pytest.raises(PathError, match=f"write null for no value, or leave it out .*./{text}"):
             local_path(text)
     assert local_path("./None") == Path("None")

@@ -33,7 +33,7 @@ def _intro(about: dict[str, Any]) -> str:
     said += (f"{name} {version}" for name, version in about.get("versions", {}).items())
     text = f"{'; '.join(said)}.\n\n`make gpu` wrote this page; all numbers are in its JSON file."
     if about.get("size") != "full":
-        text += " **Tiny sizes: a trial of the way, no measurement.**"
+        text += " **Tiny sizes: a trial of the program, no measurement.**"
     if about.get("keys"):
         text += f" Keys that were set: `{' '.join(about['keys'])}`."
     return text

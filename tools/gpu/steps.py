@@ -29,7 +29,7 @@ from tools.gpu.plan import PLAN, Row
 _STEPS = {"full": (3, 10), "tiny": (1, 2)}  # warm-up, measured
 _PROFILED = 3
 _PACK = "dataset.task_encoder_seq_length="
-# Of DiT-XL so many layers that batches padded to 16k tokens fit.
+# DiT-XL with few layers, so that batches padded to 16k tokens fit.
 _PADDED = {
     "full": "--large --steps 3 --batch 8 model.name=dit_xl model.num_layers=4 model.precision=bf16",
     "tiny": "--steps 1 model.num_layers=1 model.hidden_size=48 model.crossattn_emb_size=16",

@@ -19,7 +19,7 @@ from dit.codecs.normalization import Moments
 class SoundCodec(DatasetEncoder):
     """Converts waveforms to latents, and latents to waveforms.
 
-    A new codec is a subclass and a name in `SOUND_CODECS`.
+    To add a codec, write a subclass and add it to `SOUND_CODECS`.
     """
 
     kind: ClassVar[str] = "audio processor"

@@ -32,7 +32,7 @@ AAC_RATES = (
 )
 """Sampling rates of AAC in Hz (ISO/IEC 14496-3, table 1.18)."""
 AAC_FRAME = 1024
-"""Samples in an AAC frame, by which a track in a file may be longer than its waveform."""
+"""Samples in an AAC frame; a track in a file may be longer than its waveform by up to one frame."""
 _FLOAT = 3  # WAVE_FORMAT_IEEE_FLOAT
 _SHOWN_RATE = 24_000  # of sound on pages
 _SHOWN_BITS = 40_000  # a second and channel
@@ -57,7 +57,7 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 def aac_rate(rate: int) -> int:
     """The AAC sampling rate for a waveform of `rate` Hz: the same, or the next higher one.
 
-    Waveforms above the highest rate of AAC, 96,000 Hz, get this one.
+    For waveforms above 96,000 Hz, the highest rate of AAC, it is 96,000 Hz.
     """
     return next((one for one in AAC_RATES if one >= rate), AAC_RATES[-1])
 
@@ -117,7 +117,7 @@ def page_sound(samples_CS: np.ndarray, rate: int) -> bytes:
 def waveform_picture(samples_CS: np.ndarray, *, width: int = 256, height: int = 32) -> bytes:
     """The bytes of a WebP picture of a waveform [C, S]; each column shows the range of its samples.
 
-    The channels are one below the other, each `height` pixels high, which is from -1 to 1. `width`
+    The channels stand below one another, each `height` pixels high for the range -1 to 1. `width`
     is in pixels.
     """
     from PIL import Image

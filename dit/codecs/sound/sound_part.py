@@ -66,7 +66,7 @@ def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSo
     if said is None and payload is None:
         return None
     if payload is None or not isinstance(said, dict):
-        raise ValueError(f".json {'has' if said else 'lacks'} {ABOUT!r}, and .{PART} does not fit")
+        raise ValueError(f".json {'has' if said else 'lacks'} {ABOUT!r} unlike .{PART}; pack again")
     try:
         latent_KA = safetensors.torch.load(bytes(payload))["latent"]
     except (SafetensorError, KeyError, ValueError) as error:
@@ -74,5 +74,5 @@ def read_sound(parts: Mapping[str, bytes], about: Mapping[str, Any]) -> StoredSo
     numbers: dict[str, Any] = {n: said.get(n) for n in ("rate", "channels", "samples")}
     if latent_KA.dim() != 2 or not all(type(n) is int and n > 0 for n in numbers.values()):
         shape = list(latent_KA.shape)
-        raise ValueError(f".{PART} has a latent {shape}, not [K, A], and .json {numbers}")
+        raise ValueError(f".{PART} has shape {shape}, .json {numbers}: damaged; pack it again")
     return StoredSound(latent_KA=latent_KA, **numbers)

@@ -50,7 +50,7 @@ class SoundFault(StrEnum):
 
 
 class SoundError(ValueError):
-    """The error that the sound of a file cannot be used; its pictures still can."""
+    """The sound of a file cannot be used, although its pictures can."""
 
     def __init__(self, fault: SoundFault, detail: str):
         self.fault, self.detail = fault, detail

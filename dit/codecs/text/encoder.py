@@ -38,7 +38,7 @@ class TextEncoder(DatasetEncoder):
     revision: str  # changes when the embedding of any caption changes
     width: int
     max_length: int
-    """Most tokens of a caption; the rest is cut off."""
+    """Most tokens of a caption; longer captions are cut."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -48,8 +48,8 @@ class TextEncoder(DatasetEncoder):
     def encode(self, caption: str) -> Tensor:
         """The embedding [L, E] of `caption`, as stored in shards.
 
-        That of the empty caption is the null text. It has no rows of padding, unless an encoder
-        says otherwise.
+        The embedding of the empty caption is the null text. Embeddings have no rows for padding,
+        unless an encoder says otherwise.
         """
 
     def encode_all(self, caption: str) -> dict[str, Tensor]:

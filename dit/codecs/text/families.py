@@ -246,7 +246,7 @@ class CosmosPredict25Text(PretrainedTextEncoder):
             tokenizer=self.load_tokenizer(self.subfolders[1]),
             _execution_device=torch.device(self.device),
         )
-        # Private, as above: the weights expect its instruction and its padding.
+        # A private function of the pipeline: the weights expect its instruction and its padding.
         get = pipeline.Cosmos2_5_PredictBasePipeline._get_prompt_embeds
         states_LE = get(parts, caption, self.max_length)[0]
         if self.text_projection is None:
@@ -319,7 +319,7 @@ def projection_of(folder: str) -> tuple[Tensor, Tensor]:
     """Weight and bias of `crossattn_proj` in the Diffusers transformer in `folder`, float32.
 
     Raises:
-        CodecError: the files in the folder cannot be read, or do not have both.
+        CodecError: the files in the folder cannot be read, or lack one of the two tensors.
     """
     found = dict[str, Tensor]()
     try:

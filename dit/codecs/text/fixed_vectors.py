@@ -71,7 +71,7 @@ class FixedVectors(TextEncoder):
     @property
     def settings(self) -> dict[str, Any]:
         limit = {} if self.max_length == self.most_rows else {"max_length": self.max_length}
-        # Absent where nobody asks, as in cards of versions without the option.
+        # Absent by default, as in cards of versions without the option.
         return super().settings | limit | ({"pooled": True} if self.pooled else {})
 
     @abstractmethod

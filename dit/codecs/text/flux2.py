@@ -1,9 +1,9 @@
 """Text encoders of FLUX.2, FLUX.3 and Ideogram 4, by functions of their pipelines.
 
-They read a chat with the caption, padded to `max_length` tokens (FLUX.3: to a multiple of 80), with
-a mask of the padding, and concatenate the states of some layers. The networks attend to all rows,
-also those of padding, which depend on the caption; so all are kept. Ideogram 4's chat has no
-padding.
+The encoders of FLUX.2 and FLUX.3 read a chat with the caption, padded to `max_length` tokens
+(FLUX.3: to a multiple of 80), with a mask of the padding. They concatenate the states of some
+layers. The networks attend to all rows, also those of padding, which depend on the caption; so
+shards hold all rows. Ideogram 4's chat has no padding.
 """
 
 # L tokens, E width of the embedding

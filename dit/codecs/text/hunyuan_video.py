@@ -87,8 +87,8 @@ class HunyuanVideoText(PretrainedTextEncoder):
 class HunyuanVideoImageText(HunyuanVideoText):
     """Text encoders of HunyuanVideo I2V: Llava on first frame and caption, and CLIP-L.
 
-    A caption without a frame is a negative prompt: the pipeline encodes it with a black picture, of
-    whose rows it keeps every second, whatever the network.
+    A caption without a frame is a negative prompt: the pipeline encodes it with a black picture,
+    and always keeps every second row of this picture.
     """
 
     name = "hunyuanvideo_i2v"
@@ -164,8 +164,8 @@ class HunyuanVideoImageText(HunyuanVideoText):
                 shown = None
             if shown not in INTERLEAVE:
                 raise CodecError(
-                    f"--model_name {self.model_name}: no transformer/config.json there has an"
-                    f" image_condition_type of {' or '.join(INTERLEAVE)}, which determines how"
+                    f"--model_name {self.model_name}: no transformer/config.json there has the"
+                    f" image_condition_type {' or '.join(INTERLEAVE)}, which determines how"
                     " many rows"
                     " of a first frame the network reads; give the folder of a whole"
                     " HunyuanVideoImageToVideoPipeline, or --image_embed_interleave: 4 for"

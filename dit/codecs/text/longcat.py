@@ -1,8 +1,8 @@
 """Text encoders of LongCat-Image and its edit model, by functions of their pipelines.
 
-Both are Qwen2.5-VL on an instruction and the caption, in which text in quotation marks is tokenised
-character by character. Captions are padded to `max_length` tokens, to all of which the networks
-attend; rows of the instruction are dropped. The edit model's encoder also reads the picture.
+Both are Qwen2.5-VL on an instruction and the caption; text in quotation marks is tokenised
+character by character. Captions are padded to `max_length` tokens, and the networks attend to all
+of these; rows of the instruction are dropped. The edit model's encoder also reads the picture.
 """
 
 # L tokens, M those of the empty caption, E width of the embedding

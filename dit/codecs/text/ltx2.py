@@ -47,7 +47,7 @@ class Ltx2Text(PretrainedTextEncoder):
         """The class of the text encoder.
 
         Raises:
-            CodecError: it is none of those that the pipelines of LTX-2 take.
+            CodecError: the class is none of those that the pipelines of LTX-2 take.
         """
         return _architecture(self._part(_NETWORKS[0], self.subfolders[0]))
 

@@ -147,7 +147,7 @@ class OmniGen2Text(PretrainedTextEncoder):
         given = tokenizer(
             [self.clean(caption)], max_length=self.max_length, truncation=True, return_tensors="pt"
         ).to(self.device)
-        # Without the head that says words, which nothing reads.
+        # Without the language-model head, whose output nothing reads.
         network = self.load_network(self.network, self.subfolders[0]).model
         states = network(given.input_ids, attention_mask=given.attention_mask)
         return {"text": states.last_hidden_state[0]}

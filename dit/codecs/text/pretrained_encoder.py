@@ -55,7 +55,7 @@ class PretrainedTextEncoder(TextEncoder):
         if cls.longest_text is not None and max_length > cls.longest_text:
             raise CodecError(
                 f"--max_sequence_length {max_length}: pipelines of text encoder {cls.name!r} take"
-                f" at most {cls.longest_text}; give no more"
+                f" at most {cls.longest_text}; give a smaller number"
             )
         return cls(
             model_name=args.model_name or cls.default_model,
@@ -98,7 +98,7 @@ class PretrainedTextEncoder(TextEncoder):
             return as_stored(self.embed(caption))
 
     def is_cut(self, caption: str) -> bool:
-        # Exact: where captions are encoded the tokenizer is loaded; a plan has only the estimate.
+        # Exact, because encoding loads the tokenizer anyway; a plan of data_prep only estimates.
         return self.count(caption) > self.max_length
 
     def count(self, caption: str) -> int:

@@ -274,8 +274,8 @@ class Autoencoder(Codec):
     def _encode(self, video_NCFHW: Tensor, keys: Sequence[str] | None) -> Tensor:
         """Encodes videos as latents [N, C, F, H, W] before whitening, on the CPU.
 
-        Latents are means; with `keys`, and if the VAE has a variance, they are random draws, each
-        seeded by the key of its sample.
+        Without `keys`, or if the VAE has no variance, latents are means. With `keys` they are
+        random draws, each seeded by the key of its sample.
         """
         mean, logvar = self._distribution(video_NCFHW)
         if keys is None or logvar is None:

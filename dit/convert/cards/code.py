@@ -62,7 +62,7 @@ class PictureCode:
     config: RunConfig
     card: dict[str, Any]  # of the data; empty where it is not known
     prompt: str = "a prompt"
-    base: str = "BASE"  # folder or hub name of what stands beside the export
+    base: str = "BASE"  # folder or hub name of the base model or its pipeline
     adapters: bool = False  # whether the export holds adapters of `base`
     whole: bool = False  # whether it is a whole pipeline
 

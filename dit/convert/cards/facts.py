@@ -216,7 +216,7 @@ class NetworkCard:
     """Content of the card of an exported network."""
 
     network: str  # class of Diffusers' network
-    weights: str  # which of the checkpoint's
+    weights: str  # kind of the checkpoint's weights: model or ema
     numbers: int  # of the network
     beyond: str | None = None  # what Diffusers' network leaves out
     code: str  # that makes a picture with the folder

@@ -128,7 +128,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
     told = found_model(source, precision=model.precision, given=weight_settings(model))
     try:
         found = found_objective(source, told, ())
-    except ConvertError:  # its scheduler does not tell, so that the run had to
+    except ConvertError:  # the scheduler determines no objective, so the run has to name one
         found = found_objective(source, told, [f"objective.name={run.name}"])
     each = [(key, getattr(run, key), getattr(found.objective, key)) for key in found.stated]
     other = [
@@ -138,7 +138,7 @@ def objective_notes(source: DiffusersFolder, model: ModelConfig, run: ObjectiveC
 
 
 def _fitting(source: DiffusersFolder, model: ModelConfig, told: ModelConfig) -> list[Pair] | None:
-    """Name table of `model`, which differs from the folder's `told`; None if it does not fit."""
+    """Name table of `model`; None if the folder, whose own network is `told`, does not fit it."""
     if model.num_attention_heads != told.num_attention_heads:
         return None  # the shapes are the same, but not what the numbers mean
     try:

@@ -83,7 +83,7 @@ def test_every_path_is_read_as_on_a_command_line(
         ("s3://bucket/x", refused[PATHS[key]]),
         ("msc:/profile/x", refused[PATHS[key]]),
         ("$NOWHERE/x", "nothing replaces $NOWHERE here"),
-        ("None", "write null, or leave it out"),
+        ("None", "write null for no value, or leave it out"),
     ):
         name, value = written(key, text)
         group, _, leaf = name.partition(".")
@@ -119,7 +119,7 @@ def test_a_saved_file_is_of_the_machine_that_saved_it(tmp_path: Path) -> None:
 
 def test_pythons_none_is_no_text_and_no_number() -> None:
     (problem,) = problems("logger.wandb_project=None")
-    assert "None would be read as a name, not as no value: write null" in problem
+    assert "None would be read as the name of a file: write null for no value" in problem
     (problem,) = problems("train.epochs=None")
     assert problem.endswith('epochs="None" (command line): expected a number or null; write null')
     assert loaded("validation.negative_prompt=None").validation.negative_prompt == "None"

@@ -66,5 +66,5 @@ def test_it_goes_with_the_other_ways_to_share_a_run(keys):
     "key", ["reduce_each_pack=false", "reshard_after_forward=false", "prefetch_layers=2"]
 )
 def test_its_own_keys_need_it(key):
-    with pytest.raises(Problems, match=f"{key} has an effect with sharding=weights alone"):
+    with pytest.raises(Problems, match=f"{key} has an effect only with sharding=weights"):
         load_config(layout_check(), overrides=[f"ddp.{key}"])

@@ -63,7 +63,7 @@ REFUSED = {
     **dict.fromkeys(
         [("ltx", "by tokens"), ("ltx", "beta")], "and not linear_quadratic; set it to null"
     ),
-    ("anima", "unipc"): "unipc tells the network whole numbers up to 1000, and timestep_scale=1",
+    ("anima", "unipc"): "unipc gives the network whole timesteps up to 1000, and timestep_scale=1",
 }
 """Family of a file, and scheduler -> what is said."""
 

@@ -142,7 +142,7 @@ def test_what_is_said_is_of_the_network(groups, tmp_path):
     with pytest.raises(ConfigError, match=r"model.family=flux.* has no guidance embedding"):
         import_weights(source, tmp_path / "c", objective=["objective.guidance=3.5"])
     _edit(source, quantization_config=quantized)
-    _refused(source, "quantization_config={'quant_method': 'bitsandbytes'}", "were quantized")
+    _refused(source, "quantization_config={'quant_method': 'bitsandbytes'}", "original weights")
     for network, padding in ((random_qwen_image(), 5), (random_chroma(), TextPadding.STORED)):
         folder = tmp_path / type(network).__name__
         network.save_pretrained(folder)

@@ -150,7 +150,7 @@ def test_the_folder_tells_how_many_rows_its_network_reads(tmp_path: Path, with_l
     (tmp_path / "text_encoder").symlink_to(with_llava / "text_encoder")
     for say in (lambda: None, lambda: say_network(tmp_path, None)):
         say()
-        with pytest.raises(CodecError, match=r"image_condition_type of .*_interleave: 4 for"):
+        with pytest.raises(CodecError, match=r"image_condition_type .*_interleave: 4 for"):
             encoder("hunyuanvideo_i2v", tmp_path)
     asked: Any = encoder("hunyuanvideo_i2v", tmp_path, image_embed_interleave=3)
     assert asked.image_embed_interleave == 3

@@ -218,7 +218,7 @@ def test_what_adamw_costs_in_the_place_of_another_optimizer(token: str, theirs: 
     config, (said,) = run_and_notes([token])
     assert config.optimizer.kind == "adamw"
     assert f"{token} (F): read as optimizer.kind=adamw" in said.replace('"', "")
-    assert ("would change with the layout" in said) is (theirs is not None)
+    assert ("would depend on the layout" in said) is (theirs is not None)
     if theirs is not None:
         assert f"8 bytes for each trained number, {8 - theirs} more than what" in said
 

@@ -84,7 +84,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     ),
     "peft's keys without its configuration": (
         {"base_model.model.m.lora_A.weight": DOWN, "base_model.model.m.lora_B.weight": UP},
-        "adapter_config.json is not beside it",
+        "adapter_config.json is not beside a file adapter_model.safetensors",
     ),
 }
 

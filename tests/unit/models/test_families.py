@@ -121,10 +121,10 @@ def test_a_size_and_a_family_that_disagree_are_an_error(odd: None) -> None:
 
 def test_keys_of_another_family_name_both(odd: None) -> None:
     (problem,) = refused("model.num_single_layers=3")
-    assert problem.startswith("model.num_single_layers=3 (command line): is of family flux")
+    assert problem.startswith("model.num_single_layers=3 (command line): is a key of family flux")
     assert "model.family=dit has adaln_lora_dim" in problem
     problems = refused("model.family=odd", "model.adaln_lora_dim=8", "model.pooled_siz=2")
-    assert "is of family dit, and model.family=odd has num_single_layers" in problems[0]
+    assert "is a key of family dit; model.family=odd has num_single_layers" in problems[0]
     assert "did you mean model.pooled_size?" in problems[1]
 
 

@@ -46,7 +46,7 @@ def test_what_the_objective_tells_reaches_the_pack() -> None:
     check_objective_inputs(config)
     assert _fixed(config)["objective.guidance"] == 2.5  # no run goes on with another one
     untold = replace(config, objective=ObjectiveConfig(name="flow"))
-    with pytest.raises(Problems, match=r"objective.guidance=null: .*set it to 1.0"):
+    with pytest.raises(Problems, match=r"objective.guidance=null: .*set the scale to 1.0"):
         check_objective_inputs(untold)
     with pytest.raises(Problems, match=r"objective.guidance=2.5: .*has no guidance embedding"):
         check_objective_inputs(replace(config, model=flux_model("flux1_schnell")))

@@ -258,7 +258,7 @@ def test_what_cannot_be_is_refused_by_name():
     config = tiny_run()
     with pytest.raises(Problems, match=r"second_level_rate=0.3 sets 3 of 10 .*sample_multiple=80"):
         replace(config, objective=replace(config.objective, second_level_rate=0.3))
-    with pytest.raises(Problems, match=r"objective\.second_level_rate, which parts"):
+    with pytest.raises(Problems, match=r"objective\.second_level_rate, which divides"):
         pairs = {"second_level_rate": 0.25, "preference": Preference.DPO}
         objective = replace(config.objective, **pairs)
         replace(config, objective=objective, lora=LoraConfig(rank=2))

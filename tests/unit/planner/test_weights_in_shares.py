@@ -240,11 +240,11 @@ def test_less_is_recomputed_where_weights_are_shared() -> None:
 def test_the_description_says_what_a_pack_moves() -> None:
     said = describe(run(named_model("wan2.1_t2v_14b")), world_size=8)
     for part in (
-        "in shares of 8 ranks",
+        "sharded over 8 ranks",
         "25 GB in its forward pass",
         "50 GB of gradients",
         "weights and matrix products bf16, rows of weights float32",
-        "h100: 2,565 tokens on inside of a server, 23,086 between them",
+        "h100: 2,565 tokens inside of a server, 23,086 between servers",
     ):
         assert part in said, said
 

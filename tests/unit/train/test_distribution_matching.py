@@ -418,7 +418,7 @@ def test_adapters_of_both_stand_beside_one_base_in_memory(groups) -> None:
     [
         (ObjectiveConfig(), {}, "distill.method=dmd needs flow matching, and objective.name=edm"),
         (FLOW, {"adapted": False, "teacher": None}, "with all weights trained needs a teacher"),
-        (FLOW, {"gan_weight": 0.03}, "gan_weight=0.03: DMD2 has no GAN loss here; leave it out"),
+        (FLOW, {"gan_weight": 0.03}, "gan_weight=0.03: this program has no GAN loss; leave it out"),
         (FLOW, {"levels": (0.5, 0.2)}, r"levels=\[0.5, 0.2\] must be two noise levels"),
         (FLOW, {"student_every": 0}, "student_every=0"),
         (replace(FLOW, loss=LossKind.HUBER), {}, "objective.loss=huber does not go with"),

@@ -138,7 +138,7 @@ def test_contradictions_are_refused():
     for wrong in ({}, {"lr": 1.0, "lr_factor": 1.0}, {"lr": 1.0, "frozen": True}, {"lr": -1.0}):
         with pytest.raises(Problems):
             ParameterGroup(pattern="*", **wrong)
-    with pytest.raises(Problems, match="before that group one of pattern="):
+    with pytest.raises(Problems, match="put a group with pattern="):
         _run(ParameterGroup(pattern="x", weight_decay=0.1), weight_decay=0.0)
 
 

@@ -358,7 +358,7 @@ def test_a_file_of_diffusion_pipe_starts_its_network_and_says_with_which_weights
     said = "\n".join(caplog.messages)
     assert 'read as model.family="wan"' in said and "it begins with random weights" in said
     with pytest.raises(
-        ValueError, match=r"of family wan, and .* holds weights of model\.family=dit"
+        ValueError, match=r"to family wan, and .* holds weights of model\.family=dit"
     ):
         main(["--config-file", str(file), *words, f"checkpoint.load_hf={Place(made).hf}"])
 

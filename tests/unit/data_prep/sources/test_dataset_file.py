@@ -119,7 +119,7 @@ def test_paths_are_read_as_on_the_command_line(
         assert (
             "is an address" in said
             or "replaces $Y here" in said
-            or "would be read as a name" in said
+            or "would be read as the name" in said
         )
 
 
