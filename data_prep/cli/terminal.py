@@ -17,7 +17,7 @@ from dit.codecs.vae import CODECS
 from dit.console import Console
 from dit.progress import counted
 
-_WORDS = 20  # of the captions, in a terminal
+_WORDS = 20  # most frequent words of the captions that are printed
 
 
 def show_summary(

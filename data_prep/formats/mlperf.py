@@ -60,7 +60,7 @@ def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def whitening(channels: int) -> Whitening:
-    """The benchmark's normalisation of latents with `channels` channels."""
+    """MLPerf's normalisation of latents with `channels` channels."""
     return Whitening(mean=(MLPERF_SHIFT,) * channels, std=(1 / MLPERF_SCALE,) * channels)
 
 
@@ -135,9 +135,9 @@ def _lacking(parts: Iterable[str]) -> str | None:
 def _outline(path: Path) -> tuple[list[int], list[int]]:
     """Scans a tar, and returns (offsets, levels).
 
-    `offsets` has the first byte of each sample, and at the end the first byte after the last
-    sample. `levels` has the k of each sample's fixed noise level k / 8; for training samples it is
-    empty.
+    `offsets` has the offset in bytes of each sample, and at last that of the end of the last
+    sample. `levels` has the k of each sample's fixed noise level k / 8; it is empty if the tar has
+    training samples.
 
     Raises:
         UnusableError: a sample lacks a part, or only some of the samples have a level.
@@ -157,7 +157,7 @@ def _outline(path: Path) -> tuple[list[int], list[int]]:
         if lacking := _lacking(found):
             raise UnusableError(f"key {key}: {lacking}")
     if levels and len(levels) != len(starts):
-        raise UnusableError(f"{len(levels)} of its {len(starts)} samples have a `timestep`")
+        raise UnusableError(f"only {len(levels)} of its {len(starts)} samples have a `timestep`")
     return [*starts, end], levels
 
 

@@ -108,7 +108,7 @@ def _thumbnails(
         return
     for number, entry in enumerate(plan.entries):
         if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
-            with suppress(RefusedError):  # only the header was read, and packing will say why
+            with suppress(RefusedError):  # a quick plan reads only headers; packing will say why
                 clip = work.source.read(_of_first_frame(entry))
                 controls = map(to_levels, clip.references)
                 first_1HW3 = with_controls(to_levels(clip.video_CFHW[:, :1]), controls)
@@ -131,7 +131,7 @@ def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:
     packed = sum("refused" not in row for row in rows)
     text = "Pictures show what will be in the shards; the name of a sample opens its file."
     if shown < packed:
-        why = "--plan=quick decodes no others" if quick else "a page has no room for more"
+        why = "--plan=quick decodes no more" if quick else "a page has no room for more"
         text += f" {shown:,} of {packed:,} samples have a picture: {why}."
     return f"<p>{text}</p>"
 
