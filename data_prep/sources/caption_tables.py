@@ -222,7 +222,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        r"""The path `name` with / instead of \, unless a medium in `folder` has exactly this name."""
+        r"""The path `name` with \ replaced by /, unless a medium in `folder` has this very name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))

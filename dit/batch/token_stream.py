@@ -29,9 +29,9 @@ class SequenceShard:
 
     index: int = 0  # of this part
     count: int = 1  # number of parts, all of equal size; 1 is the whole pack
-    # Ring attention: two pieces of each sample, one as far from its start as the other from its end
+    # Ring attention: two pieces of each sample, at equal distances from its start and its end
     halves: bool = False
-    contiguous: bool = False  # one piece of the pack, whatever it has of a sample
+    contiguous: bool = False  # one piece of the pack, wherever its samples begin and end
 
     def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
         """(first token, number of tokens) of each piece of a sample on this rank.
@@ -76,7 +76,7 @@ class TokenStream:
     # Python integers, so that no step waits for a device to learn a length.
     grids: tuple[Grid, ...]  # of the targets
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
-    share: SequenceShard  # the tokens that tensors with a T have
+    share: SequenceShard  # which tokens of the pack the tensors with a T hold
     # What methods add, by type (`methods.py`): `method(Route)` is None where no route is used
     methods: Mapping[type, Any]
 
