@@ -123,7 +123,7 @@ def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
 
 
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
-    """Packs `samples` end to end. Padding tokens are zero, at position 0, and not real."""
+    """Packs `samples` end to end; padding tokens are zero, at position 0, and not real."""
     sizes = [SampleSize.of(sample, layout) for sample in samples]
     writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
@@ -234,7 +234,7 @@ class PackWriter:
         """Writes the sample, or both samples of a pair, behind those written before."""
         self._write(sample)
         if self._layout.in_pairs:
-            # Its key is another one, so that messages tell the two apart.
+            # With a key of its own, so that messages distinguish the two samples.
             key, latent_CFHW = f"{sample.key} (rejected)", sample.others[REJECTED_LATENT]
             self._write(replace(sample, key=key, latent_CFHW=latent_CFHW))
 
