@@ -101,7 +101,7 @@ def last_words() -> None:
     """Repeats, as the last line of a program, which stream has failed."""
     flush()
     for number, (_, said) in _State.failed.items():
-        _say(_State.place[number], f"note: lines are missing in a stream that failed: {said}")
+        _say(_State.place[number], f"note: {said}; lines are missing there")
 
 
 class _State:

@@ -313,7 +313,7 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
                 f"{name} of {counted(count, 'sample')}" for name, count in done.left_out.items()
             )
             kept = "only the shards have them"
-            Console().print(f"{args.output_format} cannot store {names}; {kept}")
+            Console().print(f"{args.output_format} has no place for {names}; {kept}")
     return inspect_folder(args.output_dir) if args.verify else 0
 
 

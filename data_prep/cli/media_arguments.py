@@ -26,7 +26,7 @@ def minutes(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: give minutes, such as 40") from None
     if not 0 <= number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} must be from 0 to 1,000,000 minutes, such as 40")
+        raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000 minutes, such as 40")
     return number
 
 

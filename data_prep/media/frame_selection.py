@@ -67,7 +67,7 @@ class FrameRule:
                 )
         if self.fps is not None and not _RATES[0] <= self.fps <= _RATES[1]:
             raise PrepError(
-                f"--train_fps {self.fps} must be from {_RATES[0]} to {_RATES[1]} frames a second"
+                f"--train_fps {self.fps} must lie in {_RATES[0]} to {_RATES[1]} frames a second"
             )
         if self.buckets and min(self.buckets) < 1:
             least = min(self.buckets)

@@ -131,7 +131,7 @@ def _about_pictures(rows: Sequence[Row], *, quick: bool) -> str:
     packed = sum("refused" not in row for row in rows)
     text = "Pictures show what will be in the shards; the name of a sample opens its file."
     if shown < packed:
-        why = "--plan=quick decodes no more" if quick else "a page has no room for more"
+        why = "--plan=quick decodes no others" if quick else "a page has no room for more"
         text += f" {shown:,} of {packed:,} samples have a picture: {why}."
     return f"<p>{text}</p>"
 

@@ -52,7 +52,7 @@ class SplitFractions:
         text = ",".join(f"{value:g}" for value in values)
         if not all(0 <= value <= 1 for value in values):
             raise PrepError(
-                f"--split {text}: each fraction must be from 0 to 1, for example 0.9,0.1,0"
+                f"--split {text}: each fraction must lie in [0, 1], for example 0.9,0.1,0"
             )
         if abs(sum(values) - 1) > 1e-6:
             raise PrepError(

@@ -45,7 +45,7 @@ class Digits:
 
         digits: Any = load_digits()
         if num_samples is not None and not 1 <= num_samples <= len(digits.target):
-            raise PrepError(f"--num_samples {num_samples} must be from 1 to {len(digits.target)}")
+            raise PrepError(f"--num_samples {num_samples} must lie in 1 to {len(digits.target)}")
         self.name = f"sklearn.datasets.load_digits{', inverted' if inverted else ''}"
         self._ink, self._side = -1.0 if inverted else 1.0, side
         self.ignored: Mapping[str, int] = {}

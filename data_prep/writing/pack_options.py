@@ -58,7 +58,7 @@ class PackOptions(WorkOptions, ShardOptions):
         if self.max_shard_bytes < 1:
             raise PrepError(f"--max_shard_bytes {self.max_shard_bytes} must be at least 1 byte")
         if not 0 <= self.max_bad_fraction <= 1:
-            raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must be from 0 to 1")
+            raise PrepError(f"--max_bad_fraction {self.max_bad_fraction} must lie in 0 to 1")
         if self.decode_threads < 0:
             raise PrepError(f"--decode_threads {self.decode_threads} must be at least 0")
         if self.batch_size < 1:

@@ -40,7 +40,7 @@ def check_rank(rank: int, world: int) -> None:
     """Raises ValueError unless `rank` is from 0 to `world` - 1."""
     if not 0 <= rank < world:
         raise ValueError(
-            f"dp_rank={rank} must be from 0 to {world - 1}, because dp_world_size={world}"
+            f"dp_rank={rank} must lie in 0 to {world - 1}, because dp_world_size={world}"
         )
 
 
