@@ -284,7 +284,7 @@ def read_regular_file(path: Path) -> bytes:
     if not stat.S_ISREG(path.stat().st_mode):
         raise RefusedError(
             Reason.BAD_CAPTION,
-            f"{path.name} is a folder, pipe or device, not a regular file; remove or replace it",
+            f"{path.name} is no regular file, but a folder, pipe or device; remove or replace it",
         )
     return path.read_bytes()
 

@@ -153,7 +153,7 @@ def _check_ranges(meta: EPath) -> None:
             text = path.read_bytes().decode(errors="replace")
             many = [r for r in _RANGE.finditer(text) if abs(int(r[2]) - int(r[1])) >= _MANY_NAMES]
             if many:
-                raise ValueError(f"{path} has the pattern {many[0][0]} for too many shards")
+                raise ValueError(f"{path} has the pattern {many[0][0]}, which gives too many names")
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:

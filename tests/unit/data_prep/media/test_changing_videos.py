@@ -252,7 +252,7 @@ def test_what_belongs_to_a_clip_may_not_change(option: str, tmp_path: Path) -> N
     assert refused(tmp_path / "out").keys() == {"a.mp4"}
     (why,) = refused(tmp_path / "out").values()
     assert "size changes (or pixel aspect, rotation, stated colours) within a video" in why[1]
-    assert "from 96 x 48 to 48 x 96 at 0.312 s: cut it there" in why[1]
+    assert "from 96 x 48 to 48 x 96 at 0.312 s; cut the file there" in why[1]
 
 
 @pytest.mark.parametrize("option", ["--mask_dir", "--control_dir"])
