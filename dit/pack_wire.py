@@ -86,8 +86,8 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """`tensors` in the order of the row, in which each begins at a multiple of its element size.
 
-    Tensors of one element size come in the order of the fields of a pack, then those of methods in
-    the order of their names; variances of latents follow the latents.
+    Tensors of the same element size are in the order of the fields of a pack, and tensors of
+    methods follow, sorted by name; but variances of latents come directly after the latents.
     """
     order = {one.name: (number, "") for number, one in enumerate(fields(PackedBatch))}
 

@@ -101,7 +101,7 @@ def last_words() -> None:
     """Repeats, as the last line of a program, which stream has failed."""
     flush()
     for number, (_, said) in _State.failed.items():
-        _say(_State.place[number], f"note: {said}; lines are missing there")
+        _say(_State.place[number], f"note: lines are missing: {said}")
 
 
 class _State:
@@ -133,10 +133,11 @@ class _Stream(io.FileIO):
 
 
 def _replaced(number: int, error: OSError) -> bool:
-    """Replaces the stream `number`, whose write failed with `error`, by the other one.
+    """Replaces the stream `number`, whose write failed with `error`, by the other stream.
 
-    Returns False if the other one has failed too, or if the stream is standard output within
-    `result`. Then the next write tries the original file again, whose disk may have space by then.
+    Returns True if it did. Returns False if the other stream has failed too, or if the stream is
+    standard output within `result`: the next write tries the same file again, because its disk may
+    have space by then.
     """
     with _State.lock:
         failing = _State.place[number]

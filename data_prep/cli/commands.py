@@ -70,7 +70,7 @@ def _options(args: argparse.Namespace) -> PackOptions:
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of the options `names`, --split, --shard_size and --max_shard_bytes, by name.
 
-    They are stored with the dataset. `names` must contain no paths, which differ between machines.
+    The dataset keeps these values. `names` must contain no paths, which differ between machines.
     """
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}

@@ -200,7 +200,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTextOptions:
-    """Options for where captions are found."""
+    """Options that decide where captions are found."""
 
     caption_field: str = option("caption", metavar="FIELD")
     """Field of the caption in .json files and tables; '' ignores .json files beside media.

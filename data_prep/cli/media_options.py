@@ -247,11 +247,11 @@ def sizing_of(args: Namespace) -> Sizing:
 
 
 def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
-    """Other rules for the size of samples that may crop less than the given options.
+    """Rules for the size of samples that may crop less than the options in `args`.
 
     The keys are the options to change, as a user would type them, such as `--max_pixels 131072`,
-    some with a remark in parentheses. If `codec` and `text` are those of a published network, its
-    patch size is kept. The result is empty with --dataset_config, whose file has its own sizes.
+    some with a remark in parentheses. If a published network reads samples of `codec` and `text`,
+    its patch size is kept. The result is empty with --dataset_config, whose file has its own sizes.
     """
     if args.dataset_config:
         return {}

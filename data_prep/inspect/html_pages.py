@@ -129,7 +129,7 @@ def frames_shown(count: int) -> np.ndarray:
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames of a sample with its control pictures and videos to the left of them.
+    """Puts control pictures and videos to the left of the frames of a sample.
 
     Controls of another height, or with another number of frames (except pictures), are left out.
     """
@@ -140,7 +140,7 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames of a sample with those of its rejected sample to the right of them.
+    """Puts the frames of the rejected sample to the right of the frames of the preferred one.
 
     A rejected sample of another size is left out.
     """

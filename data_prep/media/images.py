@@ -95,7 +95,7 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
 
 
 def probe_image(file: Path | BinaryIO) -> ProbedImage:
-    """Size and properties of an image file, from its header alone where that is possible.
+    """Size and properties of an image file, read from its header alone if that suffices.
 
     Raises:
         RefusedError: the file is empty, no image of `FORMATS`, damaged, or suspiciously large.

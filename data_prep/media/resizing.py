@@ -105,10 +105,9 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """Candidate sizes for `_better`, each a whole number of patches.
+        """Candidate sizes for `_better`: whole numbers of patches, near the scaled size `below`.
 
-        They are near the scaled size `below`, and have nearly the aspect ratio of `width` x
-        `height`.
+        Their aspect ratios are close to that of `width` x `height`.
         """
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):

@@ -94,7 +94,8 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
     """The byte at which the last element of a Matroska segment of unknown size should end.
 
-    Such segments are written to pipes. None if no element extends beyond the file.
+    A program that writes to a pipe does not know the size. None if no element extends beyond the
+    file.
     """
     end = stream.tell()
     while end < size:

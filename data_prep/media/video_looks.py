@@ -69,14 +69,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame of a video whose shape differs from those before, and how it differs."""
+    """The first frame whose shape differs from that of earlier frames, and how it differs."""
 
     at: int  # number of the frame; if `KeyFrames` found it, its time in units of the stream
     words: str  # such as "from 640 x 480 to 480 x 640", with the shapes as texts
 
 
 class Decoded(NamedTuple):
-    """The first frame of a video, the times of all decoded ones, and where the shape changes."""
+    """The first frame of a video, the times of all decoded frames, and where the shape changes."""
 
     first: VideoStart
     times: list[int | None]
@@ -149,7 +149,7 @@ def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether `frame` is HD and states no colour space; then only players assume BT.709."""
+    """Whether `frame` is HD and states no colour space: FFmpeg assumes BT.601, players BT.709."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD

@@ -129,7 +129,7 @@ def check_whole(file: Path | BinaryIO) -> bool:
 def scan(
     container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
 ) -> PacketScan:
-    """Reads every packet of the container, and describes those of the stream `video`.
+    """Reads every packet of the container, and describes the packets of the stream `video`.
 
     `is_whole` says that the file is known to be complete. Each packet of `video` is also passed to
     `see`.

@@ -289,7 +289,8 @@ def _pictures(
 ) -> Iterator[Image.Image]:
     """Yields the frames `wanted` (times in ticks, or numbers) as stored, not yet turned upright.
 
-    Each is removed from the list `wanted` when it is yielded, so that another attempt can go on.
+    A frame that is yielded is removed from the list `wanted`, so another attempt can continue with
+    the remaining frames.
 
     Raises:
         RefusedError: a frame is missing, or its shape differs from that of the `first`.

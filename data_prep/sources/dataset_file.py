@@ -206,7 +206,7 @@ def _in_patches(side: int, multiple: int) -> int:
 
 
 def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Aspect ratios of the buckets (width / height); None: those of the command line."""
+    """Aspect ratios (width / height) of buckets in `settings`; None if the options decide them."""
     if "ar_buckets" in settings:
         return settings["ar_buckets"]
     if "num_ar_buckets" in settings:

@@ -149,7 +149,7 @@ def _beside(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderCollection:
-    """The media below a folder, those in tar archives included."""
+    """The media below a folder, also in tar archives."""
 
     root: Path
     captions: CaptionOptions = CaptionOptions()

@@ -53,9 +53,9 @@ class Ignored:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Notes that an input does not use these `files` in `folder`.
+        """Remembers that an input does not use `files` in `folder`; `close` counts them as `what`.
 
-        Files that another input uses are removed from the note; `close` counts the rest as `what`.
+        If several inputs share the folder, only files that none of them uses are counted.
         """
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)

@@ -59,7 +59,7 @@ class TokenStream:
     """N samples laid end to end in one row of T tokens (THD).
 
     The tokens of a sample are those of its target latent, then those of its reference latents, then
-    padding. The first tokens of the target may be clean: those of frames that condition the sample.
+    padding. The first tokens of the target may be clean, if its first frames condition the sample.
     Clean and reference tokens have no noise and no loss. Tensors with a T hold the tokens of
     `share`; all other fields describe the whole pack. A sample without data for the stream has a
     grid of no frames.
@@ -114,7 +114,7 @@ class TokenStream:
         """M, the number of rows in the pack's table of noise levels.
 
         The table has a row for the level of each of the N samples, then N rows for their clean
-        tokens if there may be any, then those of ConditionLevels.
+        tokens if the pack may have any, then the rows of `ConditionLevels`.
         """
         more = self.method(ConditionLevels)
         return self.num_samples * (1 + (CleanTokens in self.methods)) + (more.rows if more else 0)
@@ -158,9 +158,9 @@ class TokenStream:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the name of their field; those in a mapping as `field.name`.
+        """All tensors by the name of their field; a tensor in a mapping is named `field.name`.
 
-        Tensors of a method are `Type.field`, those of another stream `others.stream.field`.
+        A tensor of a method is named `Type.field`, one of another stream `others.stream.field`.
         """
         return dict(_tensors_of(self))
 

@@ -143,7 +143,7 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
 def cook(
     parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The LatentSample in the `parts` (extension -> bytes) of one record, all of it checked.
+    """Decodes the `parts` (extension -> bytes) of one record to a LatentSample, and checks it.
 
     `key` and `source` are only copied to the sample.
 
@@ -267,7 +267,7 @@ def _checked_logvar(
 
 
 def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
-    """Refuses log variances [C, F, H, W] with NaN, or larger than those of any autoencoder."""
+    """Refuses log variances [C, F, H, W] that are NaN or larger than any autoencoder's."""
     if logvar_CFHW is not None and not logvar_CFHW.max().item() <= _MOST_LOGVAR:
         raise SampleRefused(
             Reject.LOGVAR,

@@ -182,7 +182,7 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, by name, float32.
+    """Inputs, by name and float32, that replace a sample's inputs if its caption is dropped.
 
     A text is [L, E], a vector [E]. They are the encoders' outputs for an empty caption, from
     `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has these, each

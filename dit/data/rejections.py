@@ -191,8 +191,8 @@ class Bound:
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
         """Checks that not too many samples were refused.
 
-        `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
-        equally many. The limit is `fraction` times the number of samples read so far, rounded up to
+        `counts` is of a rank, or of one of its `readers`, which are assumed to have read equally
+        many samples. The limit is `fraction` times the number of samples read so far, rounded up to
         whole passes of 50 to 10,000 samples.
 
         Raises:

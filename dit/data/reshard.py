@@ -137,7 +137,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of the samples in the packs of `reader` and of those that it refused.
+    """Counts of the samples that `reader` has packed or refused.
 
     Samples in its buffers are left out, because other readers will count them again.
     """
@@ -163,7 +163,7 @@ class _Pool:
         return sum(int(np.diff(runs).sum()) for runs in self.runs)
 
     def part(self, reader: int, readers: int) -> Remaining:
-        """An equal share of these samples for reader number `reader` of `readers`."""
+        """An equal part of these samples, for reader number `reader` of `readers`."""
         return Remaining(
             runs=tuple(run for runs in self.runs for run in _part(runs, reader, readers)),
             first=self.first,

@@ -257,7 +257,7 @@ def _show_unless_the_trainer_left(
 ) -> None:
     """Excepthook of a worker: calls `show` for all errors but ConnectionError and EOFError.
 
-    Those two come when the trainer was killed, which broke its connections.
+    These two errors only mean that the trainer was killed, which broke its connections.
     """
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)

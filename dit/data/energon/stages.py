@@ -87,8 +87,8 @@ class CookedSample(Sample):
 class Cooking(ThinWrapper):
     """Stage that decodes and counts records, and passes on those that were not refused.
 
-    Energon does this in two stages that number the samples, so that random draws can be repeated.
-    These stages take as long as decoding a small sample, and nothing in cooking is random.
+    It replaces two stages of Energon, which number the samples so that random draws can be
+    repeated. These take as long as decoding a small sample, and nothing in cooking is random.
     """
 
     def __init__(

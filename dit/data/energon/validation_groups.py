@@ -50,7 +50,7 @@ class ValidationPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """The samples of each validation pack, and those refused when their lengths were read."""
+    """The samples of each validation pack, and samples refused when their lengths were read."""
 
     groups: list[PlannedGroup]
     counts: RejectCounts

@@ -34,9 +34,9 @@ _SIDE_BY_SIDE = 16
 class ReaderConfig(WorkerConfig):
     """Energon's configuration of workers, which numbers readers in the order of their packs.
 
-    Energon itself numbers all workers of one rank before those of the next. Then global batches
-    would depend on the number of ranks, unless train.global_batch_size were a multiple of the
-    number of readers.
+    Energon itself numbers all workers of one rank before those of the next. With such numbers,
+    global batches would depend on the number of ranks, unless train.global_batch_size were a
+    multiple of the number of readers.
     """
 
     @property

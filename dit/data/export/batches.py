@@ -36,9 +36,9 @@ class VideoBatches:
     def __call__(self, samples: Samples) -> dict[str, Any]:
         """Joins `samples` to a batch under AutoModel's names.
 
-        These are `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L]
-        and `data_type`, "video". If the samples have a second text, `text_embeddings_2` and
-        `text_mask_2` are its tensors. Further inputs, such as `image_embeds`, are stacked.
+        The batch has `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask`
+        [B, L] and `data_type`, "video". If the samples have a second text, it also has
+        `text_embeddings_2` and `text_mask_2`. Further inputs, such as `image_embeds`, are stacked.
 
         Raises:
             ValueError: a text has more than `text_length` rows.

@@ -142,7 +142,7 @@ class BucketSampler(Sampler[list[int]]):
         self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, and with it the order, of the next pass.
+        """Sets the epoch of the next pass, which decides its order.
 
         A pass of another epoch starts from its beginning. If a loaded state is in this epoch, the
         pass starts from that state: it has no batches if the state was saved after the last one.
