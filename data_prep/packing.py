@@ -200,7 +200,7 @@ class Packing:
 
         If the default split would leave train, val or test empty, it also changes `options.split`
         so that all samples go to train. Rank 0 notifies the user of the loss and of that change,
-        and of what the codec and the text encoder have to say.
+        and passes on the notices of the codec and the text encoder.
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)

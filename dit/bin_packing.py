@@ -266,8 +266,8 @@ def mean_fill(
 
     `counts` maps each length in tokens to its frequency, `buffer` is the number of waiting samples,
     and `cost` maps a length to its cost (see `full_packs`). `one_pass` samples with these
-    frequencies come in random order, all once before any repeats. From the result one gets the
-    packs of N samples: N * mean length / (fraction * capacity).
+    frequencies come in random order, all once before any repeats. With the result, N samples make
+    N * mean length / (result * capacity) packs.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -300,11 +300,11 @@ class Turn:
 def turn(number: int, *, packs: int, seed: int) -> Turn:
     """Turn `number` of any rank, which takes one of at most `packs` waiting packs.
 
-    In each `packs` turns every place in the order of cost comes once, in random order; at the
-    beginning, while fewer packs wait, some places come more often. A step takes as long as its
-    slowest rank. Ranks read different samples and do not communicate while they do, but the
-    distribution of their packs is the same. So each keeps some packs waiting, and at the n-th turn
-    all take the one at the same place in the order of cost.
+    A step takes as long as its slowest rank. Ranks read different samples and do not communicate
+    meanwhile, but the distribution of their packs is the same. So each rank keeps some packs
+    waiting, and at the n-th turn all ranks take the pack at the same place in the order of cost.
+    In every `packs` turns each place comes once, in random order; at the beginning, while fewer
+    packs wait, some places come more often.
     """
     cycle, within = divmod(number, packs)
     order = np.random.default_rng((seed, cycle)).permutation(packs)

@@ -84,10 +84,11 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 
 
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` in the order of the row, in which each begins at a multiple of its element size.
+    """`tensors` in the order in which they lie in a row, the largest element size first.
 
-    Tensors of the same element size are in the order of the fields of a pack, and tensors of
-    methods follow, sorted by name; but variances of latents come directly after the latents.
+    So each begins at a multiple of its element size. Tensors of the same element size are in the
+    order of the fields of a pack, and tensors of methods follow, sorted by name; but variances of
+    latents come directly after the latents.
     """
     order = {one.name: (number, "") for number, one in enumerate(fields(PackedBatch))}
 

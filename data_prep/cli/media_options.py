@@ -39,7 +39,7 @@ def sound_codec_of(args: Namespace) -> SoundCodec | None:
     """The sound codec that `args.audio_processor` names; None if that option is not given.
 
     Raises:
-        CodecError: its options contradict each other.
+        CodecError: the options of that codec contradict each other.
     """
     if args.audio_processor is None:
         return None

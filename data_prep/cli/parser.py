@@ -131,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class _OutputOptions:
-    """Options for what is written."""
+    """Options for the output: its folder, its splits, and the text encoder of its captions."""
 
     output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
     """Folder of the dataset. A run that was interrupted, or whose files have changed, is continued

@@ -135,9 +135,9 @@ def _lacking(parts: Iterable[str]) -> str | None:
 def _outline(path: Path) -> tuple[list[int], list[int]]:
     """Scans a tar, and returns (offsets, levels).
 
-    `offsets` has the offset in bytes of each sample, and at last that of the end of the last
-    sample. `levels` has the k of each sample's fixed noise level k / 8; it is empty if the tar has
-    training samples.
+    `offsets` has the byte at which each sample begins, and as its last number the byte at which the
+    last sample ends. `levels` has the k of each sample's fixed noise level k / 8; it is empty if
+    the tar has training samples.
 
     Raises:
         UnusableError: a sample lacks a part, or only some of the samples have a level.

@@ -139,7 +139,7 @@ def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Dup
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the (name, value) pairs of a card, of nested objects too.
+    """Yields the (name, value) pairs of a card, also of its nested objects.
 
     Empty values are left out. A long list is replaced by its length and the range of its numbers.
     """

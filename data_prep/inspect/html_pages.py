@@ -166,7 +166,7 @@ def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnai
 
 
 def seconds_of(frames: int, fps: float | None) -> float:
-    """Duration in seconds of `frames` frames at the rate `fps`; if it is None, at `_FPS`."""
+    """Duration in seconds of `frames` frames at the rate `fps`, or at `_FPS` if `fps` is None."""
     return frames / (fps or _FPS)
 
 
@@ -195,10 +195,10 @@ class PageRoom:
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """Takes the bytes of a thumbnail off the room that is left, and returns the thumbnail.
+        """Subtracts the bytes of the thumbnail `one` from the room, and returns the thumbnail.
 
-        A clip or a sound that does not fit is removed from it. The result is None if the picture
-        does not fit, or if `one` is None.
+        A clip or a sound that does not fit is removed from the thumbnail. The result is None if the
+        picture does not fit, or if `one` is None.
         """
         if one is None or len(one.picture) > self.pictures:
             return None

@@ -233,10 +233,10 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """A function that decodes from the last key frame that is `earlier` seconds before `wanted`.
+    """A function that decodes from a key frame at least `earlier` seconds before `wanted`.
 
-    `wanted` is a time in ticks; the key frame may be shown earlier still. The function yields
-    nothing if the first decoded frame is not a key frame, although its packet says so.
+    `wanted` is a time in ticks. The last such key frame is used. The function yields nothing if the
+    first decoded frame is not a key frame, although its packet says so.
     """
 
     def decode(container: Any, video: Any) -> Iterator[Any]:

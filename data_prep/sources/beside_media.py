@@ -124,7 +124,8 @@ class FoundReference:
         `clip` are used.
 
         Raises:
-            RefusedError: it is smaller than a patch, or a video that does not fit the target.
+            RefusedError: the reference is smaller than a patch, or is a video that does not fit the
+                target.
         """
         try:
             return self.placed(rule.place(self.size, target), clip, kept)

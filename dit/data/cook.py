@@ -53,9 +53,9 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """Estimate of the most bytes that a pack of `capacity` tokens takes with all its inputs.
+        """Estimate of the largest size in bytes of a pack of `capacity` tokens with all its inputs.
 
-        It is too small if texts have more than twice as many tokens as latents.
+        The estimate is too small if texts have more than twice as many tokens as latents.
         """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
@@ -168,7 +168,7 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample in `record`, with shapes, sound rate and size checked, but no numbers.
+    """The sample in `record`, after checks of its shapes, its sound rate and its size in a pack.
 
     Raises:
         SampleRefused: the sample does not fit the model or the pack.
@@ -385,7 +385,7 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
     """Checks that the latent [C, F, H, W] fits the model and the pack.
 
     Raises:
-        SampleRefused: it does not.
+        SampleRefused: the latent does not fit.
     """
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout

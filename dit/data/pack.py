@@ -287,7 +287,7 @@ class PackWriter:
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
 
     def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
-        """Writes the null text of a sample; it has no tokens if the sample has none."""
+        """Writes the null text of a sample; a sample without null text gets no rows."""
         assert self._null_rows is not None
         first = stop = self._null_starts[-1]
         for name in self._layout.named(InputKind.NULL_TEXT):
@@ -297,7 +297,7 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Writes frames that condition a sample (kind FRAMES) over the first of its target.
+        """Writes frames that condition a sample (kind FRAMES) over the first frames of its target.
 
         Returns the number of their tokens: 0 if there are none, or if they would cover all frames
         of the target, because nothing would be left to learn.

@@ -175,7 +175,7 @@ def _pool(
 ) -> _Pool:
     """Samples of dataset `number` to be read after resharding.
 
-    A sample that was read n times less often than the most read one is to be read n times.
+    If a sample was read n times fewer than the sample read most often, it is to be read n times.
     """
     states = [reader.of_dataset(number) for reader in readers]
     reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])

@@ -248,9 +248,9 @@ class FlopsBalancedOrder(ThinWrapper):
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that takes, at each turn, the group nearest in cost to a target, alike on all ranks.
+    """Stage that takes, at each turn, the group whose cost is nearest to a target.
 
-    See `nearest_in_cost`.
+    The target is about equal on all ranks (see `nearest_in_cost`).
     """
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")

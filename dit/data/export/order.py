@@ -237,8 +237,8 @@ class SampleStream(IterableDataset[dict[str, Any]]):
     """The samples of one rank, one at a time, divided over the workers of a DataLoader.
 
     Every rank has equally many: a few samples come twice if the number of ranks does not divide the
-    number of samples. The state counts the samples that this process has returned. With it
-    torchdata's StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader
+    number of samples. The state counts the samples that this process has returned. torchdata's
+    StatefulDataLoader, or a loop over the stream itself, can continue from it. A plain DataLoader
     cannot ask its workers for their states: use `BucketLoader`.
     """
 

@@ -1,4 +1,4 @@
-"""Samples of any folder, or of shards in this project's and DFM's form, as dicts by index.
+"""Samples of any folder, or of shards in any form that `records` reads, as dicts by index.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
