@@ -136,7 +136,8 @@ class Refusals:
             )
         if len(self) == total:
             raise PrepError(
-                f"nothing was packed: all {total} files were refused ({reasons}); {where}"
+                f"nothing was packed: all {total} files were refused ({reasons}); {where}. Repair"
+                " them, or give other files"
             )
         if len(self) > max_fraction * total:
             raise PrepError(

@@ -351,7 +351,9 @@ def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
         PrepError: the options contradict each other, or Ray is not installed.
     """
     if args.num_workers is not None and args.num_workers < 0:
-        raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
+        raise PrepError(
+            f"--num_workers {args.num_workers} must be at least 0; leave it out for the default"
+        )
     if args.engine == "ray":
         if ranks.world > 1:
             raise PrepError(

@@ -161,7 +161,9 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     missing = {"pth", "pickle", "json"} - set(parts)
     if missing:
         found = ", ".join(f".{part}" for part in parts) or "nothing"
-        raise RefusedError(Reason.UNREADABLE, f"there is no .{min(missing)}, only {found}")
+        raise RefusedError(
+            Reason.UNREADABLE, f"there is no .{min(missing)}, only {found}; write the sample again"
+        )
     latent = numbers(load_untrusted(parts["pth"]), "CFHW", what="latent")
     tensors = {"latent": latent}
     texts, about = dfm_texts(load_untrusted(parts["pickle"])), parse_json(parts["json"])

@@ -190,5 +190,5 @@ def _compression(stream: BinaryIO) -> str | None:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, tarfile.TarError | OSError):
-        return f"it is no whole tar ({error})"
-    return f"it is no whole tar (a header is damaged: {type(error).__name__})"
+        return f"it is no whole tar ({error}); copy or make it again"
+    return f"it is no whole tar (a header is damaged: {type(error).__name__}); make it again"

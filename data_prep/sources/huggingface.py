@@ -189,7 +189,7 @@ def _content(address: str) -> bytes:
     """Downloads the content of a URL; tries again after errors of the network or server.
 
     Raises:
-        RefusedError: all tries failed, or the server answered that it does not have the file.
+        RefusedError: all tries failed, or the server refused the request.
     """
     wait, problem = _FIRST_WAIT, ""
     for read_or_refuse in range(1, _TRIES + 1):
