@@ -99,7 +99,11 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
     if axes == "CFHW" and value.dim() == 3:
         value = value[:, None]
     if value.dim() != len(axes) or (axes == "CFHW" and value.numel() == 0):
-        raise UnusableError(f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]")
+        raise UnusableError(
+            f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]"
+            f"{' (channels, frames, rows, columns)' * (axes == 'CFHW')}"
+            f"{' (tokens, width)' * (axes == 'LE')}"
+        )
     return value
 
 
