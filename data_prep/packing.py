@@ -1,13 +1,13 @@
 """Packs a source of clips into a dataset folder.
 
 1. plan      every sample, before anything is decoded; options and output folder are checked
-2. measure   mean and deviation of the latents, for codecs that whiten by the dataset
+2. measure   mean and standard deviation of the latents, for codecs that whiten by the dataset
 3. encode    sample by sample, in the order of the plan, into the shards of its split
 4. publish   only if enough was packed
 
 The same command continues a run that ended early, for whatever reason. The folder then holds what a
-single run would have written: where files have changed in the meantime, the samples of unchanged
-files are copied.
+single run would have written. If files have changed in the meantime, they are encoded again, and
+the samples of unchanged files are copied.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Packing:
             "processor": {"name": self.codec.name, **self.codec.settings},
             "text_encoder": self.text.settings,
         }
-        if self.whitening is not None:  # without it, folders of older versions go on
+        if self.whitening is not None:  # a key only then: folders of older versions have none
             identity["whitening"] = asdict(self.whitening)
         if self.sound is not None:
             identity["audio_processor"] = {"name": self.sound.name, **self.sound.settings}
@@ -181,8 +181,8 @@ class Packing:
             named = "; ".join(changes[:_MOST_NAMED])
             raise PrepError(
                 f"--output_dir {self.folder} is not empty: it holds samples of other options"
-                f" ({named}). Give the options it was begun with, another folder, or encode"
-                " everything anew with --overwrite"
+                f" ({named}). Give the options that it was begun with, give another folder, or"
+                " encode everything anew with --overwrite"
             )
 
     def _set_aside_outdated(self, plan: PackingPlan) -> None:
@@ -196,10 +196,11 @@ class Packing:
         new.write(self.folder)
 
     def review(self, plan: PackingPlan) -> Refusals:
-        """Collects the samples that the plan refuses, and the loss by cropping; returns the former.
+        """Returns the samples that `plan` refuses; sets `cropped` to the loss by cropping.
 
-        Sets `cropped`. Changes `options.split` so that all samples go to train, if the default
-        split would leave a split empty. Rank 0 notifies the user of both.
+        If the default split would leave train, val or test empty, it also changes `options.split`
+        so that all samples go to train. Rank 0 notifies the user of the loss and of that change,
+        and passes on the notices of the codec and the text encoder.
         """
         refusals, found = Refusals(), Counter[Split]()
         cropping = CropStatistics(others=self.gentler)
@@ -305,7 +306,7 @@ class Packing:
         return content
 
     def _encode(self, plan: PackingPlan) -> None:
-        """Encodes and writes the samples of this rank's share that its ledger does not list yet."""
+        """Encodes and writes those of this rank's samples that its ledger does not list yet."""
         share = RankBlocks(plan=plan, size=self.options.block_size, ranks=self.ranks)
         writer = Writer(folder=self.folder, options=self.options, ranks=self.ranks)
         progress = writer.progress(share)
@@ -351,7 +352,7 @@ class Packing:
         for entry in self._packed(plan, summary):
             if len(found) == PICTURES:
                 break
-            with suppress(RefusedError):  # it has changed in the last second
+            with suppress(RefusedError):  # the file may have changed since it was packed
                 clip = self.source.read(replace(entry, keep=entry.keep[:1], sound=None))
                 found.append((clip.caption, sample_picture(clip)))
         return tuple(found)

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     PIXELS = "pixel values have no known range"
     NO_VIDEO = "file is no video of a known format"
     VIDEO_DAMAGED = "video is damaged or cut short"
-    CHANGING = "size changes (or pixel aspect, turn, told colours) within a video"
+    CHANGING = "size changes (or pixel aspect, rotation, stated colours) within a video"
     TOO_SHORT = "video has too few frames"
     NOT_FETCHED = "address cannot be fetched"
     BAD_ARCHIVE = "archive is damaged, cut short or compressed"
@@ -95,9 +95,9 @@ class Refusals:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each reason, with the number of samples.
+        """A line for each reason, with the number of samples and their files.
 
-        It names each of them if few samples are refused in all, else one of them.
+        It names every file if at most `_FEW` samples are refused in all, else one file.
         """
         lines = list[str]()
         for reason, count in self.counts.items():
@@ -120,7 +120,8 @@ class Refusals:
     def check(self, *, total: int, max_fraction: float, kept: bool = True) -> None:
         """Checks that not too many of `total` samples were refused.
 
-        `kept` says in the message that the samples packed so far are kept for the next run.
+        If `kept` is true, the message says that the samples packed so far are kept for the next
+        run.
 
         Raises:
             PrepError: nothing is left, or more than `max_fraction` of `total` samples were refused.
@@ -135,7 +136,8 @@ class Refusals:
             )
         if len(self) == total:
             raise PrepError(
-                f"nothing was packed: all {total} files were refused ({reasons}); {where}"
+                f"nothing was packed: all {total} files were refused ({reasons}); {where}. Repair"
+                " them, or give other files"
             )
         if len(self) > max_fraction * total:
             raise PrepError(

@@ -22,22 +22,22 @@ import numpy as np
 CANDIDATES = 256
 # Packs that differ by less than capacity / 100 count as equally full; with more candidates,
 # by less than capacity / candidates. If the fullest were always taken, samples that leave odd gaps
-# would stay behind until the stream ends: 5% more packs for 430 nasty samples.
+# would stay behind until the stream ends: 5% more packs for 430 samples of awkward lengths.
 _AS_FULL = 100
-# Packs at like cost: candidates, and how finely their sums are told apart. More candidates fill no
-# better and cost as alike, but take longer.
+# `full_at_like_cost`: candidates (the oldest and others), and how fine their sums are. With more
+# candidates packs are not fuller and their costs not closer, but the search takes longer.
 _OLD, _OTHERS = 24, 40
-_ROWS = 4096  # units of a pack at most
-_STEPS = 32  # of cost, from the cheapest pack to the one that is wanted; twice as many have room
+_ROWS = 4096  # units of length in a pack, at most
+_STEPS = 32  # steps of cost from the cheapest pack to the wanted one; 64 bits hold twice as many
 _AS_FULL_AT_COST = 200  # packs that differ by less than capacity / 200 count as equally full
 RECENT = 8
 """How many recent packs `nearest_in_cost` considers, as a multiple of the waiting packs."""
-_PULL = 0.2  # part of what waits in the cost that is wanted
-_AS_DEAR = 0.002  # packs that miss it by less than this part of it are taken in their order
-_FIRST_WAITING = 8  # packs in waiting at the first turn; more of them would delay it
+_PULL = 0.2  # weight of the waiting packs in the target cost of `nearest_in_cost`
+_AS_DEAR = 0.002  # packs that miss the target by less than this fraction keep their order
+_FIRST_WAITING = 8  # packs that wait at the first turn; more of them would delay it
 MOST_IN_A_PASS = 2000
 """Number of samples in a simulated pass; with more, the fill is the same."""
-_PACKS, _ENOUGH = 300, 30_000  # packs, or samples in them, that tell how full they get
+_PACKS, _ENOUGH = 300, 30_000  # packs, or samples in packs, after which a simulation ends
 
 Sample = TypeVar("Sample")
 
@@ -93,8 +93,8 @@ def best_fit_decreasing(lengths: Sequence[int], *, capacity: int) -> list[list[i
     """Bins of indices of `lengths`, each of at most `capacity` tokens, with every index once.
 
     The longest goes first, each into the bin where it leaves the least room; of equal lengths the
-    earlier one goes first. Members ascend within a bin, and bins by their first member, so that the
-    order of training does not follow the lengths.
+    earlier one goes first. Indices ascend within a bin, and bins are sorted by their first index,
+    so the order of training does not follow the lengths.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -123,13 +123,13 @@ def _check(lengths: Sequence[int], capacity: int) -> None:
 def full_at_like_cost(
     lengths: Sequence[int], costs: Sequence[float], *, capacity: int
 ) -> list[int]:
-    """Indices of a pack with sample 0, about as full as by `full_with_first`, of average cost.
+    """Indices of a pack with sample 0, of average cost, and about as full as `full_with_first`.
 
     Cost grows with the square of a length, so a pack with one long sample costs more than others
-    whatever fills it: it gets the cheapest samples. The remaining cost is divided equally: each
-    other pack is filled up to its share, and so resembles the waiting samples as a whole. If that
-    leaves more room than the pack of `full_with_first`, by over 1% of the capacity, the latter is
-    taken. Among equal samples the oldest is taken. Indices ascend.
+    whatever fills it: it gets the cheapest samples. The other packs divide the remaining cost
+    equally, so each resembles the waiting samples as a whole. If such a pack has more empty room
+    than the pack of `full_with_first`, by over 1% of the capacity, the pack of `full_with_first`
+    is returned. Among equal samples the oldest is taken. Indices ascend.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -227,10 +227,10 @@ def full_packs(
     capacity: int,
     buffer: int,
 ) -> Iterator[list[Sample]]:
-    """Yields the packs that a loader makes of an endless stream; with `cost`, of like cost.
+    """Yields the packs that a loader makes of the endless stream `arrivals` of samples.
 
-    `length` and `cost` return the tokens and the relative cost of a sample. `buffer` samples wait,
-    or more if a pack holds more. `capacity` is in tokens.
+    `length` and `cost` return the tokens and the relative cost of a sample; with `cost`, packs have
+    about equal costs. `buffer` samples wait, or more if a pack holds more. `capacity` is in tokens.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -266,8 +266,8 @@ def mean_fill(
 
     `counts` maps each length in tokens to its frequency, `buffer` is the number of waiting samples,
     and `cost` maps a length to its cost (see `full_packs`). `one_pass` samples with these
-    frequencies come in random order, all once before any repeats. A pass over N samples makes N
-    times the mean length, divided by fraction times capacity, packs.
+    frequencies come in random order, all once before any repeats. With the result, N samples make
+    N * mean length / (result * capacity) packs.
 
     Raises:
         ValueError: a length is not in [1, capacity].
@@ -300,11 +300,11 @@ class Turn:
 def turn(number: int, *, packs: int, seed: int) -> Turn:
     """Turn `number` of any rank, which takes one of at most `packs` waiting packs.
 
-    In each `packs` turns every place in the order of cost comes once, in random order; at the
-    beginning, while fewer packs wait, some places come more often. A step takes as long as its
-    slowest rank. Ranks read different samples and do not communicate while they do, but the
-    distribution of their packs is the same. So each keeps some packs waiting, and at the n-th turn
-    all take the one at the same place in the order of cost.
+    A step takes as long as its slowest rank. Ranks read different samples and do not communicate
+    meanwhile, but the distribution of their packs is the same. So each rank keeps some packs
+    waiting, and at the n-th turn all ranks take the pack at the same place in the order of cost.
+    In every `packs` turns each place comes once, in random order; at the beginning, while fewer
+    packs wait, some places come more often.
     """
     cycle, within = divmod(number, packs)
     order = np.random.default_rng((seed, cycle)).permutation(packs)

@@ -1,10 +1,11 @@
-"""Sends packs between processes: all tensors of a pack as one row of bytes.
+"""Sends packs between processes: all tensors of a pack as one flat tensor of bytes, its `row`.
 
 1. flatten_pack, unflatten_pack    convert a pack to its outline and its row of bytes, and back
-   pack_to, to_device              copy to a device, without waiting for it
+   pack_to, to_device              copy to a device, without waiting for the copy
 2. PackBuffers                     shared memory, in which loader workers write their rows
 
-Without it, each tensor needs a message or a piece of shared memory, which takes a millisecond.
+Sent one by one, each tensor would need a message or a piece of shared memory, which takes a
+millisecond.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dit.batch import PackedBatch
 _AHEAD = 3
 _HEAD = 64  # bytes before a row; the first one says whether the row is taken
 
-# Patches of these are written two numbers at once, so that nothing of odd length may come before.
+# Patches of these are written two numbers at once, so no tensor of odd length may precede them.
 _LATENTS = ("latent_TC", "LatentVariance.logvar_TC")
 
 BufferSlot = tuple[int, int]
@@ -35,9 +36,9 @@ BufferSlot = tuple[int, int]
 
 
 def flatten_pack(pack: PackedBatch) -> tuple[PackedBatch, Tensor]:
-    """(outline, row): `pack` with tensors on `meta`, and all its numbers as bytes, uint8.
+    """(outline, row): `pack` with tensors on `meta`, and the bytes of all its tensors, uint8.
 
-    The row is a view if the tensors are consecutive in memory already, else a copy.
+    `row` is a view if the tensors are consecutive in memory already, else a copy.
     """
     tensors = widest_first(pack.tensors)
     outlines = {name: torch.empty_like(t, device="meta") for name, t in tensors.items()}
@@ -72,7 +73,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 
 def num_bytes(pack: PackedBatch) -> int:
-    """Bytes of the row of `pack`, which may be an outline."""
+    """Size in bytes of all tensors of `pack`, which may be an outline."""
     return sum(t.nbytes for t in pack.tensors.values())
 
 
@@ -83,10 +84,11 @@ def pin_pack(pack: PackedBatch) -> PackedBatch:
 
 
 def widest_first(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`tensors` in the order of the row, in which each begins at a multiple of its element size.
+    """`tensors` in the order in which they lie in a row, the largest element size first.
 
-    Tensors of one element size come in the order of the fields of a pack, then those of methods in
-    the order of their names; variances of latents follow the latents.
+    So each begins at a multiple of its element size. Tensors of the same element size are in the
+    order of the fields of a pack, and tensors of methods follow, sorted by name; but variances of
+    latents come directly after the latents.
     """
     order = {one.name: (number, "") for number, one in enumerate(fields(PackedBatch))}
 
@@ -150,7 +152,7 @@ class PackBuffers:
     def __init__(self, workers: int, *, size: int, held: int):
         """Reserves rows of at most `size` bytes, for a trainer that holds `held` packs at a time.
 
-        Memory is allocated by the first write.
+        `workers` is the number of loader processes. The first write allocates the memory.
         """
         self._slots: list[list[Tensor]] = []
         if workers:

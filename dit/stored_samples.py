@@ -45,8 +45,8 @@ class MlperfTensor(NamedTuple):
 
     part: str  # extension of its file
     axes: str
-    width: int  # of the benchmark: that of rows or of the vector, or channels
-    null_file: str = ""  # its value for an empty caption
+    width: int  # in the benchmark: width of the rows or of the vector, or number of channels
+    null_file: str = ""  # file with its value for the empty caption
 
 
 MLPERF: Mapping[str, MlperfTensor] = {
@@ -99,7 +99,11 @@ def with_axes(value: Any, axes: str, *, what: str) -> Tensor:
     if axes == "CFHW" and value.dim() == 3:
         value = value[:, None]
     if value.dim() != len(axes) or (axes == "CFHW" and value.numel() == 0):
-        raise UnusableError(f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]")
+        raise UnusableError(
+            f"{what} has shape {list(value.shape)}, not [{', '.join(axes)}]"
+            f"{' (channels, frames, rows, columns)' * (axes == 'CFHW')}"
+            f"{' (tokens, width)' * (axes == 'LE')}"
+        )
     return value
 
 
@@ -218,7 +222,7 @@ def _size(row: Mapping[str, Any], name: str) -> tuple[int, int]:
 
 
 def automodel_tensors(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Name in shards -> value in `content`, a sample file of AutoModel; None if it is missing."""
+    """Name in shards -> value in `content`, a sample file of AutoModel; a missing value is None."""
     latent = content.get("video_latents")
     return {
         "latent": content.get("latent") if latent is None else latent,
@@ -284,8 +288,8 @@ def uneven_levels(levels: Iterable[int | None]) -> str:
     said = [f"{count} of {k}/{LEVELS}" for k, count in enumerate(counts)]
     said += [f"{without} without one"] if without else []
     return (
-        "the samples are not equally many of each noise level by their `timestep`"
-        f" ({', '.join(said)}), so that their mean loss is that of no benchmark"
+        "the noise levels that the samples name by `timestep` are not equally frequent"
+        f" ({', '.join(said)}), so their mean loss is that of no benchmark"
     )
 
 
@@ -360,7 +364,8 @@ def mlperf_sizes(latent_CFHW: Tensor) -> dict[str, int]:
 def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
     """Embeddings of the empty caption by their names in shards, float32: [L, E] and [E].
 
-    `path_of` returns the path of a file by its name. Zeros never stand for a missing file.
+    `path_of` returns the path of a file by its name. A missing file is an error, and is not
+    replaced by zeros.
 
     Raises:
         UnusableError: a file is missing or damaged; the message names it.
@@ -372,8 +377,8 @@ def mlperf_nulls(path_of: Callable[[str], Any]) -> dict[str, Tensor]:
         path = path_of(one.null_file)
         if not path.is_file():
             raise UnusableError(
-                f"{path} is missing: it holds what stands for a dropped caption of MLPerf's shards;"
-                " put the benchmark's file there"
+                f"{path} is missing: it holds the embedding that replaces a dropped caption of"
+                " MLPerf's shards; put the benchmark's file there"
             )
         try:
             value = np.lib.format.read_array(io.BytesIO(path.read_bytes()), allow_pickle=False)

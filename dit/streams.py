@@ -4,7 +4,7 @@ If a stream can no longer be written, because its reader has ended, its disk is 
 is gone or it was closed from the start, the other one replaces it and reports that, also at the
 end. If both fail, lines are lost.
 
-The requested output of a command is its `result`, and an error if it cannot be written.
+A command prints its requested output inside `result`; there, a failed write is an error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_streams(main: Callable[[], int]) -> int:
 def _has_folder() -> bool:
     try:
         os.getcwd()
-    except OSError as error:  # where it may only not be looked at, it exists
+    except OSError as error:  # other errors mean that it exists, but may not be read
         return not isinstance(error, FileNotFoundError)
     return True
 
@@ -93,7 +93,7 @@ def result() -> Iterator[None]:
 def flush() -> None:
     """Writes out the buffered lines of both streams."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # one that was not kept; closed
+        with suppress(OSError, ValueError, AttributeError):  # not kept by keep_streams, or closed
             stream.flush()
 
 
@@ -101,7 +101,7 @@ def last_words() -> None:
     """Repeats, as the last line of a program, which stream has failed."""
     flush()
     for number, (_, said) in _State.failed.items():
-        _say(_State.place[number], f"note: lines are missing there: {said}")
+        _say(_State.place[number], f"note: lines are missing: {said}")
 
 
 class _State:
@@ -133,10 +133,11 @@ class _Stream(io.FileIO):
 
 
 def _replaced(number: int, error: OSError) -> bool:
-    """Replaces the stream `number`, whose write failed with `error`, by the other one.
+    """Replaces the stream `number`, whose write failed with `error`, by the other stream.
 
-    Returns False if the other one has failed too, or if the stream is standard output within
-    `result`. Then the next write tries the original file again, whose disk may have space by then.
+    Returns True if it did. Returns False if the other stream has failed too, or if the stream is
+    standard output within `result`: the next write tries the same file again, because its disk may
+    have space by then.
     """
     with _State.lock:
         failing = _State.place[number]
@@ -173,8 +174,8 @@ def _kept(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper:
 def _closed(number: int) -> io.TextIOWrapper:
     """A stream in place of the closed one `number`; its writes fail, and go to the other stream.
 
-    It occupies the file number, which the next opened file would get, together with lines of other
-    code. If another file has the number already, lines are lost.
+    It occupies the file number `number`. Otherwise the next opened file would get that number, and
+    other code would write lines into that file. If a file has the number already, lines are lost.
     """
     try:
         os.fstat(number)

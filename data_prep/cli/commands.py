@@ -53,8 +53,8 @@ from dit.console import Console
 from dit.progress import counted, progress_on
 from dit.safe_writing import write_atomically
 
-_FEW = 16  # blocks that are too few to start worker processes for
-_BLOCK = {"video": 4}  # samples that a worker gets at once; 32 of other commands, as they are small
+_FEW = 16  # with fewer blocks this process works alone, because starting workers takes longer
+_BLOCK = {"video": 4}  # samples in a block; other commands have 32, because images are small
 
 
 def _options(args: argparse.Namespace) -> PackOptions:
@@ -68,9 +68,9 @@ def _options(args: argparse.Namespace) -> PackOptions:
 
 
 def _settings(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Values of the options `names`, the split and the shard limits, for the record of settings.
+    """The values of the options `names`, --split, --shard_size and --max_shard_bytes, by name.
 
-    `names` must contain no paths, because these differ between machines.
+    The dataset keeps these values. `names` must contain no paths, which differ between machines.
     """
     given = {name: getattr(args, name) for name in ("shard_size", "max_shard_bytes", *names)}
     return {"split": args.split or DEFAULT_SPLIT, **given}
@@ -114,7 +114,7 @@ def _whitening(args: argparse.Namespace, codec: Codec) -> Whitening | None:
     that) or if `codec` has fixed constants.
 
     Raises:
-        PrepError: that dataset's latents have another form than those of `codec`.
+        PrepError: the codec of that dataset has other settings than `codec`.
         CodecError: the folder is not a dataset.
     """
     folder = args.whitening_from
@@ -142,7 +142,7 @@ def _sound_scale(args: argparse.Namespace, codec: sound.SoundCodec | None) -> fl
 
 
 def _form(codec: Codec) -> str:
-    """A text of the settings of `codec` that two datasets must share to use the same whitening."""
+    """Describes the settings of `codec` that must be equal in datasets with the same whitening."""
     settings = {k: v for k, v in codec.settings.items() if k != "image_conditioning"}
     options = ", ".join(f"{name} {value}" for name, value in settings.items())
     return f"{codec.name!r} with {codec.channels} channels ({options})"
@@ -177,7 +177,7 @@ def run_digits(args: argparse.Namespace) -> int:
         colours=1,
         image_conditioning=args.moving and not args.edits,
     )
-    # Plain digits have no such keys.
+    # The settings of plain digits do not have these keys.
     kinds = {name: True for name in ("moving", "edits", "invert") if getattr(args, name)}
     large = {"side": args.side} if args.side != SIDE else {}
     large |= {"pixel_block": args.pixel_block} if args.pixel_block else {}
@@ -221,7 +221,7 @@ def _check_model(args: argparse.Namespace, codec: Codec, encoder: text.TextEncod
 def run_media(args: argparse.Namespace) -> int:
     """Runs the commands `image` and `video`: packs media into a dataset and returns the exit code.
 
-    It may run on several launched processes, which share the work.
+    Several processes that torchrun or srun launched may run it together; they share the work.
     """
     codec = vae.codec_named(args.processor).from_arguments(args)
     encoder = text.text_encoder_named(args.text_encoder or codec.text_encoder).from_arguments(args)
@@ -248,7 +248,7 @@ def run_media(args: argparse.Namespace) -> int:
             Console().print(sentence)
     if ranks.rank == 0 and asked == "torchvision":
         Console().print(
-            "--video_loader_type torchvision: torchvision no longer decodes videos, so that PyAV is"
+            "--video_loader_type torchvision: torchvision no longer decodes videos, so PyAV is"
             " used; leave the option out"
         )
     with ExitStack() as ends:
@@ -279,10 +279,10 @@ def run_media(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int:
-    """Prints a summary of the packed dataset and the next command; returns the exit code.
+    """Prints a summary of the packed dataset and the command that trains on it.
 
-    Then it exports the dataset to another format and verifies it, if `args` asks for these. It may
-    also fit a training configuration to the dataset (see `fit_run`).
+    Depending on `args`, it also fits a training configuration to the dataset (see `fit_run`),
+    exports the dataset to the format of another tool, and verifies it. Returns the exit code.
     """
     download = None
     if tuning := tuning_of(packing.codec, packing.text):
@@ -295,7 +295,8 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
     command = training_command(args.output_dir, config, keys)
     show_summary(Console(), summary, args.output_dir)
     fitted = []
-    # Published weights are worth more than a run from scratch, which is fitted if it is asked for.
+    # Fine-tuning published weights is better than training from scratch, so training from scratch
+    # is fitted only if --minutes asks for it.
     if args.minutes != 0 and (tuning is None or args.minutes is not None):
         fitted = fit_run(args.output_dir, args.minutes, notify=_notify)
     for line in fitted:
@@ -308,7 +309,9 @@ def _report(args: argparse.Namespace, packing: Packing, summary: Summary) -> int
             f"written as {args.output_format} as well: {counted(done.samples, 'sample')}"
         )
         if done.left_out:
-            names = ", ".join(f"{name} of {count}" for name, count in done.left_out.items())
+            names = ", ".join(
+                f"{name} of {counted(count, 'sample')}" for name, count in done.left_out.items()
+            )
             kept = "only the shards have them"
             Console().print(f"{args.output_format} has no place for {names}; {kept}")
     return inspect_folder(args.output_dir) if args.verify else 0
@@ -348,7 +351,9 @@ def _engine(args: argparse.Namespace, ranks: Ranks) -> Engine:
         PrepError: the options contradict each other, or Ray is not installed.
     """
     if args.num_workers is not None and args.num_workers < 0:
-        raise PrepError(f"--num_workers {args.num_workers} must be at least 0")
+        raise PrepError(
+            f"--num_workers {args.num_workers} must be at least 0; leave it out for the default"
+        )
     if args.engine == "ray":
         if ranks.world > 1:
             raise PrepError(

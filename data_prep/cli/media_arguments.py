@@ -26,7 +26,7 @@ def minutes(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: give minutes, such as 40") from None
     if not 0 <= number <= 1e6:
-        raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000; 40 is usual")
+        raise argparse.ArgumentTypeError(f"{text} must lie in 0 to 1,000,000 minutes, such as 40")
     return number
 
 
@@ -41,8 +41,8 @@ def opaque(text: str) -> str:
         return colour(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no opaque colour; give a name, such as black, #rrggbb, or levels of 0 to"
-            " 255, such as rgb(255,128,0)"
+            f"{text!r} is no opaque colour; give a name, such as black, #rrggbb, or levels from 0"
+            " to 255, such as rgb(255,128,0)"
         ) from None
 
 
@@ -85,9 +85,9 @@ class InputOptions:
     """Kind of --dataset_path: hf, as for --hf_dataset; merged, a folder with videos/ and
     videos2caption.json."""
     dataset_path: LocalPath | None = option(None, metavar="PATH")
-    """See --dataset_type."""
+    """Folder, or name on the hub, of the data that --dataset_type describes."""
     dataset_split: str = option("train", metavar="NAME")
-    """Default: train."""
+    """Split of the Hugging Face dataset that is packed. (default: %(default)s)"""
     image_column: str | None = option(None, metavar="NAME")
     """Column of images: bytes, paths, URLs."""
     video_column: str | None = option(None, metavar="NAME")
@@ -200,7 +200,7 @@ class DecoderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionTextOptions:
-    """Options for where captions are found."""
+    """Options that decide where captions are found."""
 
     caption_field: str = option("caption", metavar="FIELD")
     """Field of the caption in .json files and tables; '' ignores .json files beside media.
@@ -259,8 +259,8 @@ class ModelOptions:
     %(default)s)"""
 
 
-# They decide the samples, too, but datasets of versions without them have no such settings: where
-# they have their default, the settings of a dataset leave them out.
+# Options that change the samples, too, but did not exist in earlier versions. The settings of a
+# dataset contain them only where they differ from their default, as in earlier versions.
 LATER_SETTINGS = ("reference_size", "background", *option_names(SoundOptions))
 _OF_SAMPLES = (SizeOptions, FrameOptions, CaptionTextOptions, DecoderOptions)
 SETTINGS = tuple(name for name in option_names(*_OF_SAMPLES) if name not in LATER_SETTINGS)

@@ -36,10 +36,10 @@ _ROWS = {"dataset_split", "image_column", "video_column", "caption_column"}
 
 
 def sound_codec_of(args: Namespace) -> SoundCodec | None:
-    """The sound codec that `args.audio_processor` names; None if it names none.
+    """The sound codec that `args.audio_processor` names; None if that option is not given.
 
     Raises:
-        CodecError: its options contradict each other.
+        CodecError: the options of that codec contradict each other.
     """
     if args.audio_processor is None:
         return None
@@ -206,7 +206,7 @@ def _overlapping(inputs: list[Input]) -> list[Input]:
 
 
 def _prefixed(inputs: list[Input]) -> Iterator[Input]:
-    """Yields `inputs`; if there are several, each gets a prefix for its source paths of its own."""
+    """Yields `inputs`; if there are several, each gets its own prefix for its source paths."""
     seen = Counter[str]()
     for given in inputs:
         name = given.collection.name
@@ -223,7 +223,10 @@ def sizing_of(args: Namespace) -> Sizing:
     """
     multiple, budget = args.size_multiple, args.max_pixels
     if args.resolution_preset and budget:
-        raise PrepError("--resolution_preset and --max_pixels are both pixel budgets; give one")
+        raise PrepError(
+            f"--resolution_preset {args.resolution_preset} and --max_pixels {budget} are both"
+            " pixel budgets; give only one of them"
+        )
     if args.resolution_preset:
         budget = PRESETS[args.resolution_preset]
     if (args.height is None) != (args.width is None):
@@ -244,13 +247,13 @@ def sizing_of(args: Namespace) -> Sizing:
 
 
 def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[str, Sizing]:
-    """Other rules for the size of samples that may crop less than the given options.
+    """Rules for the size of samples that may crop less than the options in `args`.
 
-    The keys are the options to change, as a user would type them, such as `--max_pixels 131072`. If
-    `codec` and `text` are those of a published network, its patch size is kept. With
-    --dataset_config, which has sizes of its own, there are none.
+    The keys are the options to change, as a user would type them, such as `--max_pixels 131072`,
+    some with a remark in parentheses. If a published network reads samples of `codec` and `text`,
+    its patch size is kept. The result is empty with --dataset_config, whose file has its own sizes.
     """
-    if args.dataset_config:  # which has sizes of its own
+    if args.dataset_config:
         return {}
     rule, found = sizing_of(args), dict[str, Sizing]()
     if isinstance(rule, Fit):
@@ -272,9 +275,9 @@ def gentler_sizings(args: Namespace, codec: Codec, text: TextEncoder) -> dict[st
 
 
 def frame_rule_of(args: Namespace, stride: int) -> FrameRule:
-    """The rule that chooses the frames of a video, from `args`.
+    """The rule that `args` describes for choosing the frames of a video.
 
-    `stride` is the number of frames per latent frame, the codec's temporal stride.
+    `stride` is the codec's temporal stride: the number of frames per latent frame.
 
     Raises:
         PrepError: options contradict each other, or the codec cannot encode that number of frames.
@@ -334,7 +337,7 @@ def unused_options(
 
 
 def _unused_of_media(args: Namespace) -> Iterator[tuple[set[str], str]]:
-    """Yields (names of options, reason) for frames, sizes and sound that other options disable."""
+    """Yields (names of options, reason): options of media that other options make useless."""
     counts = {"target_frames", "drop_short"}
     if args.audio_processor is None:
         yield _SOUND, "there is no --audio_processor, and shards hold no sound"

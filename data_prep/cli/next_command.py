@@ -74,7 +74,7 @@ def from_scratch(kind: str, codec: Codec, text: TextEncoder) -> tuple[str, dict[
     keys: dict[str, Any] = {"model.in_channels": codec.channels}
     keys["model.crossattn_emb_size"] = text.width
     if text.settings.get("padding") == EncoderPadding.KEEP and is_published(codec, text):
-        # Networks of its own family alone attend to the padding of a text encoder.
+        # Only networks of the codec's own family attend to the padding of a text encoder.
         config, *words = codec.tuning
         keys |= keys_of([word for word in words if word != "model.name=custom"])
         keys["lora.rank"] = "null"

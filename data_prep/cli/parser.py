@@ -34,8 +34,8 @@ _ENDINGS = {
     **dict.fromkeys(("image", "video", "digits"), _GOES_ON),
     "convert": "nothing was published; the same command begins anew",
 }
-"""By command, the last sentence of an error message: what to do with a half-written dataset.
-Commands that change no files have none."""
+"""The last sentence of a command's error message: what to do with a half-written dataset.
+The commands that are missing here leave no half-written dataset."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def _remedy(error: OSError, args: argparse.Namespace) -> str:
 
 
 class _CommandParser(OptionParser):
-    """A parser that ends with a one-line error message, which points to --help."""
+    """A parser whose error message is one line, which points to --help=all."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; {self.prog} --help=all lists the options\n")
@@ -131,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, kw_only=True)
 class _OutputOptions:
-    """Options for what is written."""
+    """Options for the output: its folder, its splits, and the text encoder of its captions."""
 
     output_dir: Path = option(MISSING, "--dataset_output_dir", metavar="DIR")
     """Folder of the dataset. A run that was interrupted, or whose files have changed, is continued
@@ -152,7 +152,7 @@ class _OutputOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _DigitKinds:
-    """Kinds of data that digits can make."""
+    """Options that choose what is made of the digits: pictures, clips or pairs for editing."""
 
     moving: bool = False
     """Pack clips of 9 frames, 16 x 16 pixels, in which a digit moves left, right, up or down: four
@@ -162,11 +162,11 @@ class _DigitKinds:
     """Pack pairs for editing networks: each digit as a reference picture, and as its target the
     same digit `with a frame` or `mirrored`. With --moving: each clip, and its mirror image."""
     side: int = option(8, choices=(8, 16, 32))
-    """Pixels along a side; above 8 digits are scaled up. Each is 16 latent cells, or as many as
-    --pixel_block makes. Without --moving and --edits."""
+    """Pixels along a side of a picture; for more than 8, digits are scaled up. A picture has 16
+    latent cells, unless --pixel_block is given. Not for --moving and --edits."""
     pixel_block: int | None = option(None, choices=(1, 2, 4, 8))
-    """Pixels along a side of a latent cell. (default: a quarter of --side; 2 with --side 32 makes
-    256 cells, for conf/mlperf_digits.yaml) Without --moving and --edits."""
+    """Pixels along a side of a latent cell: 2 with --side 32 makes 256 cells, for
+    conf/mlperf_digits.yaml. Not for --moving and --edits. (default: a quarter of --side)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +184,8 @@ class _WhiteningOptions:
     """Options for the normalisation (whitening) of latents."""
 
     whitening_from: Path | None = option(None, metavar="DIR")
-    """For processor pixel: normalise latents by the mean and deviation of another dataset, for a
-    network that was trained on it."""
+    """For processor pixel: normalise latents by the mean and standard deviation of the dataset in
+    DIR, for a network that was trained on that dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,13 +199,13 @@ class _RunningOptions:
     cache_only: bool = False
     """No effect: packing never trains."""
     num_workers: Whole | None = option(None, metavar="N")
-    """Worker processes; 0 works in this process. The result is the same for any number. (default:
-    one for each GPU or core, if there is enough work)"""
+    """Worker processes; 0 does the work in this process. The result is the same for any number.
+    (default: one for each GPU or core, if there is enough work)"""
     minutes: Minutes | None = option(None, metavar="M")
-    """Minutes that training may take: some steps are tried, and train.yaml beside the shards gets
-    network, noise levels and steps for that time; 0 tries none and writes none. For latents of
-    networks with published weights train.yaml is written only if this is given. (default: 30
-    without a GPU; with one, the time of 140 passes over the samples)"""
+    """Minutes that training may take. The command tries some training steps and writes train.yaml
+    beside the shards, with network, noise levels and steps for that time; 0 does neither. For
+    latents of networks with published weights, train.yaml is written only if this option is given.
+    (default: 30 without a GPU; with one, the time of 140 passes over the samples)"""
     decode_threads: Whole = option(2, metavar="N")
     """Threads of each worker that decode the next files. (default: %(default)s)"""
     engine: Literal["local", "ray"] = "local"
@@ -237,7 +237,8 @@ class _CacheOptions:
     """For shards of MLPerf's FLUX.1: write links to the shards instead of copies, with the files
     that training reads beside them. The shards stay unchanged in their place."""
     max_bad_fraction: float = option(0.05, metavar="FRACTION")
-    """As for image."""
+    """Fraction of the samples that may be refused; if more are, nothing is published. (default:
+    %(default)s)"""
 
 
 def _add(commands: Any, name: str, about: str) -> Any:

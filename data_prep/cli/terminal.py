@@ -17,7 +17,7 @@ from dit.codecs.vae import CODECS
 from dit.console import Console
 from dit.progress import counted
 
-_WORDS = 20  # of the captions, in a terminal
+_WORDS = 20  # most frequent words of the captions that are printed
 
 
 def show_summary(
@@ -25,10 +25,10 @@ def show_summary(
     summary: Summary,
     folder: Path,
 ) -> None:
-    """Prints how many samples were packed and refused, with reasons, and other facts.
+    """Prints how many samples were packed and refused, with reasons.
 
-    These are the size of the shards, notes on samples, ignored files, the loss by cropping, and the
-    PSNR of verified samples.
+    It also prints the size of the shards, notes on samples, ignored files, the loss by cropping,
+    and the PSNR of verified samples.
     """
     table = Table("split", "samples", "shards", box=None)
     for split, counts in summary.shards.items():

@@ -1,6 +1,6 @@
 """Turns a block of planned samples into the files of these samples; runs in worker processes.
 
-Threads decode the next block while this one is encoded (Pillow and FFmpeg release Python's lock).
+Threads decode the next block while this one is encoded (Pillow and FFmpeg release the GIL).
 Samples of the same shape are encoded as a batch.
 """
 
@@ -49,7 +49,7 @@ class EncodedSample:
     parts: dict[str, bytes]
     size: tuple[int, int, int]  # frames, height, width in pixels
     notes: tuple[str, ...]
-    moments: tuple[int, float, float]  # count, mean and mean square of the latent's numbers
+    moments: tuple[int, float, float]  # count, mean and mean square of the latent's values
     psnr: float | None = None  # dB, decoded latent against the source
 
 
@@ -73,8 +73,8 @@ class MeasuredSample:
 class DecodedSample:
     """Perceptual hashes and thumbnail of a decoded sample, and notes that the plan counts."""
 
-    looks: Looks | None  # None of one without structure
-    thumbnail: Thumbnail | None  # None where the page has no room for more
+    looks: Looks | None  # None if the sample has too little structure to be compared
+    thumbnail: Thumbnail | None  # None if the page has no room for more pictures
     notes: tuple[str, ...]
 
 
@@ -118,7 +118,7 @@ class BlockWorker:
         `MeasuredSample` or a `DecodedSample`.
 
         If threads decode ahead, the next block is requested before the current one is finished.
-        None in place of a block finishes all blocks that have begun.
+        An item None in `blocks` makes the worker finish all blocks that it has begun.
         """
         ahead = 1 if self.decode_threads else 0
         pending: deque[list[Callable[[], Clip] | RefusedResult | None]] = deque()
@@ -201,8 +201,8 @@ class BlockWorker:
     ) -> None:
         """Encodes a batch of samples into `results` in place, and drops their clips from `clips`.
 
-        `batch` are the samples' indices in the block. `started` and `results` have an entry for
-        each sample of the block, `clips` one for each that is decoded.
+        `batch` has the samples' indices in the block. `started` and `results` have an entry for
+        each sample of the block, `clips` one for each decoded sample that is not encoded yet.
         """
         videos = [clips[index].video_CFHW for index in batch]
         tensors = self.codec.encode_batch(videos, keys=[started[i][0].key for i in batch])
@@ -216,7 +216,7 @@ class BlockWorker:
     def _packed(self, entry: Entry, clip: Clip, tensors: dict[str, torch.Tensor]) -> EncodedSample:
         """Encodes the references, caption and sound of a sample, and serialises all for its shard.
 
-        `tensors` are what the codec made of the clip, with `latent` [C, F, H, W].
+        `tensors` is the codec's output for the clip, by name, with `latent` [C, F, H, W].
 
         Raises:
             RefusedError: a tensor is not finite, or the text encoder cannot read the sample's
@@ -283,9 +283,9 @@ class BlockWorker:
         return self.text.encode_beside(clip.caption, shown)
 
     def _psnr(self, latent_CFHW: torch.Tensor, clip: Clip) -> float:
-        """Peak signal-to-noise ratio, in dB, of the decoded latent against its 8-bit source.
+        """Peak signal-to-noise ratio of the decoded latent against its 8-bit source, in dB.
 
-        At most 99.
+        The result is at most 99 dB, also for equal pictures.
         """
         found_FHWC = self.codec.decode(latent_CFHW).float()
         source_FHWC = torch.from_numpy(to_levels(clip.video_CFHW)).float()

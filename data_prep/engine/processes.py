@@ -169,7 +169,8 @@ def _receive(worker: _Worker, done: dict[int, list[Any]]) -> None:
 def _take_back(worker: _Worker) -> list[_Job]:
     """Collects the unfinished jobs of a worker that has died, so that another worker can take them.
 
-    The death is counted on each job. The sample that was being processed is noted as its killer.
+    Counts the death on each of these jobs, and adds the sample that was being processed, if known,
+    to the job's `killers`.
 
     Raises:
         PrepError: a job has killed too many workers before they began its first sample.
@@ -183,8 +184,8 @@ def _take_back(worker: _Worker) -> list[_Job]:
         job.deaths += 1
         if job.deaths > _DEATHS + len(job.killers):
             raise PrepError(
-                f"{job.deaths} workers have died (exit code {worker.process.exitcode}) without"
-                " reaching a sample; give a smaller --num_workers if memory is short"
+                f"{job.deaths} workers have died (exit code {worker.process.exitcode}) before they"
+                " began a sample; give a smaller --num_workers if memory is short"
             )
     return jobs
 
@@ -195,14 +196,14 @@ def _serve(work: BlockWorker, device: str, pipe: Connection) -> None:
     from tqdm import tqdm
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent process ends its workers
-    # The own lock of these bars is a semaphore of the machine, which a killed worker leaves behind.
+    # The lock that tqdm makes is a semaphore of the machine, which a killed worker leaves behind.
     tqdm.set_lock(threading.RLock())
     torch.set_num_threads(1)
     work = work.on(device)
 
     def blocks() -> Iterator[Any]:
         while True:
-            # No further block is here: None finishes those that have begun.
+            # No block waits in the pipe: None makes `run` finish the blocks that it has begun.
             yield None
             block, careful = pipe.recv()
             if careful:
@@ -229,7 +230,7 @@ def _one_by_one(work: BlockWorker, block: Block, pipe: Connection) -> Iterator[A
 
 
 class RayWorkers:
-    """Engine that runs blocks in actors of the Ray cluster at RAY_ADDRESS, or of a local one."""
+    """Engine that runs blocks in actors of a Ray cluster: that at RAY_ADDRESS, or a local one."""
 
     def __init__(self, *, workers: int | None):
         """Connects to the Ray cluster and decides the number of workers, which `run` starts.
@@ -295,7 +296,7 @@ class RayWorkers:
 
 
 class _Actor:
-    """One worker process somewhere in the cluster."""
+    """Ray actor: a worker process on one of the cluster's machines."""
 
     def __init__(self, work: BlockWorker, on_gpu: bool):
         import torch

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from dit.launched import check_launch, local_rank, meet, rank, world_size
 
-_PATIENCE = timedelta(days=30)  # a slow rank may take long; a dead one ends all by the launcher
+_PATIENCE = timedelta(days=30)  # a slow rank may take long; if a rank dies, the launcher ends all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

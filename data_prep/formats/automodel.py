@@ -47,7 +47,7 @@ from dit.system_errors import explained
 _OF_PICTURES = ("flux", "pixel")
 _OF_IMAGES = ("first_frame_latent", "condition_latent", "image_embed")
 """Tensors of a video sample that image-to-video models read; AutoModel reads only `image_embed`."""
-_GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
+_GLYPHS = 256  # tokens to which the pipeline of HunyuanVideo pads its second text
 
 
 def write_automodel(
@@ -152,8 +152,8 @@ def _pictures(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
 def _videos(given: dict[str, Tensor], text_length: int) -> dict[str, Any]:
     """Tensors of a video under AutoModel's names, each with a batch axis.
 
-    `given` has the names of our shards; a `text_2` is that of the glyph encoder of HunyuanVideo
-    1.5.
+    `given` has the names of our shards: `latent` [C, F, H, W], `text` [L, E], and maybe `text_2`
+    [L, E] of the glyph encoder of HunyuanVideo 1.5 and the tensors in `_OF_IMAGES`.
     """
     found = {"video_latents": given["latent"][None]}
     found["text_embeddings"] = _filled(given["text"], text_length)
@@ -215,7 +215,7 @@ def index_of(folder: Path) -> Any:
         return read_json(folder / INDEX)
     except (OSError, ValueError) as error:
         raise PrepError(
-            f"{folder / INDEX} cannot be read: {explained(error)}; restore it from the cache"
+            f"{folder / INDEX} cannot be read: {explained(error)}; copy it from the cache again"
         ) from None
 
 
@@ -229,7 +229,8 @@ def _shards(folder: Path) -> list[str]:
         return automodel_files(folder, index_of(folder))
     except UnusableError as error:
         raise PrepError(
-            f"{folder / INDEX} is no index of AutoModel: {error}; give the folder that it wrote"
+            f"{folder / INDEX} is no index of AutoModel: {error}; give a folder that AutoModel"
+            " wrote"
         ) from None
 
 
@@ -305,10 +306,12 @@ def _tensors(content: dict[str, Any]) -> dict[str, Tensor]:
 def _text(value: Any, content: dict[str, Any]) -> Tensor:
     """The text embeddings [L, E] in `value`, without padding rows.
 
-    Padding is what `text_mask` in `content` excludes; without a mask, rows of zeros at the end.
+    Padding rows are those that `text_mask` in `content` excludes or, if there is no such mask, the
+    rows of zeros at the end.
 
     Raises:
-        RefusedError: no row is left.
+        UnusableError: `value` or the mask has wrong axes.
+        RefusedError: `text_mask` excludes all rows, or `numbers` refuses the tensor.
     """
     if content.get("text_mask") is None:
         return to_text(value)

@@ -37,7 +37,7 @@ class CachedSample:
     key: str
     tensors: dict[str, Tensor]  # latent [C, F, H, W], text [L, E], ...
     about: dict[str, Any]  # caption, source, height, width, num_frames, fps, ...
-    file: str = ""  # its name in a refusal
+    file: str = ""  # name of the sample in a refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class RefusedRecord:
 
 
 def read_or_refuse(source: str, read: Callable[[], CachedSample]) -> CachedSample | RefusedRecord:
-    """Calls `read` and returns its sample, or a refusal named `source` if that is unusable."""
+    """Calls `read` and returns its sample, or a refusal of `source` if the sample is unusable."""
     try:
         return replace(read(), file=source)
     except RefusedError as refused:
@@ -86,7 +86,7 @@ def read_tars(
                 name = f"{path.stem}/{key}"
                 yield read_or_refuse(name, partial(record, name, key, parts))
         except (tarfile.TarError, OSError) as error:
-            detail = f"the rest cannot be read: {type(error).__name__}: {explained(error)}"
+            detail = f"the rest of the tar is unread: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
@@ -166,9 +166,9 @@ def padded(text_LE: Tensor, rows: int) -> Tensor:
 
 
 def to_text(value: Any) -> Tensor:
-    """The text [L, E] in the `value` of a cache, without zeros at its end.
+    """The text [L, E] in the `value` of a cache, without rows of zeros at its end.
 
-    Raises like `numbers`.
+    It raises the errors of `numbers`.
     """
     return trim_padding(numbers(value, "LE", what="text"))
 
@@ -176,12 +176,13 @@ def to_text(value: Any) -> Tensor:
 def numbers(value: Any, axes: str, *, what: str) -> Tensor:
     """The tensor in a `value` of a cache, with its axes in the order `axes`.
 
-    `axes` is CFHW for a latent, LE for an encoder's rows, E for a pooled text. `value` may have a
-    batch axis as well, and a latent may lack the frame axis.
+    `axes` is CFHW for a latent, LE for hidden states of an encoder, E for a pooled text. `value`
+    may have a batch axis as well, and a latent may lack the frame axis. `what` names the tensor in
+    messages.
 
     Raises:
         UnusableError: `value` is no tensor with these axes.
-        RefusedError: the tensor has no numbers, or NaN or Inf.
+        RefusedError: the tensor is empty, or holds NaN or Inf.
     """
     tensor = with_axes(value, axes, what=what)
     if tensor.numel() == 0:

@@ -37,7 +37,8 @@ from dit.codecs.vae import codec_named
 from dit.codecs.vae.codec import DISTRIBUTION, DISTRIBUTION_DTYPE, LATENT_DTYPE, Codec
 from dit.stored_samples import uneven_levels
 
-# FastVideo stores their latents normalised (Cosmos25WanVAEWrapper) or not (its overfit script).
+# Latents of these codecs are stored by FastVideo normalised (Cosmos25WanVAEWrapper) or not (its
+# overfit script).
 _OF_BOTH_KINDS = ("cosmos_predict25",)
 _IN_HALF = ("latent", "first_frame_latent", "condition_latent", "image_embed")
 _TEXTS = ("text", "text_2", "pooled_text")
@@ -49,7 +50,9 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def records_of(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
-    """Yields the samples of the cache in `folder`, or their refusals; its files show its format.
+    """Yields the samples of the cache in `folder`, or their refusals.
+
+    The format of the cache is recognised by the names of its files.
 
     Raises:
         PrepError: the folder holds no known cache.
@@ -100,12 +103,12 @@ def _latents(args: Namespace, codec: Codec | None) -> str:
     found = args.latents or ("raw" if is_raw else "normalised")
     if found == "raw" and codec is None:
         raise PrepError(
-            "--latents raw: such latents are normalised as their codec does; name it, such as"
-            " --processor wan"
+            "--latents raw: raw latents are normalised as their codec does it; name the codec, such"
+            " as --processor wan"
             if args.latents
             else "the Parquet of FastVideo, and DFM's shards of FLUX, hold latents before their"
             " normalisation: name their codec, such as --processor wan or flux, or give --latents"
-            " normalised if they are normalised already (old versions of data_prep wrote such)"
+            " normalised if they are normalised already (as old versions of data_prep wrote them)"
         )
     return found
 
@@ -117,7 +120,8 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
     read.
 
     Raises:
-        PrepError: the cache cannot be read, or too much of it was refused.
+        PrepError: the cache cannot be read, options do not fit it, or more than the fraction
+            --max_bad_fraction of its samples is refused.
     """
     if not args.folder.is_dir():
         what = "no folder" if args.folder.exists() else "not there"
@@ -128,7 +132,7 @@ def convert(args: Namespace) -> tuple[Counter[Split], Refusals, list[str]]:
             f"--link: {args.folder} holds no *.tar with a sample of MLPerf; give the folder of its"
             " shards, or leave --link out for a cache of another tool"
         )
-    # Samples of MLPerf's validation say so themselves.
+    # Samples of MLPerf's validation split are recognised by their timestep.
     split = SplitFractions.parse(args.split or ("1,0,0" if of_mlperf else DEFAULT_SPLIT))
     codec = codec_named(args.processor).from_arguments(args) if args.processor else None
     encoder = (
@@ -204,7 +208,7 @@ def _linked(
     first = checked(next(records))
     if isinstance(first, RefusedRecord):
         raise PrepError(f"{first.source}: {first.detail}; restore it")
-    checked.levels.clear()  # of the first sample, which is linked as well
+    checked.levels.clear()  # `link_shards` counts the first sample again
     return link_shards(args.folder, args.output_dir, checked.levels), Refusals()
 
 
@@ -244,10 +248,10 @@ def _written(
 
 
 def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
-    """Sets `padding` of `encoder`: KEEP if all texts have the encoder's full length, else TRIM.
+    """A copy of `encoder`, with `padding` KEEP if all texts have its full length, else TRIM.
 
-    Returns a copy. `rows` is the set of the lengths of the cache's texts. Encoders without such a
-    setting are returned unchanged.
+    `rows` is the set of the lengths of the cache's texts, in tokens. An encoder that has no setting
+    `padding` is returned unchanged.
     """
     if not isinstance(encoder, UnmaskedTextEncoder):
         return encoder
@@ -256,15 +260,19 @@ def _as_stored(encoder: text.TextEncoder, rows: set[int]) -> text.TextEncoder:
 
 
 def _missing_conditions(folder: Path, names: set[str]) -> list[str]:
-    """A list with a warning if the cache lacks what image-to-video of Wan needs; else empty."""
+    """A list with a warning if a cache of Wan lacks what image-to-video needs; else empty.
+
+    `names` has the names of the tensors in the cache.
+    """
     if not (folder / INDEX).exists() or "condition_latent" in names:
         return []
     if not str(index_of(folder).get("model_type")).startswith("wan"):
         return []
     return [
-        "text-to-video of Wan trains on these shards, image-to-video does not: AutoModel's cache"
-        " holds one frame of each video, and condition_latent is made from the pixels of all; pack"
-        " the videos by python -m data_prep video --processor wan --workload_type i2v"
+        "text-to-video of Wan trains on these shards, but image-to-video does not: it needs"
+        " condition_latent, which is made from the pixels of all frames, and AutoModel's cache"
+        " holds one frame of each video; for image-to-video, pack the videos with python -m"
+        " data_prep video --processor wan --workload_type i2v"
     ]
 
 
@@ -296,7 +304,10 @@ class _CheckedRows:
         widths = {"channels": tensors["latent"].shape[0], "text": tensors["text"].shape[1]}
         self.widths = self.widths or widths
         if widths != self.widths:
-            found = f"{widths}, and the samples before it have {self.widths}"
+            found = (
+                f"it has {widths['channels']} latent channels and text width {widths['text']}; the"
+                f" samples before it have {self.widths['channels']} and {self.widths['text']}"
+            )
             return RefusedRecord(source=record.file, reason=Reason.OTHER_MODEL, detail=found)
         self.names |= tensors.keys()
         self.levels.update([record.about["timestep"]] if "timestep" in record.about else [])
@@ -319,7 +330,7 @@ class _CheckedRows:
     def _unique(self, key: str) -> str:
         """`key` if no earlier sample has it; else `key` with a number appended, such as `0-2`.
 
-        It is needed because ranks of other tools may each count their keys from 0.
+        Keys may repeat because each rank of another tool may count its keys from 0.
         """
         unique = key
         while unique in self._keys:
@@ -368,7 +379,7 @@ def _card(
 ) -> dict[str, Any]:
     """The dataset card of a converted cache.
 
-    Without --processor the card names no codec, so that latents cannot be decoded.
+    Without --processor the card names no codec, so the latents cannot be decoded later.
     """
     about_codec = {"name": codec.name, **codec.settings} if codec else {"name": "unknown"}
     whitening, widths, dtype = codec.whitening if codec else None, checked.widths, LATENT_DTYPE

@@ -1,6 +1,7 @@
-"""Reads and writes shards of NVIDIA DFM: `.pth` (latent), `.pickle` (text) and `.json` of a key.
+"""Reads and writes shards of NVIDIA DFM.
 
-The format depends on the network that they are for:
+A sample has the files `.pth` (latent), `.pickle` (text) and `.json`. Their content depends on the
+network that the shards are for:
 
 | network | `.pth`, latent | `.pickle`, text |
 |---|---|---|
@@ -61,15 +62,15 @@ HELD = {
 }
 """Names of the tensors of a sample that DFM's files can hold, by network."""
 _ROWS = {Form.DIT: 512, Form.FLUX: 512, Form.WAN: 226}
-"""Number of rows to which zeros pad a text in DFM's files, by network."""
+"""Rows of a text in DFM's files, by network; a shorter text is padded with rows of zeros."""
 _RAW_CODECS = ("cosmos",)
 
 
 def form_of(codec: type[Codec], names: Container[str]) -> Form:
     """The network of DFM whose file format fits samples of `codec` with the tensors `names`.
 
-    Most codecs have no network of their own in DFM; for these it is one that reads the same
-    tensors.
+    Most codecs have no network of their own in DFM; their samples are written for a network that
+    reads the same tensors.
     """
     if codec.name == "wan":
         return Form.WAN
@@ -146,7 +147,8 @@ def _as_theirs(
 
 def _saved(tensor: Tensor) -> bytes:
     content = io.BytesIO()
-    torch.save(tensor.contiguous().clone(), content)  # a view would bring all it was cut from
+    # Cloned, because torch.save stores the whole tensor that a view belongs to.
+    torch.save(tensor.contiguous().clone(), content)
     return content.getvalue()
 
 
@@ -159,7 +161,9 @@ def _record(name: str, key: str, parts: dict[str, bytes]) -> CachedSample:
     missing = {"pth", "pickle", "json"} - set(parts)
     if missing:
         found = ", ".join(f".{part}" for part in parts) or "nothing"
-        raise RefusedError(Reason.UNREADABLE, f"there is no .{min(missing)}, only {found}")
+        raise RefusedError(
+            Reason.UNREADABLE, f"there is no .{min(missing)}, only {found}; write the sample again"
+        )
     latent = numbers(load_untrusted(parts["pth"]), "CFHW", what="latent")
     tensors = {"latent": latent}
     texts, about = dfm_texts(load_untrusted(parts["pickle"])), parse_json(parts["json"])

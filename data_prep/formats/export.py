@@ -23,7 +23,7 @@ from dit.codecs.vae import codec_named
 from dit.token_ids import TOKEN_IDS
 
 _ROWS_IN_FILE = 64
-_OF_LOSS = ("loss_weight",)  # beside the tensors
+_OF_LOSS = ("loss_weight",)  # values in a sample's .json, beside its tensors
 
 
 class ExportedSamples(NamedTuple):
@@ -93,17 +93,17 @@ def _counted(
 ) -> Iterator[CachedSample]:
     """Yields `records` unchanged, and counts in `left_out` what the format cannot hold.
 
-    `held` are the names of tensors and values that it can hold, or a function from a record to
-    these.
+    `held` has the names of the tensors and values that it can hold, or is a function that returns
+    these names for a record.
 
     Raises:
-        PrepError: a text cannot be used without a tensor that would be left out.
+        PrepError: a record has token ids, without which its text cannot be used.
     """
     for record in records:
         if TOKEN_IDS in record.tensors:
             raise PrepError(
-                f"{record.key} has `{TOKEN_IDS}`, by which a conditioner reads its text, and no"
-                " other tool's format has a place for them: pack the data with --processor anima"
+                f"sample {record.key} has `{TOKEN_IDS}`, which its network needs to read the text,"
+                " and no format of another tool can store them; leave --output_format out"
             )
         place = held(record) if callable(held) else held
         names = [*record.tensors, *(name for name in _OF_LOSS if name in record.about)]

@@ -61,7 +61,7 @@ def read_mlperf(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
 
 
 def whitening(channels: int) -> Whitening:
-    """The benchmark's normalisation of latents with `channels` channels."""
+    """MLPerf's normalisation of latents with `channels` channels."""
     return Whitening(mean=(MLPERF_SHIFT,) * channels, std=(1 / MLPERF_SCALE,) * channels)
 
 

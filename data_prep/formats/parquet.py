@@ -44,7 +44,7 @@ _NAMES = {
     "text_2": "text_embedding_2",
 }
 HELD = {*_NAMES, "condition_latent"}
-"""Tensors of a sample for which a row has columns."""
+"""Names of the tensors of a sample for which FastVideo's Parquet has columns."""
 _TYPES = ("float16", "float32", "float64")
 _MOST_AXES = 8
 
@@ -74,7 +74,7 @@ def write_parquet(
     latents are written without this normalisation.
     """
     arrow, rows, total = _arrow(), iter(records), 0
-    target = folder.absolute() / FOLDER  # pyarrow takes `wan:lora` for a scheme
+    target = folder.absolute() / FOLDER  # pyarrow reads a relative `wan:lora` as a URL
     target.mkdir(exist_ok=True)
     for number, chunk in enumerate(iter(lambda: list(islice(rows, rows_in_file)), [])):
         table = arrow.Table.from_pylist([_row(record, whitening) for record in chunk])
@@ -106,7 +106,7 @@ def _row(record: CachedSample, whitening: Whitening | None) -> dict[str, Any]:
     if "condition_latent" in tensors:
         tensors["first_frame_latent"] = tensors.pop("condition_latent")
     for name, tensor in tensors.items():
-        # FastVideo's reader takes every tensor for float32, whatever the type column says.
+        # FastVideo's reader reads every tensor as float32, whatever the type column says.
         values = tensor.float().contiguous().numpy()
         column = _NAMES[name]
         row[f"{column}_bytes"] = values.tobytes()
@@ -128,7 +128,7 @@ def read_parquet(folder: Path) -> Iterator[CachedSample | RefusedRecord]:
                         yield read_or_refuse(name, partial(_record, row))
         # Text that is no UTF-8 and huge sizes raise errors when rows become Python objects.
         except (arrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-            detail = f"the rest cannot be read: {type(error).__name__}: {explained(error)}"
+            detail = f"the rest of the file is unread: {type(error).__name__}: {explained(error)}"
             yield RefusedRecord(source=path.name, reason=Reason.UNREADABLE, detail=detail)
 
 
@@ -155,10 +155,10 @@ def _record(row: dict[str, Any]) -> CachedSample:
 
 
 def _condition(value: Tensor, *, frames: int) -> dict[str, Tensor]:
-    """The tensors of our shards that a row's `first_frame_latent`, here `value`, holds.
+    """Makes our tensors, by name, from `value`, which is a row's tensor `first_frame_latent`.
 
-    `first_frame_latent` is its first frame. If `value` has as many frames as the sample's latent
-    (`frames`), then it is also the `condition_latent`.
+    Our `first_frame_latent` is the first frame of `value`. If `value` has as many frames as the
+    sample's latent (`frames`), it is also our `condition_latent`.
     """
     latent = numbers(value, "CFHW", what="first_frame_latent")
     first = {"first_frame_latent": latent[:, :1].clone()}
@@ -195,7 +195,8 @@ def _tensor(row: dict[str, Any], name: str) -> Tensor:
             Reason.UNREADABLE,
             f"{name}_shape={shape!r:.100}; give at most {_MOST_AXES} whole numbers, none below 0",
         )
-    # Where size and type disagree, FastVideo's reader decides, which takes all for float32.
+    # Bytes for float32 are read as float32, even if the type column says otherwise: FastVideo's
+    # reader does the same.
     if math.prod(shape) * 4 == len(content):
         dtype = "float32"
     if dtype not in _TYPES or math.prod(shape) * np.dtype(dtype).itemsize != len(content):

@@ -40,7 +40,7 @@ from dit.codecs.vae import Codec
 from dit.parsing import parse_json
 from dit.progress import Track, no_progress
 
-_DECODING_S = 300.0  # for pictures, where a network decodes them
+_DECODING_S = 300.0  # seconds in which a network may decode pictures for the page
 _SIZE = ("width", "height", "num_frames", "samples")
 _LIST = 6  # longer lists of numbers are shown by their range
 
@@ -75,8 +75,8 @@ def write_inspection(
 ) -> None:
     """Writes the page of the dataset in `folder` to `path`.
 
-    It shows as many decoded samples as fit into its size and into the time for decoding; `track`
-    shows the progress.
+    The page shows as many decoded samples as its size limit (`PAGE_BYTES`) and the time limit for
+    decoding (`_DECODING_S`) allow. `track` shows the progress.
 
     Raises:
         CodecError: the card cannot be read, or its codec cannot be rebuilt.
@@ -121,8 +121,8 @@ def _rows(
             advance(len(report.seen))
     note = f"{room.shown:,} of {samples:,} samples have decoded pictures."
     if room.shown < samples:
-        note += f" A page has room for {PAGE_BYTES / 1e6:.0f} MB of them, a network decodes for"
-        note += f" {_DECODING_S / 60:.0f} minutes, and damaged shards have none."
+        note += f" A page shows at most {PAGE_BYTES / 1e6:.0f} MB of pictures, a network decodes"
+        note += f" for {_DECODING_S / 60:.0f} minutes, and damaged shards are not decoded."
     return rows, note
 
 
@@ -139,10 +139,9 @@ def _row(report: ShardReport, one: InspectedSample, number: int, duplicates: Dup
 
 
 def _facts(card: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yields the (name, value) pairs of a card, of nested objects too.
+    """Yields the (name, value) pairs of a card, also of its nested objects.
 
-    Empty values are left out; of a long list only its length and the range of its numbers are
-    given.
+    Empty values are left out. A long list is replaced by its length and the range of its numbers.
     """
     for name, value in card.items():
         if isinstance(value, dict):

@@ -26,8 +26,8 @@ from dit.progress import counted
 NEAR = 3
 """Most bits, of 64, in which the hashes of similar pictures may differ."""
 _SIDE, _LOWEST = 32, 8
-_FLAT = 1e-3  # part of the largest possible value that a coefficient needs to be more than noise
-_BANDS = NEAR + 1  # of 16 bits: in one of them, hashes that differ in NEAR bits must be equal
+_FLAT = 1e-3  # fraction of its largest possible value below which a coefficient is only noise
+_BANDS = NEAR + 1  # parts of 16 bits; hashes that differ in NEAR bits at most share one of them
 _SHOWN = 100
 _AHEAD = 1000
 _BITS = np.array([value.bit_count() for value in range(256)], np.uint8)
@@ -65,9 +65,10 @@ def _cosines() -> Tensor:
 def _hash(grey_HW: Tensor) -> int | None:
     """Perceptual hash (64 bits) of a picture; None if the picture has no structure.
 
-    The hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash Functions": of
-    the discrete cosine transform of the picture at 32 x 32, the coefficients at the 8 x 8 lowest
-    frequencies above 0. A bit says whether a coefficient is above their median.
+    This is the hash of C. Zauner, "Implementation and Benchmarking of Perceptual Image Hash
+    Functions". The picture is scaled to 32 x 32 pixels. Its discrete cosine transform has a
+    coefficient for each of the 8 x 8 lowest frequencies above 0; a bit is 1 if the coefficient is
+    above the median of these 64.
     """
     grey_HW = grey_HW.float()
     small_HW = interpolate(grey_HW[None, None], (_SIDE, _SIDE), mode="area")[0, 0]
@@ -105,10 +106,11 @@ def _find(root: np.ndarray, one: int) -> int:
 
 
 def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs of rows whose first frames, and whose last frames, differ in at most NEAR bits.
+    """Pairs of rows in which the hashes of both frames differ in at most NEAR bits.
 
-    Only rows are compared that agree in one of four parts, 16 bits each, of the first frame's hash.
-    If thousands agree, only rows with near hashes are compared.
+    To be fast, it compares only rows that agree in one of the four parts (16 bits each) of the
+    first frame's hash. Of rows that agree, sorted by this hash, each is compared only with the next
+    `_AHEAD`, so some pairs may be missed if thousands agree.
     """
     found = list[tuple[int, int]]()
     for band in range(_BANDS):
@@ -116,7 +118,6 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
         order = np.lexsort((hashes_U2[:, 0], band_U))
         band_U, sorted_U2 = band_U[order], hashes_U2[order]
         place, ahead = np.arange(len(order) - 1), 1
-        # Where thousands share a band, only those that are neighbours in order are compared.
         while ahead <= _AHEAD and len(place := place[band_U[place] == band_U[place + ahead]]):
             near = np.ones(len(place), bool)
             for frame in range(2):
@@ -131,7 +132,7 @@ def _near_pairs(hashes_U2: np.ndarray) -> list[tuple[int, int]]:
 
 @dataclass
 class Duplicates:
-    """Samples that occur repeatedly, by picture or caption: `add` each one, then call `finish`."""
+    """Finds samples that look alike or share a caption: `add` every sample, then call `finish`."""
 
     names: list[str] = field(default_factory=list)
     captions: Counter[str] = field(default_factory=Counter)
@@ -141,7 +142,7 @@ class Duplicates:
     _shared: set[str] = field(default_factory=set)  # captions of several files
     groups: list[list[int]] = field(default_factory=list)
     group_of: dict[int, int] = field(default_factory=dict)
-    """Number of a sample -> number of its group, from 1."""
+    """Index of a sample, in the order of `add` -> number of its group, from 1."""
 
     def add(self, name: str, caption: str, looks: Looks | None) -> None:
         self.names.append(name)

@@ -25,29 +25,31 @@ from dit.codecs.sound.files import page_sound, waveform_picture
 from dit.safe_writing import write_atomically
 
 MOST_ROWS = 100_000
-"""Most samples that a page lists; a browser takes a second for as many."""
+"""Most samples that a page lists; a browser needs about a second for so many."""
 Row = dict[str, Any]
-"""Facts of a listed sample by name: name, caption; if known bucket (its size), facts, refused,
-detail, group (number of its near duplicates), repeats (number of its caption), picture, clip,
-waveform and sound (data URIs), file (a path relative to the page)."""
+"""Facts about a listed sample, by name. All rows have name and caption. They may also have bucket
+(the size), facts, refused (the reason), detail, group (the number of its group of near duplicates),
+repeats (how many samples have its caption), picture, clip, waveform and sound (data URIs), and file
+(a path relative to the page)."""
 PAGE_BYTES = 36_000_000
-"""Most bytes of all pictures of a page, and also of all clips, and of all sounds. Base64 makes them
-a third longer."""
-# Pixels -> bytes of a photograph of foliage; drawings take a third.
+"""Most bytes of all pictures of a page; all clips may have as many bytes again, and so may all
+sounds. Base64 makes them a third longer."""
+# Longer side in pixels -> bytes of a thumbnail of foliage; drawings take a third of these bytes.
 _SIDES = {128: 3_400, 96: 2_100, 64: 1_200, 48: 750, 32: 480, 24: 340}
 _LOOKS = ("picture", "clip", "waveform")
-_LOSSLESS = 64 * 64  # pixels of a picture that is shown as it is
+_LOSSLESS = 64 * 64  # most pixels of a picture that is stored without loss
 _LONGEST = 2**24 - 1  # milliseconds that a frame of WebP is shown
-_FRAMES, _FPS = 16, 16.0  # frames of a clip at most, and the rate of one that does not say it
+_FRAMES, _FPS = 16, 16.0  # most frames of a shown clip; frame rate of a clip that names none
 
 
 def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]) -> None:
     """Writes a page to `path`, with `title`, the HTML `parts`, and the list of samples `rows`."""
     shown, cut = listed(rows), ""
     if len(shown) < len(rows):
-        cut = f"<p>{len(shown):,} of {len(rows):,} samples are listed: all refused ones and near"
-        cut += " duplicates first.</p>"
-    values = json.dumps(shown, separators=(",", ":")).replace("<", "\\u003c")  # ends no script
+        cut = f"<p>{len(shown):,} of {len(rows):,} samples are listed; refused samples and near"
+        cut += " duplicates were chosen first.</p>"
+    # Without a "<", no value can end the script element.
+    values = json.dumps(shown, separators=(",", ":")).replace("<", "\\u003c")
     page = Template(Path(__file__).with_name("page.html").read_text()).substitute(
         title=escape(title), parts="\n".join([*parts, cut]), rows=values
     )
@@ -55,9 +57,9 @@ def write_html(path: Path, title: str, parts: Iterable[str], rows: Sequence[Row]
 
 
 def listed(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows that a page lists, at most MOST_ROWS, in their order.
+    """The part of `rows` that a page lists: at most MOST_ROWS, in their order.
 
-    If there are more, refused samples and near duplicates are kept first.
+    If there are more, refused samples and near duplicates are chosen first.
     """
     if len(rows) <= MOST_ROWS:
         return rows
@@ -127,7 +129,7 @@ def frames_shown(count: int) -> np.ndarray:
 
 
 def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.ndarray:
-    """Frames of a sample with its control pictures and videos to the left of them.
+    """Puts control pictures and videos to the left of the frames of a sample.
 
     Controls of another height, or with another number of frames (except pictures), are left out.
     """
@@ -138,7 +140,7 @@ def with_controls(shown_FHW3: np.ndarray, controls: Iterable[np.ndarray]) -> np.
 
 
 def beside_rejected(shown_FHW3: np.ndarray, rejected_FHW3: np.ndarray) -> np.ndarray:
-    """Frames of a sample with those of its rejected sample to the right of them.
+    """Puts the frames of the rejected sample to the right of the frames of the preferred one.
 
     A rejected sample of another size is left out.
     """
@@ -164,14 +166,14 @@ def thumbnail(frames_FHW3: np.ndarray, *, side: int, seconds: float) -> Thumbnai
 
 
 def seconds_of(frames: int, fps: float | None) -> float:
-    """Duration in seconds of `frames` frames at `fps` a second; None: at the usual rate."""
+    """Duration in seconds of `frames` frames at the rate `fps`, or at `_FPS` if `fps` is None."""
     return frames / (fps or _FPS)
 
 
 def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
     """WebP file of frames, scaled down to at most `side` pixels a side.
 
-    Several frames are an animation.
+    Several frames become an animation.
     """
     images = [Image.fromarray(frame_HW3) for frame_HW3 in frames_FHW3]
     for image in images:
@@ -185,7 +187,7 @@ def _webp(frames_FHW3: np.ndarray, side: int, **options: Any) -> bytes:
 
 @dataclass
 class PageRoom:
-    """The bytes that a page still has room for: pictures, clips and sounds."""
+    """The bytes for which a page still has room, counted for pictures, clips and sounds."""
 
     pictures: int = PAGE_BYTES
     clips: int = PAGE_BYTES
@@ -193,10 +195,10 @@ class PageRoom:
     shown: int = 0  # samples with a picture
 
     def take(self, one: Thumbnail | None) -> Thumbnail | None:
-        """Takes the bytes of a thumbnail off the room that is left, and returns the thumbnail.
+        """Subtracts the bytes of the thumbnail `one` from the room, and returns the thumbnail.
 
-        A clip or a sound that does not fit is removed from it. The result is None if the picture
-        does not fit, or if `one` is None.
+        A clip or a sound that does not fit is removed from the thumbnail. The result is None if the
+        picture does not fit, or if `one` is None.
         """
         if one is None or len(one.picture) > self.pictures:
             return None

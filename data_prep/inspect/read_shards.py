@@ -79,7 +79,7 @@ def shard_counts(folder: Path) -> dict[str, int]:
     except OSError:
         raise PrepError(
             f"{folder} has no {META}/.info.json: it is no dataset, or packing was interrupted;"
-            " give the --output_dir of a packing, or type that command again, which goes on"
+            " give the --output_dir of a finished packing, or run the interrupted command again"
         ) from None
     except ValueError as error:
         raise _damaged(path, f"it is no JSON: {error}") from None
@@ -106,8 +106,8 @@ def _is_inside(name: str) -> bool:
 def check_encoders(folder: Path) -> list[str]:
     """Checks that the dataset's codecs and text encoder can be rebuilt for generation.
 
-    Returns a sentence for each problem; the list is empty if there is none. The stored null text is
-    also compared with what the text encoder makes of the empty caption.
+    It also compares the stored null text with the text encoder's output for the empty caption.
+    Returns a sentence for each problem that it finds.
     """
     path = folder / NULL_TEXT_NAME
     try:
@@ -122,13 +122,16 @@ def check_encoders(folder: Path) -> list[str]:
         wrong = [name for name, value in made.items() if not torch.equal(stored[name], value)]
         if wrong:
             return [
-                f"{path} is not what the text encoder makes of the empty string, in"
-                f" {', '.join(wrong)}"
+                f"{path} is not the text encoder's output for the empty caption, in"
+                f" {', '.join(wrong)}; pack or convert the data again with --overwrite"
             ]
     except CodecError as error:
         return [str(error)]
     except (OSError, KeyError, SafetensorError) as error:
-        return [f"{path} cannot be read: {cause(error)}"]
+        return [
+            f"{path} cannot be read: {cause(error)}; pack or convert the data again with"
+            " --overwrite"
+        ]
     return []
 
 
@@ -167,7 +170,7 @@ def inspect_shard(
             _check_sample(report, key, parts, exact)
         index = np.fromfile(path.with_suffix(".tar.idx"), np.uint64).tolist()
         if not index or index[:-1] != starts:
-            report.problems.append(f"{name}.idx does not fit {name}")
+            report.problems.append(f"{name}.idx has other offsets than the samples of {name}")
     except _DAMAGE as error:
         report.problems.append(
             f"{name} is damaged or cut short after {report.samples} samples: {cause(error)}"
@@ -256,7 +259,7 @@ def _members(
             yield member, content.read() if member.name.endswith(ending) else b""
         elif not member.isdir():
             yield member, None
-    # tarfile takes a header that it cannot read for the end, unless it is the first.
+    # tarfile takes a header that it cannot read, except the first, as the end of the archive.
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -325,8 +328,8 @@ def _seen(
 def _grey(latent_CFHW: Tensor, exact: Codec | None) -> Tensor:
     """Grey values [2, H, W] of the first and the last frame.
 
-    They are those of the decoded pixels if `exact` is a codec, else the latent's mean over
-    channels.
+    If `exact` is a codec, the frames are decoded to pixels; else they are the latent's frames,
+    averaged over channels.
     """
     ends_CFHW = latent_CFHW[:, [0, -1]]
     if exact is None:
@@ -347,11 +350,14 @@ def _add_pair(report: ShardReport, where: str, latent: Tensor, rejected: Tensor)
 def _add(report: ShardReport, where: str, latent_CFHW: Tensor, text_LE: Tensor) -> bool:
     """Adds the sample to the statistics of `report`, and returns True.
 
-    A sample with a defect is added to its problems instead, and the result is False.
+    If the sample has a defect, a sentence is added to `report.problems` instead, and the result is
+    False. `where` names the sample in that sentence.
     """
     if latent_CFHW.dim() != 4 or text_LE.dim() != 2:
         shapes = f"latent {list(latent_CFHW.shape)}, text {list(text_LE.shape)}"
-        report.problems.append(f"{where}: {shapes}, not [C, F, H, W] and [L, E]")
+        report.problems.append(
+            f"{where}: {shapes}; a latent has 4 axes (channels, frames, rows, columns), a text 2"
+        )
         return False
     if not (torch.isfinite(latent_CFHW).all() and torch.isfinite(text_LE).all()):
         report.problems.append(f"{where}: NaN or Inf in its latent or text")

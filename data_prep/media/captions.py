@@ -15,11 +15,11 @@ from data_prep.refusals import Reason, RefusedError, short_repr
 from dit.parsing import parse_json
 from dit.system_errors import reason
 
-_MOST_SIDECAR = 16 << 20  # bytes; a larger file holds no caption
-_LARGEST_WEIGHT = 1e6  # as training takes it
+_MOST_SIDECAR = 16 << 20  # bytes of a caption file
+_LARGEST_WEIGHT = 1e6  # training accepts no larger one
 _WIDE = "it is UTF-16 or UTF-32; save it as UTF-8"
 
-_TWICE = "caption file with a field twice: the last counts"
+_TWICE = "caption file with a field twice: the last value counts"
 NULL_REMEDY = ", or give --missing_caption empty"
 """End of the message of a refusal because of a null caption."""
 
@@ -31,8 +31,8 @@ pictures/old_cat.jpg.json or pictures/old_cat.json; the whole text of pictures/o
 pictures/old_cat.txt; the row that a table gives it (meta.json, metadata.json, captions.json,
 videos2caption.json, kohya's meta_cap.json, *.jsonl, *.csv, *.tsv; tables in pictures/ before those
 in the folders above, and by name in one folder);
-the caption column of a dataset; else what --missing_caption says. --caption_format looks at one
-kind alone. Names in tables are paths relative to the table, or absolute. An empty text file is an
+the caption column of a dataset; else what --missing_caption says. --caption_format reads only one
+kind of file. Names in tables are paths relative to the table, or absolute. An empty text file is an
 empty caption. A .json file without the field, and with no .txt file beside it, is refused. So is
 null in a file, row or column, unless --missing_caption empty makes it an empty caption. Texts are
 UTF-8. Caption files and rows that belong to no medium are counted, and the first is named.
@@ -71,7 +71,7 @@ class JsonObject(dict[str, Any]):
 
 
 class SeveralCaptions(StrEnum):
-    """Which captions of a medium with several become samples."""
+    """Which captions become samples if a medium has several."""
 
     ALL = "all"
     FIRST = "first"
@@ -79,11 +79,11 @@ class SeveralCaptions(StrEnum):
 
 
 class ControlPicture(NamedTuple):
-    """A control or rejected picture or video that a caption's file or row names, not yet opened."""
+    """A control or rejected picture or video, as a caption's file or table row names it."""
 
     name: str  # relative path, for people
-    where: str  # in its folder, or argument of `Collection.open`
-    stamp: str  # changes when the file changes; empty where it is not there
+    where: str  # path in its folder, or argument of `Collection.open`
+    stamp: str  # changes when the file changes; empty if there is no such file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,9 +103,9 @@ class Caption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TagShuffle:
-    """Shuffles captions that are lists of tags, to make several captions of one."""
+    """Shuffles the tags of captions that are lists of tags, to make several captions of each."""
 
-    count: int  # captions for each one
+    count: int  # captions that are made of each caption
     delimiter: str  # between tags
 
     def of(self, captions: Iterable[Caption], *, key: str) -> list[Caption]:
@@ -129,10 +129,7 @@ class TagShuffle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captions:
-    """Finds the captions of media in a folder by their relative paths.
-
-    File names are not enough: two folders may each hold a `0001.png`.
-    """
+    """Finds the captions of media in the folder `root`, by the relative paths of the media."""
 
     root: Path
     sidecars: Mapping[str, str]
@@ -149,8 +146,8 @@ class Captions:
     def all_of(self, source: str) -> list[Caption]:
         """The captions of the medium at the relative path `source`, at least one.
 
-        They are looked for in a `.json` file beside the medium, in a `.txt` file, and in tables. If
-        there is none, `missing` decides.
+        They are looked for in a `.json` file beside the medium, in a `.txt` file beside it, and in
+        tables, in this order. If none has a caption, `missing` decides.
 
         Raises:
             RefusedError: a caption file cannot be used, or there is none and `missing` is refuse.
@@ -184,7 +181,7 @@ class Captions:
                     f"{sidecar} has {len(content)} bytes, and a file of captions at most"
                     f" {_MOST_SIDECAR}; shorten it",
                 )
-            return decode_utf8(content).replace("\r\n", "\n")  # of editors on Windows
+            return decode_utf8(content).replace("\r\n", "\n")  # line ends of Windows
         except OSError as error:
             raise RefusedError(Reason.BAD_CAPTION, f"{sidecar}: {reason(error)}") from error
         except ValueError as error:
@@ -210,7 +207,7 @@ def substitute(source: str, missing: MissingCaption) -> Caption:
         RefusedError: `missing` is REFUSE.
     """
     if missing is MissingCaption.REFUSE:
-        why = "no .json, .txt or table has it; add one, or leave --missing_caption refuse out"
+        why = "no .json, .txt or table has one; add it, or leave --missing_caption refuse out"
         raise RefusedError(Reason.NO_CAPTION, why)
     if missing is MissingCaption.EMPTY:
         return Caption(text="", origin="nothing (empty)")
@@ -227,7 +224,9 @@ def texts_of(value: Any) -> tuple[str, ...] | None:
 
 
 def weight_of(fields: Mapping[str, Any], path: str) -> float | None:
-    """The `loss_weight` in `fields`, a row or the JSON file `path`; None if missing or empty.
+    """The `loss_weight` in `fields`; None if it is missing or empty.
+
+    `path` names the JSON file or table row of these fields in messages.
 
     Raises:
         RefusedError: the value is no number from 0 to 1,000,000.
@@ -284,7 +283,8 @@ def read_regular_file(path: Path) -> bytes:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise RefusedError(
-            Reason.BAD_CAPTION, f"{path.name} is no regular file, but a folder, pipe or device"
+            Reason.BAD_CAPTION,
+            f"{path.name} is no regular file, but a folder, pipe or device; remove or replace it",
         )
     return path.read_bytes()
 

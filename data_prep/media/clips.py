@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 REJECTED_LATENT = "rejected_latent"
-"""Name in a shard, as in dit/batch, which this folder must not import; a test compares both."""
+"""Name of the rejected sample's latent in a shard. It is also defined in dit/batch, which this
+folder must not import; a test compares the two names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,7 @@ class PlannedMask:
 
     path: str  # in the folder of masks
     stamp: str  # changes when the file changes
-    keep: tuple[int, ...] = ()  # as in Entry; empty for one picture that holds for all frames
+    keep: tuple[int, ...] = ()  # as in Entry; empty for a picture, which is the mask of all frames
     tick: str = ""
     numbers: tuple[int, ...] = ()
 
@@ -33,8 +34,8 @@ class PlannedReference:
     """A control or rejected picture or video of a sample, as planned to be encoded."""
 
     name: str  # relative path, for people
-    folder: int  # number of the folder of controls; -1: that of the media; 0 of a rejected one
-    where: str  # path in it, or argument of the `open` of the input
+    folder: int  # index of the folder of controls (0 for a rejected one); -1: the media's folder
+    where: str  # path in that folder, or argument of the `open` of the input
     stamp: str  # changes when the file changes
     resized: tuple[int, int]  # width, height before the crop
     size: tuple[int, int]  # width, height that is encoded
@@ -92,19 +93,19 @@ class Entry:
     duration: float | None = None  # seconds
     caption: str = ""
     caption_from: str = ""
-    loss_weight: float | None = None  # multiplies the loss in training; None where nobody says it
+    loss_weight: float | None = None  # multiplies the loss in training; None if none is given
     resized: tuple[int, int] | None = None  # width, height before the crop
     size: tuple[int, int] | None = None  # width, height that is encoded
     keep: tuple[int, ...] = ()  # presentation times of the frames kept, in units of `tick`
     tick: str = ""  # seconds, a fraction
     numbers: tuple[int, ...] = ()  # of the frames kept, where decoded frames have no times
     kept_fps: float | None = None  # of the frames kept
-    mask: PlannedMask | None = None  # of the loss
+    mask: PlannedMask | None = None  # weights of the loss
     references: tuple[PlannedReference, ...] = ()  # control pictures or videos of an edit
-    rejected: PlannedReference | None = None  # what people like less than this sample
+    rejected: PlannedReference | None = None  # the rejected sample of a preference pair
     sound: PlannedSound | None = None
     tokens: int = 0
-    repeats: int = 1  # copies of it in the shards
+    repeats: int = 1  # copies of this sample in the shards
     notes: tuple[str, ...] = ()
     refused: str = ""  # reason; empty for a sample that is packed
     detail: str = ""
@@ -159,9 +160,9 @@ class Clip:
     original_width: int
     fps: float | None = None  # frames per second; None for a picture
     loss_mask_1FHW: Tensor | None = None  # weight of each cell of its latent, in [0, 1]
-    references: tuple[Tensor, ...] = ()  # [C, F, H, W] as `video_CFHW`: what is edited
-    rejected_CFHW: Tensor | None = None  # of the shape of `video_CFHW`: what people like less
-    # Their first frames, RGB, before they are scaled and cropped
+    references: tuple[Tensor, ...] = ()  # controls of an edit, [C, F, H, W] like `video_CFHW`
+    rejected_CFHW: Tensor | None = None  # rejected sample of a preference pair, of the same shape
+    # First frames of `references`, before they are scaled and cropped
     originals: tuple[Image.Image, ...] = ()
     sound_CS: Tensor | None = None  # float32, at the rate and channels of the sound codec
     notes: tuple[str, ...] = ()  # the summary counts them; for example the origin of the caption

@@ -30,7 +30,7 @@ class Window(StrEnum):
 class KeptFrames(NamedTuple):
     """Frames of a clip that become one sample, by presentation time."""
 
-    shown: tuple[int, ...]
+    shown: tuple[int, ...]  # presentation times, in units of the timeline's `tick`
     fps: float | None  # None for a single picture
     is_resampled: bool = False  # to a constant frame rate
     begin: float = 0.0  # seconds on the clock of the file at which the sample begins
@@ -76,7 +76,7 @@ class FrameRule:
     def choose(self, line: Timeline, *, seed: str) -> list[KeptFrames]:
         """Selects the frames of each sample that the video with the timeline `line` becomes.
 
-        `seed` decides the place of a random window.
+        `seed` decides where a random window begins.
 
         Raises:
             RefusedError: the clip has too few frames.
@@ -110,8 +110,8 @@ class FrameRule:
     def _at_rate(self, line: Timeline, fps: float) -> tuple[int, ...]:
         """Presentation times of the frames that a clip at the constant rate `fps` consists of.
 
-        For each frame of the new rate it is the frame of the video that is visible then. If the
-        video has a lower rate, its frames are repeated, so that its speed is unchanged.
+        Each of them is the video's frame that is visible at that moment. If the video has a lower
+        rate, its frames are repeated, so its speed is unchanged.
 
         Raises:
             RefusedError: the clip would have too many frames.

@@ -32,13 +32,13 @@ FORMATS = ("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM",
 FORMATS += ("WEBP",)
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF 2.32
 _WIDTH, _HEIGHT = 0x0100, 0x0101  # TIFF 6.0
-_TAIL = 1 << 17  # bytes
+_TAIL = 1 << 17  # bytes at the end of a PNG that are searched
 _BEHIND = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif")
 """What the end of a PNG contains if its EXIF or XMP, which may rotate it, follows the pixels."""
 
 HEAD = 512
 """Number of bytes at the start of a file that show its kind."""
-_HTML = "it is an HTML page, as where a download failed: fetch it again"
+_HTML = "it is an HTML page, probably of a failed download: fetch it again"
 VIDEO = "it is a video: pack it with `data_prep video`"
 _CONVERT = "convert it to JPEG or PNG"
 _KINDS: tuple[tuple[bytes, str], ...] = (  # regular expression, what it is and what to do
@@ -52,7 +52,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (  # regular expression, what it is and 
     (rb"%PDF|%!PS", f"it is a document, PDF or PostScript: {_CONVERT}"),
     (rb"8BPS", f"it is a document of Photoshop: {_CONVERT}"),
     (rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!|\x28\xb5\x2f\xfd", "it is an archive: unpack it"),
-    (rb"\x00+\Z", "it begins with zeros alone, as where a copy broke off: copy it again"),
+    (rb"\x00+\Z", "it begins with zeros alone, probably after a broken copy: copy it again"),
 )  # fmt: skip
 _IMAGES = (
     rb"P[1-7]\s|\xff\xd8\xff|\x89PNG|GIF8|RIFF....WEBP|BM|II\*\x00|MM\x00\*|\x00\x00\x00\x0cjP"
@@ -79,8 +79,8 @@ class ProbedImage(NamedTuple):
 
     size: tuple[int, int]  # width, height, upright
     is_animated: bool
-    has_alpha: bool  # an alpha channel or a transparent colour; all may be opaque even so
-    flaws: tuple[str, ...]  # why its colours are not those that they should be
+    has_alpha: bool  # has an alpha channel or a transparent colour, even if all pixels are opaque
+    flaws: tuple[str, ...]  # why its colours may be wrong
 
 
 def open_image(file: Path | BinaryIO) -> Image.Image:
@@ -95,10 +95,10 @@ def open_image(file: Path | BinaryIO) -> Image.Image:
 
 
 def probe_image(file: Path | BinaryIO) -> ProbedImage:
-    """Size and properties of an image file, from its header alone where that is possible.
+    """Size and properties of an image file, read from its header alone if that suffices.
 
     Raises:
-        RefusedError: the file is empty, no image of `FORMATS`, or suspiciously large.
+        RefusedError: the file is empty, no image of `FORMATS`, damaged, or suspiciously large.
     """
     with open_media(file) as stream, _damage_refused(stream), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,7 +179,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
         with Image.open(stream, formats=readable_formats()) as image:
             turned = upright(image)
             is_tiff = image.format == "TIFF"
-    # For a TIFF that was cut short there is only a warning; elsewhere it is about EXIF alone.
+    # Pillow only warns of a TIFF that was cut short. In other formats the warning concerns EXIF.
     cut = [str(w.message) for w in warned if "Truncated File Read" in str(w.message)]
     if is_tiff and cut:
         raise OSError(cut[0])
@@ -189,7 +189,7 @@ def _decode(stream: BinaryIO) -> Image.Image:
 def _refusing(convert: Callable[P, Image.Image]) -> Callable[P, Image.Image]:
     """Wraps `convert`, a function of `dit.codecs.rgb`: its ValueError becomes a RefusedError.
 
-    The reason of the refusal is that the range or mode of the pixels is unknown.
+    `convert` raises it if the range or mode of the pixels is unknown.
     """
 
     def converted(*args: P.args, **kwargs: P.kwargs) -> Image.Image:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-UNCLEAR = "whose name stands for several, if é is one character or two"
+UNCLEAR = "whose name matches several, because é may be one character or two"
 """End of the message that counts ambiguous names."""
 
 
@@ -28,9 +28,9 @@ def respelled(
 ) -> tuple[dict[str, str], set[str]]:
     """Matches names that differ only in Unicode spelling.
 
-    `spare` are the names to match, and `left` has the possible partners, by their composed form.
-    Returns spare name -> partner, and the spare names that have several possible partners or
-    rivals.
+    `spare` has the names to match, and `left` their possible partners, by composed form. Returns
+    the partner of each matched name, and the set of names whose composed form several names or
+    several partners share.
     """
     forms: dict[str, list[str]] = {}
     for name in spare:
@@ -50,9 +50,11 @@ class Matched(Generic[T]):
     """Files matched to media by name, and the files without a medium."""
 
     by_name: Mapping[str, T]
+    """All files, by their names in the spelling of the medium that they match."""
     spare: Collection[T]
     """Files whose names match no medium."""
     unclear: Collection[T]
+    """Files whose names in composed form match, but not one file to one medium."""
 
 
 def match(offered: Mapping[str, T], wanted: Callable[[], Iterable[Sequence[str]]]) -> Matched[T]:

@@ -1,7 +1,7 @@
 """Rules that decide the encoded size of a picture from its own size.
 
 A picture is scaled, both sides alike, so that it covers the new size, then cropped around its
-centre. Without `center_crop`, `Buckets` stretch it instead.
+centre. `Buckets` whose `center_crop` is false stretch it instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRESETS = {"256p": 256**2, "512p": 512**2, "768p": 768**2, "1024p": 1024**2, "15
 WIDE = ((1, 1), (5, 4), (4, 3), (3, 2), (16, 10), (5, 3), (16, 9), (2, 1), (21, 9))
 
 
-_ALIKE = 0.01  # crops that differ by less of the area count as equal
+_ALIKE = 0.01  # crops whose lost fractions of the area differ by less count as equal
 
 
 class ResizeMode(StrEnum):
@@ -63,7 +63,7 @@ class Fit:
         """`width` and `height`, scaled down to `max_pixels` pixels if they have more."""
         if self.max_pixels is None or width * height <= self.max_pixels:
             return width, height
-        # floor(sqrt(P w / h)): a product of floats falls one short where the root is whole.
+        # floor(sqrt(P w / h)) in integers: floats may give a whole root as one less.
         budget = self.max_pixels
         return math.isqrt(budget * width // height), math.isqrt(budget * height // width)
 
@@ -90,8 +90,8 @@ class Fit:
     def _better(self, width: int, height: int, at_budget: Placement) -> Placement:
         """The best placement, near the pixel budget, of a picture that has to be scaled down.
 
-        Among the sizes whose crop loses the least area, or at most `_ALIKE` more, it has the most
-        pixels.
+        `at_budget` is the placement that is used if no other is better. The best one has the most
+        pixels among those whose crop loses the least area, or at most `_ALIKE` more.
         """
         places = [at_budget]
         for size in self._near(width, height, at_budget.size):
@@ -105,10 +105,9 @@ class Fit:
         return max(alike, key=lambda place: (math.prod(place.size), -place.lost, place.size))
 
     def _near(self, width: int, height: int, below: tuple[int, int]) -> set[tuple[int, int]]:
-        """Candidate sizes for `_better`, each a whole number of patches.
+        """Candidate sizes for `_better`: whole numbers of patches, near the scaled size `below`.
 
-        They are near the scaled size `below`, and have nearly the aspect ratio of `width` x
-        `height`.
+        Their aspect ratios are close to that of `width` x `height`.
         """
         (wide, high), step, found = below, self.size_multiple, {below}
         for side in (wide, wide + step):
@@ -122,7 +121,7 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Buckets:
-    """A rule that scales a picture to the one of `sizes` with the nearest aspect (log ratio)."""
+    """A rule that scales a picture to that size of `sizes` whose log aspect ratio is nearest."""
 
     sizes: tuple[tuple[int, int], ...]  # width, height
     center_crop: bool = True
@@ -149,10 +148,10 @@ def _unlike(size: tuple[int, int], width: int, height: int) -> float:
 def aspect_buckets(
     *, budget: int, multiple: int, ratios: tuple[float, ...] | None = None
 ) -> tuple[tuple[int, int], ...]:
-    """The sizes of buckets: for each aspect ratio the best one within `budget` pixels.
+    """Sizes (width, height) of buckets: for each aspect ratio the best within `budget` pixels.
 
-    Sides are multiples of `multiple` pixels. Default ratios give a symmetric set: with w x h also h
-    x w.
+    Sides are multiples of `multiple` pixels. The sizes are sorted by aspect ratio. If `ratios` is
+    None, the ratios in `WIDE` and their inverses are used.
 
     Raises:
         PrepError: not even one patch fits.

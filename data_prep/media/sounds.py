@@ -1,7 +1,7 @@
 """Plans the sound of each sample of a video, then decodes it to a waveform.
 
-A sample whose sound cannot be used is packed without sound, unless `MissingAudio` says otherwise. A
-note on it is counted: in the plan, or on the decoded clip if only decoding shows the fault.
+A sample whose sound cannot be used is packed without sound, unless `MissingAudio` says otherwise.
+The fault is counted as a note: in the plan, or on the decoded clip if only decoding shows it.
 """
 
 # C channels of sound, S samples
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # needs torch, without which --help answers
 
 WITH, SILENCE = "with sound", "with silence in the place of sound (--missing_audio silence)"
 _WITHOUT = "without sound"
-_SILENT = 1e-3  # of full scale, -60 dB: no sample of a silent clip is larger
-_NOTICED = 0.1  # seconds of missing sound that are said
+_SILENT = 1e-3  # fraction of full scale (-60 dB) that no sample of a silent clip exceeds
+_NOTICED = 0.1  # seconds; less missing sound gets no note
 
 
 class MissingAudio(StrEnum):
@@ -144,8 +144,8 @@ def is_about_sound(note: str) -> bool:
 def _notes_of(span: SoundSpan) -> Iterator[str]:
     """Yields notes on the parts of a clip for which its sound track has no data."""
     if span.late > _NOTICED:
-        yield "sound that begins after the clip does: silent before"
+        yield "sound that begins after the clip: silence before it"
     if span.short > _NOTICED:
-        yield "sound that ends before the clip does: silent behind"
+        yield "sound that ends before the clip: silence after it"
     if span.gaps > _NOTICED:
-        yield "sound with gaps: silent there"
+        yield "sound with gaps: silence in them"

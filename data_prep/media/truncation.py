@@ -16,14 +16,14 @@ _TS = 188  # bytes of a packet
 
 
 def missing_bytes(stream: BinaryIO) -> int | None:
-    """The number of bytes, at least, that a video file lacks at its end.
+    """The number of bytes that a video file lacks at its end; it may lack more.
 
-    None if its format is unknown, or if the file does not say how long it should be. The stream is
+    None if the format is unknown, or if the file does not say how long it should be. The stream is
     rewound.
     """
     size = stream.seek(0, io.SEEK_END)
     stream.seek(0)
-    # So that 4 packets of a transport stream begin in it, even where the first one is cut.
+    # Long enough that 4 packets of a transport stream begin in it, even if the first is cut.
     head = stream.read(5 * 204)
     if head[:4] == _EBML:
         end = _matroska_end(stream, size)
@@ -94,7 +94,8 @@ def _matroska_end(stream: BinaryIO, size: int) -> int | None:
 def _elements_end(stream: BinaryIO, size: int) -> int | None:
     """The byte at which the last element of a Matroska segment of unknown size should end.
 
-    Such segments are written to pipes. None if no element extends beyond the file.
+    A program that writes to a pipe does not know the size. None if no element extends beyond the
+    file.
     """
     end = stream.tell()
     while end < size:

@@ -38,7 +38,8 @@ from dit.codecs.icc_profiles import HDR
 _WIDE = frozenset((9, 11, 12))
 """Colour primaries of BT.2020, DCI-P3 and Display P3 (ITU-T H.273, table 2)."""
 _FULL = 2  # AVCOL_RANGE_JPEG
-_HEADERS = {  # what says size and pixel aspect in codecs whose frames are all key frames
+# Patterns of the headers that state size and pixel aspect, of codecs with key frames only.
+_HEADERS = {
     "mjpeg": rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf].{7}|JFIF\0.{7}",  # ITU-T T.81, B.2.2
     "png": rb"IHDR.{13}|pHYs.{9}",
     "prores": rb"icpf.{8}.{8}",  # SMPTE RDD 36, 5.1
@@ -46,7 +47,7 @@ _HEADERS = {  # what says size and pixel aspect in codecs whose frames are all k
 }
 
 
-# A way to decode an open video: (container, stream) -> frames.
+# Function that decodes an open video: (container, stream) -> frames.
 Decode = Callable[[Any, Any], Iterator[Any]]
 
 
@@ -68,14 +69,14 @@ class VideoStart(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The first frame of a video whose shape differs from those before, and how it differs."""
+    """The first frame whose shape differs from that of earlier frames, and how it differs."""
 
-    at: int  # its number; of `KeyFrames`, its presentation time in units of the stream
-    words: str  # from what to what
+    at: int  # number of the frame; if `KeyFrames` found it, its time in units of the stream
+    words: str  # such as "from 640 x 480 to 480 x 640", with the shapes as texts
 
 
 class Decoded(NamedTuple):
-    """The first frame of a video, the times of all decoded ones, and where the shape changes."""
+    """The first frame of a video, the times of all decoded frames, and where the shape changes."""
 
     first: VideoStart
     times: list[int | None]
@@ -105,7 +106,7 @@ def frames_decoded(file: Path | BinaryIO, decode: Decode, most: int | None = Non
                 change = Change(len(times), f"from {first.look} to {look}")
             times.append(frame.pts)
     if first is None:
-        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of it can be decoded")
+        raise RefusedError(Reason.VIDEO_DAMAGED, "no frame of the video can be decoded")
     return Decoded(first, times, change)
 
 
@@ -124,28 +125,31 @@ def first_frame(file: Path | BinaryIO) -> VideoStart:
 def _flaws_of(frame: Any, video: Any) -> tuple[str, ...]:
     flaws = ()
     if video.codec_context.color_trc in HDR:
-        flaws += ("HDR video: colours are pale, as those of SDR are assumed; convert it to SDR",)
+        flaws += ("HDR video: colours are pale, because SDR is assumed; convert it to SDR",)
     elif video.codec_context.color_primaries in _WIDE:
-        flaws += ("SDR video in BT.2020 or P3: colours are pale, as BT.709 is assumed; convert it",)
+        flaws += (
+            "SDR video in BT.2020 or P3: colours are pale, because BT.709 is assumed; convert it to"
+            " BT.709",
+        )
     if frame.interlaced_frame:
         flaws += ("interlaced video: a frame has the lines of two moments; deinterlace it",)
     if _is_untold_hd(frame):
         flaws += (
-            "HD video that does not tell its colour matrix: read as BT.601, as FFmpeg does, while"
-            " players take BT.709; write the right one into the file",
+            "HD video that does not state its colour matrix: read as BT.601, as FFmpeg does, while"
+            " players take BT.709; write the right matrix into the file",
         )
     films = films_of(video.container)
     if len(films) > 1:
         flaws += (f"{len(films)} video streams in a file: only the first is read",)
     if is_crooked(frame):
-        flaws += ("turned by an angle that is no quarter turn: the nearest one is taken",)
+        flaws += ("turned by an angle that is no quarter turn: the nearest quarter turn is used",)
     if tells_alpha(video) and not has_alpha(frame, video):
-        flaws += ("transparency that this PyAV does not decode (HEVC: 19 or later does)",)
+        flaws += ("transparency that this PyAV does not decode (PyAV 19 or later does, for HEVC)",)
     return flaws
 
 
 def _is_untold_hd(frame: Any) -> bool:
-    """Whether `frame` is HD without a colour space: players assume BT.709, FFmpeg does not."""
+    """Whether `frame` is HD and states no colour space: FFmpeg assumes BT.601, players BT.709."""
     is_hd = frame.width >= 1280 or frame.height > 576
     has_colours = len(frame.format.components) > 2 and not frame.format.is_rgb
     return is_hd and has_colours and int(frame.colorspace) == UNTOLD
@@ -157,8 +161,8 @@ class KeyFrames:
     def __init__(self, video: Any):
         self._video, self._first, self._headers = video, None, list[bytes]()
         self._pattern = _HEADERS.get(video.codec_context.name)
-        self._told = set[str]()  # of the colours
-        self._is_shown = False  # some frame; an edit list may hide those before
+        self._told = set[str]()  # colour properties that the frames so far have stated
+        self._is_shown = False  # whether a visible frame was seen; an edit list may hide others
         self.change: Change | None = None
 
     def see(self, packet: Any) -> None:
@@ -176,7 +180,7 @@ class KeyFrames:
                 self.change = Change(packet.pts, f"from {self._first} to {look}")
             elif packet.pts is not None and self._told - told:
                 lost = " and ".join(sorted(self._told - told))
-                self.change = Change(packet.pts, f"from a told {lost} to none")
+                self.change = Change(packet.pts, f"from a stated {lost} to none")
             self._told |= told
         self._is_shown |= not packet.is_discard
 
@@ -196,7 +200,7 @@ class KeyFrames:
         import av.error
 
         codec, is_fresh = self._video.codec_context, self._video.codec_context.name == "h264"
-        if is_fresh:  # the decoder keeps the colours of one part where the next tells none
+        if is_fresh:  # a used decoder keeps the colours of earlier frames if this one states none
             codec = av.CodecContext.create("h264", "r")
             codec.extradata, codec.options = self._video.codec_context.extradata, LIMITS
         # Decoders return no frame of a hidden packet.
@@ -204,12 +208,12 @@ class KeyFrames:
         try:
             frames = [*codec.decode(packet), *codec.decode(None)]
         except (av.error.FFmpegError, OSError, ValueError):
-            return None  # damage is found where frames are decoded to be kept
+            return None  # the damage is reported when the kept frames are decoded
         finally:
             codec.flush_buffers()
         if not frames:
             return None
         told = {"full range"} if is_fresh and frames[0].color_range == _FULL else set[str]()
         told |= {"colour matrix"} if is_fresh and frames[0].colorspace != UNTOLD else set()
-        # Decoders that delay frames tell the aspect of a later one: here there is none.
+        # The decoder states the aspect of the last frame that it has read: only this one here.
         return look_of(frames[0], codec.sample_aspect_ratio or Fraction(1)), told

@@ -19,7 +19,7 @@ from data_prep.refusals import Reason, RefusedError
 from dit.codecs.frame_pictures import LIMITS, any_title, first_film, stored_packets
 
 _INDEXED = ("mov", "matroska")  # formats with a table of key frames, by which FFmpeg seeks
-_REORDERED = 64  # later packets hold no earlier frame: codecs reorder at most 16 frames
+_REORDERED = 64  # after so many later frames no earlier one comes: codecs reorder at most 16
 _VP8_SHOWN = 0x10  # bit show_frame in the first byte of a frame (RFC 6386, 9.1)
 
 
@@ -41,7 +41,7 @@ class PacketScan:
     packets: tuple[PacketInfo, ...]
     end_of_others: float  # seconds; end of the longest other stream
     format: str
-    promised_end: float | None  # seconds; end according to the header, if it tells
+    promised_end: float | None  # seconds; end according to the header; None if it states none
 
     @property
     def times(self) -> list[int]:
@@ -92,7 +92,7 @@ def open_video(file: Path | BinaryIO) -> Iterator[tuple[Any, Any]]:
             try:
                 yield container, video
             except (av.error.FFmpegError, OSError, ValueError, OverflowError, MemoryError) as error:
-                is_ours = type(error) is ValueError  # those of PyAV are of classes of its own
+                is_ours = type(error) is ValueError  # PyAV raises classes of its own
                 detail = str(error) if is_ours else f"{type(error).__name__}: {error}"
                 raise RefusedError(Reason.VIDEO_DAMAGED, detail) from error
 
@@ -106,7 +106,7 @@ def _film_of(container: Any) -> Any:
         raise RefusedError(Reason.NO_VIDEO, "its codec is unknown; convert it to H.264")
     if not film.time_base:
         raise RefusedError(
-            Reason.VIDEO_DAMAGED, "it says no unit for the times of its frames; convert it again"
+            Reason.VIDEO_DAMAGED, "it states no unit for the times of its frames; convert it again"
         )
     return film
 
@@ -114,7 +114,7 @@ def _film_of(container: Any) -> Any:
 def check_whole(file: Path | BinaryIO) -> bool:
     """Checks that `file` has all the bytes that its container says it should have.
 
-    Returns True then, and False if the container does not state its length.
+    Returns True if it has, or False if the container does not state its length.
 
     Raises:
         RefusedError: bytes are missing.
@@ -129,13 +129,13 @@ def check_whole(file: Path | BinaryIO) -> bool:
 def scan(
     container: Any, video: Any, *, is_whole: bool, see: Callable[[Any], None] | None = None
 ) -> PacketScan:
-    """Reads every packet of the container, and describes those of the stream `video`.
+    """Reads every packet of the container, and describes the packets of the stream `video`.
 
     `is_whole` says that the file is known to be complete. Each packet of `video` is also passed to
     `see`.
 
     Raises:
-        RefusedError: a packet of the video is truncated, or there is none.
+        RefusedError: a packet of the video is truncated, or no packet holds a visible frame.
     """
     packets: list[PacketInfo] = []
     end = 0.0
@@ -253,7 +253,7 @@ def _seek(container: Any, video: Any, wanted: int) -> None:
     after it.
     """
     container.seek(wanted, stream=video)
-    packet = next(container.demux(video))  # at the end of the file an empty one, without times
+    packet = next(container.demux(video))  # at the end of the file it is empty and has no times
     if packet.pts is not None and packet.pts > wanted and packet.dts is not None:
         wanted = min(wanted, packet.dts) - 1
     container.seek(wanted, stream=video)

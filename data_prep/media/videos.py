@@ -39,11 +39,11 @@ from data_prep.refusals import PrepError, Reason, RefusedError
 from dit.codecs.frame_pictures import Look, decode_packets, look_of, picture_of
 from dit.codecs.rgb import WHITE, to_rgb
 
-_UNEVEN = 0.1  # part by which distances between frames may differ at a constant rate
+_UNEVEN = 0.1  # fraction by which the times between frames may differ at a constant rate
 _BACK = 10  # seconds; usual distance between key frames
 _REORDERED = 16  # frames that a codec reorders, at most
 _SLACK = 0.1  # seconds by which headers may be wrong
-_ENDS = "its size changes (or pixel aspect, turn, told colours): the clip ends there"
+_ENDS = "its size changes (or pixel aspect, rotation, stated colours): the clip ends there"
 _ROUNDED = 0.002  # seconds that rounding takes from a clip: 1 ms at either end in Matroska
 
 
@@ -60,7 +60,7 @@ class Timeline:
     by_number: bool = False  # decoded frames have no times: they are found by counting
     has_alpha: bool = False  # frames may be transparent
     flaws: tuple[str, ...] = ()  # why its frames do not look as a player shows them
-    change: str = ""  # what ends it before its file ends: another size, pixel aspect or turn
+    change: str = ""  # change of size, pixel aspect or rotation that ends it before the file ends
     left: int = 0  # frames of the file from that change on
 
     def steady(self) -> Self:
@@ -70,13 +70,14 @@ class Timeline:
             RefusedError: the size, the pixel aspect or the rotation of the pictures changes.
         """
         if self.change:
-            raise RefusedError(Reason.CHANGING, f"{self.change}: cut it there")
+            raise RefusedError(Reason.CHANGING, f"{self.change}; cut the file there")
         return self
 
     def counts_as(self, other: Timeline | None) -> bool:
-        """Whether this video has as many frames as `other`, up to its change of shape or in all.
+        """Whether this video has as many frames as `other`.
 
-        `other` is None for a picture, which has one frame.
+        The frames of `other` are counted up to its change of shape, or in its whole file. `other`
+        is None for a picture, which has one frame.
         """
         count, left = (1, 0) if other is None else (len(other.shown), other.left)
         return len(self.shown) in (count, count + left)
@@ -115,7 +116,7 @@ class Timeline:
 def timeline(file: Path | BinaryIO) -> Timeline:
     """Reads the size of the video `file` and the presentation times of all its frames.
 
-    They come from its packets if these are enough; else the file is decoded.
+    The times come from its packets if these tell them all; else every frame is decoded.
 
     Raises:
         RefusedError: the file is no video, holds no frame, or ends before it should.
@@ -157,7 +158,7 @@ def timeline(file: Path | BinaryIO) -> Timeline:
 def packet_times(file: Path | BinaryIO) -> list[int]:
     """Presentation times of all packets, rising, in units of the stream.
 
-    It includes packets that cannot be decoded.
+    They include the times of packets that cannot be decoded.
     """
     with open_video(file) as (container, video):
         return scan(container, video, is_whole=True).times
@@ -232,10 +233,10 @@ def _earlier(decoded: Change | None, of_keys: Change | None, shown: list[int]) -
 
 
 def _near(wanted: int, earlier: int = 0) -> Decode:
-    """A function that decodes from the last key frame `earlier` seconds or more before `wanted`.
+    """A function that decodes from a key frame at least `earlier` seconds before `wanted`.
 
-    `wanted` is a time in ticks. The function yields nothing if its first frame is not a key frame,
-    although its packet says so.
+    `wanted` is a time in ticks. The last such key frame is used. The function yields nothing if the
+    first decoded frame is not a key frame, although its packet says so.
     """
 
     def decode(container: Any, video: Any) -> Iterator[Any]:
@@ -288,7 +289,8 @@ def _pictures(
 ) -> Iterator[Image.Image]:
     """Yields the frames `wanted` (times in ticks, or numbers) as stored, not yet turned upright.
 
-    Each is removed from the list `wanted` when it is yielded, so that another attempt can go on.
+    A frame that is yielded is removed from the list `wanted`, so another attempt can continue with
+    the remaining frames.
 
     Raises:
         RefusedError: a frame is missing, or its shape differs from that of the `first`.
@@ -301,9 +303,9 @@ def _pictures(
             if at > wanted[0]:
                 break
             look = look_of(frame)
-            if look.differs(first):  # VP9 and AV1 can without a key frame, which no plan sees
+            if look.differs(first):  # VP9 and AV1 can change without a key frame: no plan sees it
                 where = f"number {at}" if by_number else f"{float(at * video.time_base):.3f} s"
-                detail = f"from {first} to {look} at or before {where}: cut it there"
+                detail = f"from {first} to {look} at or before {where}; cut the file there"
                 raise RefusedError(Reason.CHANGING, detail)
             picture = picture_of(frame, video)
             while wanted and wanted[0] == at:

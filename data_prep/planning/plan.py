@@ -1,7 +1,7 @@
 """Reads and writes `plan.jsonl`, which has one line for each sample, in the order of encoding.
 
-This "packing order" is by a hash of the sample's file, so that each shard has samples from many
-folders. Sorting keeps 16 bytes a sample in memory.
+The samples are sorted by a hash of their file ("packing order"), so each shard has samples from
+many folders. Sorting needs 16 bytes of memory for each sample.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def read_plan(path: Path) -> PackingPlan:
 def write_plan(entries: Iterable[Entry], path: Path, split: SplitFractions | None) -> PackingPlan:
     """Writes `entries`, sorted into packing order, as the plan at `path`.
 
-    If `split` is not None, each of its parts must get a sample.
+    If `split` is not None, each of train, val and test with a fraction above 0 must get a sample.
 
     Raises:
-        PrepError: two samples have the same key, or a part of the given `split` gets no sample.
+        PrepError: two files have the same key, or one of train, val and test gets no sample.
     """
     spool = path.with_name(path.name + ".spool" + TEMPORARY)
     offsets, positions, found = array("Q", [0]), array("d"), Counter[Split]()
@@ -102,7 +102,7 @@ def _sorted(spool: Path, path: Path, offsets: array[int], positions: np.ndarray)
     digest = hashlib.blake2b(digest_size=16)
     order = np.argsort(positions, kind="stable")  # samples of a file stay in their order
     with AtomicFile(path) as file, spool.open("rb") as stream:
-        if len(order):  # nothing cannot be mapped
+        if len(order):  # an empty file cannot be mapped
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as lines:
                 for line in _checked(lines, offsets, order, positions):
                     digest.update(line)

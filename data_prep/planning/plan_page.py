@@ -108,7 +108,7 @@ def _thumbnails(
         return
     for number, entry in enumerate(plan.entries):
         if number % math.ceil(plan.total / _PICTURES) == 0 and not entry.refused:
-            with suppress(RefusedError):  # only the header was read, and packing will say why
+            with suppress(RefusedError):  # a quick plan reads only headers; packing will say why
                 clip = work.source.read(_of_first_frame(entry))
                 controls = map(to_levels, clip.references)
                 first_1HW3 = with_controls(to_levels(clip.video_CFHW[:, :1]), controls)

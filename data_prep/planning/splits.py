@@ -51,7 +51,9 @@ class SplitFractions:
         values = (self.train, self.val, self.test)
         text = ",".join(f"{value:g}" for value in values)
         if not all(0 <= value <= 1 for value in values):
-            raise PrepError(f"--split {text}: each fraction must lie in [0, 1]")
+            raise PrepError(
+                f"--split {text}: each fraction must lie in [0, 1], for example 0.9,0.1,0"
+            )
         if abs(sum(values) - 1) > 1e-6:
             raise PrepError(
                 f"--split {text} sums to {sum(values):g}; the train, val and test fractions must"
@@ -115,7 +117,7 @@ def all_in_train_notice(found: Counter[Split]) -> str:
     `found` has the number of samples in each split.
     """
     return (
-        f"all {found.total()} samples are in train: the default --split {DEFAULT_SPLIT} leaves one"
-        " of its parts empty. Training validates on them with"
+        f"all samples ({found.total()}) are in train: the default --split {DEFAULT_SPLIT} would"
+        " leave train, val or test empty. Training validates on them with"
         " dataset.use_train_split_for_val=true; give --split, such as 0.5,0.5,0, to hold some out"
     )

@@ -124,17 +124,17 @@ class PlanStatistics:
 
 @dataclass
 class CropStatistics:
-    """Collects the area that cropping takes from samples and their control pictures."""
+    """Adds up the area that cropping removes from samples and their control pictures."""
 
     others: Mapping[str, Sizing] = field(default_factory=dict)
     """Other rules for sizes that may crop less, by the option that selects them."""
-    total: int = 0
-    cropped: int = 0
-    lost: float = 0.0  # sum of the parts of the areas
-    most: float = 0.0  # of one of them
-    worst: str = ""  # its file and sizes
+    total: int = 0  # samples and control pictures
+    cropped: int = 0  # those of them that lose some area
+    lost: float = 0.0  # sum of the fractions of their areas that are lost
+    most: float = 0.0  # the largest fraction that is lost
+    worst: str = ""  # the file that loses it, and its sizes
     samples: int = 0
-    lost_with: Counter[str] = field(default_factory=Counter)  # the same of samples, by option
+    lost_with: Counter[str] = field(default_factory=Counter)  # `lost` of samples by other options
     _known: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
@@ -195,7 +195,7 @@ def crop_line(summary: Mapping[str, Any]) -> str:
 
 def crop_line_of(folder: Path) -> str:
     """A sentence about cropping in the dataset in `folder`; empty if its card has no data."""
-    with suppress(CodecError, LookupError, TypeError, ValueError):  # others name a damaged card
+    with suppress(CodecError, LookupError, TypeError, ValueError):  # other checks report the card
         return crop_line(read_card(folder)["cropped"])
     return ""
 
@@ -203,5 +203,5 @@ def crop_line_of(folder: Path) -> str:
 def _lost(rule: Sizing, file: tuple[int, int]) -> float:
     try:
         return rule.place(*file).lost
-    except RefusedError:  # all of it
+    except RefusedError:  # a refused sample loses its whole area
         return 1.0

@@ -47,14 +47,16 @@ class Contents:
 
     archive: str
     places: dict[str, str] = field(default_factory=dict)
+    """Path of a file -> its position, a string of `member_location`."""
     refused: dict[str, str] = field(default_factory=dict)
     """Path of a file that cannot be read -> why not."""
     ignored: Counter[str] = field(default_factory=Counter)
+    """Number of members that are left out, by kind."""
 
     def add(self, member: tarfile.TarInfo) -> None:
         """Adds the member to `places`, `refused` or `ignored`; folders are not added.
 
-        It replaces an earlier member with its name, as when `tar` unpacks.
+        The member replaces an earlier one of the same name, as when `tar` unpacks.
         """
         if member.isdir():
             return
@@ -89,7 +91,10 @@ class Contents:
         if target in self.places:
             self.places[path] = self.places[target]
         else:
-            self.refused[path] = f"it is a hard link to {target}, which is not in the archive"
+            self.refused[path] = (
+                f"it is a hard link to {target}, which no earlier member of the archive holds; add"
+                " that file"
+            )
 
 
 def _normal(name: str) -> str:
@@ -185,5 +190,5 @@ def _compression(stream: BinaryIO) -> str | None:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, tarfile.TarError | OSError):
-        return f"it is no whole tar ({error})"
-    return f"it is no whole tar (a header is damaged: {type(error).__name__})"
+        return f"it is no whole tar ({error}); copy or make it again"
+    return f"it is no whole tar (a header is damaged: {type(error).__name__}); make it again"

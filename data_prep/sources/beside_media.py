@@ -1,15 +1,13 @@
-"""Files in separate folders that belong to media by name: controls, rejected samples, masks.
+"""Reads control pictures and rejected samples, which belong to media by name.
 
-1. Controls of edit pairs: the picture or video before the edit that the caption describes. A table
-   may name them instead, in a column `control_path`, as in datasets of diffusion-pipe. Each
-   becomes a reference latent of its sample; a video has the frames that its sample has
-2. Rejected samples for learning from preferences, of the same size and kind as the preferred
-   sample, scaled and cropped alike. A table may name them, too, in a column `rejected_path`
-3. Masks of the loss, pictures or videos: white counts fully, black not at all, grey in between.
-   They are scaled and cropped like their medium, then averaged over each latent cell
+1. A control is the picture or video before the edit that the caption describes. It has the relative
+   path of its medium in another folder, or a table names it in a column `control_path`, as in
+   datasets of diffusion-pipe. It becomes a reference latent of the sample; a control video gets
+   the same frames as the sample
+2. A rejected sample is the worse one of a preference pair. It has the size and kind of the
+   preferred sample, and is scaled and cropped alike. A table may name it in a column
+   `rejected_path`
 """
-
-# F frames, H rows, W columns: of pixels, or f h w of the cells of a latent
 
 from __future__ import annotations
 
@@ -126,7 +124,8 @@ class FoundReference:
         `clip` are used.
 
         Raises:
-            RefusedError: it is smaller than a patch, or a video that does not fit the target.
+            RefusedError: the reference is smaller than a patch, or is a video that does not fit the
+                target.
         """
         try:
             return self.placed(rule.place(self.size, target), clip, kept)

@@ -96,9 +96,9 @@ class CaptionTables:
         for path in sorted(self.paths):
             rows, folder = self._rows(path), str(PurePosixPath(path).parent)
             if rows.repeated:
-                counts[f"row of {path} whose name a later row gives again"] = rows.repeated
+                counts[f"row of {path} that a later row of the same name replaces"] = rows.repeated
             if rows.repeating:
-                counts[f"row of {path} with a field twice, the last counts"] = rows.repeating
+                counts[f"row of {path} with a field twice: the last value counts"] = rows.repeating
             # `_names` has media at any depth; other files are looked for at the path in the row.
             names = (name for name in rows.by_name if not self._names[folder, name])
             for name in names:
@@ -169,8 +169,8 @@ class CaptionTables:
             if inside != f"videos/{name}" and self._names[str(folder), name] > 1:
                 raise RefusedError(
                     Reason.BAD_CAPTION,
-                    f"{path} names {name!r}, and several files below it are called so; write paths"
-                    " relative to its folder",
+                    f"{path} names {name!r}, and several files have this name; write paths relative"
+                    " to the folder of the table",
                 )
             return self._captions(path, rows.by_name[name])
         if (short := _short(path, source)) in rows.by_name:
@@ -222,7 +222,7 @@ class CaptionTables:
         return path if path in found or len(found) != 1 else next(iter(found))
 
     def _with_slashes(self, name: str, folder: str = ".") -> str:
-        r"""The path `name` with / in place of \, unless a medium in `folder` has this very name."""
+        r"""The path `name` with \ replaced by /, unless a medium in `folder` has this very name."""
         if "\\" not in name or posixpath.normpath(posixpath.join(folder, name)) in self._media:
             return name
         return posixpath.normpath(name.replace("\\", "/"))

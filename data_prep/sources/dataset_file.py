@@ -45,7 +45,7 @@ _MOST_ITEMS = 1_000  # of a list; aliases of YAML make huge lists of a small fil
 _MOST_RATIO = 1_000.0
 
 _NOT_READ = {
-    "default_mask_file": "a mask belongs to the file of its name, in mask_path",
+    "default_mask_file": "each file has a mask of its own, of the same name in mask_path",
 }
 
 
@@ -144,7 +144,8 @@ def _input(args: Namespace, basis: Input, root: Path, settings: Mapping[str, Any
 def _captions(args: Namespace, settings: Mapping[str, Any]) -> CaptionOptions:
     """Options for finding captions in a folder, from `args`, its `settings`, and the file's format.
 
-    --missing_caption, if given, wins over the file. Without both, the format has a default.
+    For a medium without a caption, --missing_caption decides, then `skip_empty_caption` in
+    `settings`. Without these two, it gets the empty caption (TOML) or its file name (YAML).
     """
     missing = MissingCaption.FILENAME
     if "skip_empty_caption" in settings:
@@ -161,11 +162,11 @@ def _size_rules(
 ) -> tuple[tuple[Sizing, ...], tuple[int, ...]]:
     """Returns (rules, frames): the size rules in `settings`, and the allowed numbers of frames.
 
-    Each rule makes a sample of each medium. Frames is a tuple of the numbers of frames that a clip
-    may have.
+    Each rule makes one sample of each medium. `frames` has the numbers of frames that a clip may
+    have; it is empty if `settings` gives none.
     """
     multiple = args.size_multiple
-    # Without 1, which allows pictures: a video must not become a single frame.
+    # 1 is left out: it allows pictures, but a video must not become a single frame.
     buckets = tuple(n for n in settings.get("frame_buckets", ()) if n > 1)
     if "size_buckets" in settings:
         sizes = settings["size_buckets"]
@@ -205,7 +206,7 @@ def _in_patches(side: int, multiple: int) -> int:
 
 
 def _bucket_ratios(settings: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Aspect ratios of the buckets (width / height); None: those of the command line."""
+    """Aspect ratios (width / height) of buckets in `settings`; None if the options decide them."""
     if "ar_buckets" in settings:
         return settings["ar_buckets"]
     if "num_ar_buckets" in settings:
@@ -237,7 +238,7 @@ def checked(where: str, content: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _hint(key: Any) -> str:
     near = difflib.get_close_matches(key, KEYS, 1) if isinstance(key, str) else ()
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(KEYS)}"
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(KEYS)}"
 
 
 def _wrong(value: Any, wanted: str) -> ValueError:

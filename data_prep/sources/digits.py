@@ -24,7 +24,7 @@ DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Direction of motion -> rows and columns by which a digit moves from frame to frame."""
 CANVAS = 16  # pixels along a side
 FRAMES = 9
-FRAMES_A_MOVE = 2  # it moves by one pixel in every second frame: 4 in all, from centre to edge
+FRAMES_A_MOVE = 2  # frames for each move by a pixel; 4 moves lead from the centre to the edge
 FPS = 8.0
 
 
@@ -190,10 +190,10 @@ class MovingDigits(Digits):
 
 
 class MirroredClips(MovingDigits):
-    """Pairs of a clip: the clip of a moving digit as a reference, its mirror image as the target.
+    """Pairs of clips: the clip of a moving digit is the reference, its mirror image the target.
 
-    All captions are the same, so that only the reference shows the digit and its direction. All
-    pairs of one digit are in the same split.
+    All captions are the same, so only the reference shows the digit and its direction. All pairs
+    of one digit are in the same split.
     """
 
     def __init__(self, *, num_samples: int | None = None, inverted: bool = False):

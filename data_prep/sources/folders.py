@@ -1,4 +1,4 @@
-"""Finds the media in a folder, in its subfolders, and in tar archives there."""
+"""Finds the media in a folder and its subfolders, also inside of tar archives."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def _beside(
     `sources` are the media. Files in `folder` that belong to no medium are counted in `ignored`.
 
     Raises:
-        PrepError: the folder or a medium's file in it is missing, or two files have one name.
+        PrepError: the folder is missing or holds no pictures, videos or archives, or two of its
+            files belong to the same medium.
     """
     option, root, what = folder.option, folder.root, folder.what
     listing, files = list_media(root, folder.kinds, option=option), dict[str, str]()
@@ -148,7 +149,7 @@ def _beside(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderCollection:
-    """The media below a folder, those in tar archives included."""
+    """The media below a folder, also in tar archives."""
 
     root: Path
     captions: CaptionOptions = CaptionOptions()
@@ -179,9 +180,9 @@ class FolderCollection:
     def next_to(self, other: FolderCollection, *, is_later: bool) -> FolderCollection:
         """A copy of this folder that takes account of another input, `other`, if the two overlap.
 
-        Media that `other` packs are then not counted as ignored, and only one of the two counts the
-        ignored files of both. `is_later` says that `other` precedes this folder. Without an overlap
-        this folder itself is returned.
+        In the copy, media that `other` packs are not counted as ignored, and only one of the two
+        inputs counts the ignored files of both. `is_later` is true if this folder comes after
+        `other` in the list of inputs. If the two do not overlap, this folder itself is returned.
         """
         mine, its = self.root.resolve(), other.root.resolve()
         is_inside = _is_visible(mine, below=its)
@@ -209,7 +210,7 @@ class FolderCollection:
         counted = Ignored() if self.is_counted else ignored
         captions = self._captions(listing, members, refused, counted)
         if named := captions.tables.only_beside().intersection(sources):
-            what = "control or rejected picture of a table, no sample itself"
+            what = "control or rejected picture that a table names, no sample itself"
             ignored.counts[what] += len(named)
             sources = [source for source in sources if source not in named]
         counted.counts.update(listing.ignored)
@@ -252,7 +253,7 @@ class FolderCollection:
             for path, why in contents.refused.items():
                 refused[path] = RefusedError(Reason.UNREADABLE, why)
         for archive in listing.archives[len(outer) :]:
-            why = "an archive in an archive is not looked into; unpack the outer one"
+            why = "an archive in an archive is not read; unpack the outer one"
             refused[archive] = RefusedError(Reason.UNREADABLE, why)
         return members, refused
 
@@ -369,7 +370,7 @@ def _sidecars(listing: Listing, options: CaptionOptions, ignored: Ignored) -> Ma
         ),
     )
     spare = set(matched.spare)
-    if spare:  # files that are ignored themselves have captions, too
+    if spare:  # files that are ignored may have captions, too
         others = {composed(name) for path in listing.others for name in (path, name_of(path))}
         spare = {path for path in spare if composed(name_of(path)) not in others}
     lines = {path for path in spare if PurePosixPath(path).name.lower() in _LINES}

@@ -94,7 +94,7 @@ def _dataset(name: str, split: str) -> Any:
     try:
         saved = (Path(name) / "state.json").exists() or (Path(name) / "dataset_dict.json").exists()
         if saved:
-            # Of a relative one, fsspec takes `data:photos` for content.
+            # Absolute, because fsspec reads a relative `data:photos` as a data URL.
             found: Any = datasets.load_from_disk(str(Path(name).absolute()))
             found = found[split] if isinstance(found, dict) else found
         else:
@@ -189,7 +189,7 @@ def _content(address: str) -> bytes:
     """Downloads the content of a URL; tries again after errors of the network or server.
 
     Raises:
-        RefusedError: the last try failed, too, or the server refuses the address.
+        RefusedError: all tries failed, or the server refused the request.
     """
     wait, problem = _FIRST_WAIT, ""
     for read_or_refuse in range(1, _TRIES + 1):

@@ -15,8 +15,8 @@ from data_prep.sources.caption_tables import is_table
 from dit.codecs.frame_pictures import ENDINGS as VIDEO_ENDINGS
 
 Elsewhere = Sequence[tuple[str, frozenset[str]]]
-"""Subfolders of an input, each with "/" at its end or "" for all of it, and the kinds of media in
-them that other inputs pack."""
+"""(subfolder, kinds of media) for each part of an input that other inputs pack. The subfolder ends
+with "/", or is "" for the whole input."""
 IMAGES, VIDEOS, BOTH = frozenset(("image",)), frozenset(("video",)), frozenset(("image", "video"))
 _REMEDIES = {
     "convert them to JPEG or PNG": (
@@ -53,9 +53,9 @@ class Ignored:
             self.counts[f"{what}, the first {printable(min(files))}"] += len(files)
 
     def add_unused(self, what: str, folder: Path, files: Collection[str]) -> None:
-        """Notes that an input does not use these `files` in `folder`.
+        """Remembers that an input does not use `files` in `folder`; `close` counts them as `what`.
 
-        Files that another input uses are removed from the note; `close` counts the rest as `what`.
+        If several inputs share the folder, only files that none of them uses are counted.
         """
         key = what, folder
         self._unused[key] = self._unused.get(key, set(files)).intersection(files)
@@ -74,6 +74,7 @@ class Listing:
     media: list[str] = field(default_factory=list)
     archives: list[str] = field(default_factory=list)
     sidecars: dict[str, str] = field(default_factory=dict)
+    """Caption files: path with its ending in lower case -> actual path."""
     tables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
     """Visible files of other kinds."""
@@ -94,7 +95,7 @@ class Listing:
         elif ending in SIDECAR_ENDINGS:
             stem = path[: len(path) - len(ending)]
             if self.sidecars.setdefault(stem + ending, path) != path:
-                self.ignored[f"*{ending} whose name another has in other case of the ending"] += 1
+                self.ignored[f"*{ending} that differs from another in the ending's case"] += 1
         elif ending == ".tar":
             self.archives.append(path)
         else:
@@ -124,7 +125,7 @@ def stamp_of(path: Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """`path` without its ending; a medium and the files that belong to it have the same one."""
+    """`path` without its ending, by which a medium and the files that belong to it are matched."""
     return str(PurePosixPath(path).with_suffix(""))
 
 
@@ -155,7 +156,8 @@ def list_media(
         known |= {ending for ending in VIDEO_ENDINGS if "video" in kinds}
         raise PrepError(
             f"{option} {root} holds no {' or '.join(sorted(kinds))} (it holds"
-            f" {found or 'nothing else either'}); endings that are known: {' '.join(sorted(known))}"
+            f" {found or 'nothing else either'}); give another folder, or rename files to one of"
+            f" the known endings: {' '.join(sorted(known))}"
         )
     for names in (listing.media, listing.archives, listing.tables):
         names.sort()

@@ -1,4 +1,10 @@
-"""Reads the loss mask of a picture or video, as a weight for each latent cell."""
+"""Reads the loss mask of a picture or video, as a weight for each latent cell.
+
+White counts fully, black not at all, grey in between. A mask is scaled and cropped like its medium,
+then averaged over each latent cell.
+"""
+
+# H rows and W columns of pixels; f h w frames, rows and columns of a latent
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def flaws_beside(found: Sequence[FoundReference]) -> list[str]:
 def notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
     """Yields a note that says whether `medium` has a loss mask, if the input has a folder of masks.
 
-    A second note says that the mask is the medium itself.
+    If the mask is the file of the medium itself, a second note says so.
     """
     if collection.masks is None:
         return
@@ -58,7 +58,7 @@ def notes_of_mask(collection: Collection, medium: Medium) -> Iterator[str]:
 def notes_of_controls(
     collection: Collection, medium: Medium, shown: Sequence[FoundReference]
 ) -> Iterator[str]:
-    """Yields notes on the number of a sample's controls, and on any that is the medium itself."""
+    """Yields notes on the controls `shown`: their number, and whether one is the medium itself."""
     videos = sum(one.line is not None for one in shown)
     counts = {"pictures": len(shown) - videos, "videos": videos}
     yield from (f"{count} control {what}" for what, count in counts.items() if count)

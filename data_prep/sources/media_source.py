@@ -129,7 +129,7 @@ class MediaSource:
     def _counted(self, given: Input, entries: list[Entry]) -> list[Entry]:
         """The samples `entries` of a medium, or [] if a setting leaves the medium out.
 
-        Such media are counted as ignored.
+        A medium that is left out is counted in `ignored`.
         """
         if not entries:
             self.ignored[f"file that num_repeats {given.repeats:g} leaves out"] += 1
@@ -255,7 +255,8 @@ class MediaSource:
         """Reads and decodes the clip of a planned sample, with its references, mask and sound.
 
         Raises:
-            RefusedError: the file or its caption cannot be used.
+            RefusedError: the file, a control, the rejected sample, the mask or the sound cannot be
+                used.
         """
         given, masks = self.inputs[entry.folder], self.inputs[entry.folder].collection.masks
         place = Placement(entry.resized or (0, 0), entry.size or (0, 0))
@@ -294,7 +295,8 @@ class MediaSource:
     ) -> ReadReference:
         """Reads the control or rejected sample `one`.
 
-        It lies in `folders[one.folder]`, or in the folder of the media if `one.folder` is FOLDER.
+        Its file is in `folders[one.folder]`, or in the folder of the media if `one.folder` is
+        FOLDER.
         """
         folder = None if one.folder == FOLDER else folders[one.folder]
         file = given.collection.open(one.where) if folder is None else folder.root / one.where
@@ -365,7 +367,7 @@ def _partner(
     root = folder and folder.root
     if is_itself(collection, medium, picture.where, root):
         why = f"{picture.name} is the preferred file itself, and such a pair teaches nothing"
-        raise RefusedError(Reason.BAD_REJECTED, f"{why}; name another one")
+        raise RefusedError(Reason.BAD_REJECTED, f"{why}; name another file")
     if root is None:
         return FoundPartner.of(FOLDER, picture, collection.open, size, line)
     return FoundPartner.of(0, picture, lambda where: root / where, size, line)
@@ -394,7 +396,7 @@ def _chosen(captions: list[Caption], several: SeveralCaptions, key: str) -> list
 def _repeated(entry: Entry, repeats: float) -> Entry:
     """A copy of `entry` with a whole number of repeats, whose mean over all samples is `repeats`.
 
-    A hash of the entry's key decides whether a fractional part of `repeats` is rounded up.
+    A hash of `entry.group` decides whether a fractional part of `repeats` is rounded up.
     """
     whole, part = divmod(repeats, 1)
     extra = _draw(entry.group, b"repeats") % 2**32 < part * 2**32

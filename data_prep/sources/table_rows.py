@@ -26,10 +26,10 @@ NAME_FIELDS = ("file_name", "filename", "path", "name", "file", "image", "video"
 
 
 class TableRow(NamedTuple):
-    """A row of a caption table; `content` may instead be the error why the row cannot be used."""
+    """A row of a caption table: its fields or captions, or the error that makes it unusable."""
 
     content: Any
-    number: int  # of the row, from 1; in CSV of the line
+    number: int  # of the row, from 1; in a CSV file, of the line
 
     def place(self, path: str) -> str:
         return f"{path}, row {self.number},"
@@ -187,8 +187,8 @@ def _add_csv(rows: Rows, text: str) -> None:
 def _separator(path: str, lines: Iterable[str]) -> str:
     """The field separator of a CSV file: stated by a first line `sep=`, or found by its columns.
 
-    It is the first separator that makes a known column, or else the usual one. Spreadsheets write
-    semicolons where the comma is the decimal sign, and a first line `sep=;`.
+    It is the first separator that gives a known column name, or else the usual one. Spreadsheets
+    write semicolons where the comma is the decimal sign, and a first line `sep=;`.
     """
     first = next(filter(None, (line.rstrip("\r\n") for line in lines)), "")
     if said := _SAID.fullmatch(first):

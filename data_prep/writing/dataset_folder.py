@@ -128,8 +128,8 @@ def check_folder(folder: Path, *, overwrite: bool) -> list[Path]:
         if found and (foreign or not ((folder / LEDGER).is_dir() or planned_only)):
             raise PrepError(
                 f"--output_dir {folder} is not empty (it holds {(foreign or found)[0].name}), and"
-                " no packing that could be continued; give another folder, or replace the dataset"
-                " in it with --overwrite"
+                " has no packing that could be continued; give another folder"
+                f"{'' if foreign else ', or replace the dataset in it with --overwrite'}"
             )
     elif foreign:
         raise PrepError(
@@ -150,7 +150,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Removes a file or folder; a folder is renamed first, so that a kill leaves no part of it."""
+    """Removes a file or folder; a folder is renamed before its content is removed."""
     if not path.is_dir() or path.is_symlink():
         path.unlink()
         return

@@ -64,7 +64,8 @@ class LedgerProgress:
     samples: int = 0  # lines of the plan that are done
     size: int = 0  # valid bytes of the ledger
     counts: dict[str, dict[str, int]] = field(default_factory=dict)  # split -> shard -> samples
-    ends: dict[str, list[int]] = field(default_factory=dict)  # split -> ends in its last shard
+    ends: dict[str, list[int]] = field(default_factory=dict)
+    """Split -> 0 and the byte offsets at which the samples of its last shard end."""
 
     def add(self, line: Mapping[str, Any]) -> None:
         self.samples += 1
@@ -79,8 +80,8 @@ class LedgerProgress:
 def read_progress(path: Path, *, block: int, total: int) -> LedgerProgress:
     """Reads how many samples of a rank are done, and what the ledger says about them.
 
-    Only complete blocks of `block` samples count. `total` is the number of the rank's samples; the
-    last block may be shorter.
+    Only complete blocks of `block` samples count, and only samples whose bytes are in the shards.
+    `total` is the number of the rank's samples; the last block may be shorter.
     """
     if not path.exists():
         return LedgerProgress()
@@ -199,7 +200,7 @@ def _measured(count: int, total: float, square: float) -> dict[str, float]:
 
 
 def summarize(folder: Path, *, world: int, ignored: Mapping[str, int]) -> Summary:
-    """Adds up the ledgers of all `world` ranks; of single samples only refused ones are kept."""
+    """Adds up the ledgers of all `world` ranks; the result names only samples that were refused."""
     shards: dict[Split, dict[str, int]] = {split: {} for split in Split}
     ratios, count, total, square = list[float](), 0, 0.0, 0.0
     notes, sizes, refusals = Counter[str](), Counter[tuple[int, ...]](), Refusals()

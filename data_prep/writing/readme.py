@@ -36,7 +36,7 @@ _PACKAGES = ("megatron-dit", "torch", "diffusers", "transformers", "av", "pillow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MadeBy:
-    """How a dataset was made, as far as its card does not say it, and sample pictures."""
+    """What a dataset's README has beyond its card: the command that made it, and pictures."""
 
     command: str = ""
     """Command line without paths and without options that do not change the samples."""

@@ -81,7 +81,7 @@ class Writer:
                     prefix=prefix,
                 )
                 counts = progress.counts.get(split, {})
-                # All but the last, which goes on.
+                # All shards but the last, which is continued.
                 whole = {name: counts[name] for name in sorted(counts)[:-1]}
                 series.resume(whole, progress.ends.get(split, [0]))
                 self._series[split] = stack.enter_context(series)

@@ -25,7 +25,7 @@ def by_type(*values: object) -> Mapping[type, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentVariance:
-    """Log variances of a pack's latents, which are means; each step draws latents from both."""
+    """Log variances of a pack whose latents are means; each step draws new latents from them."""
 
     logvar_TC: Tensor  # log variance of each number of the latent, float32, -inf for none
 
@@ -34,8 +34,8 @@ class LatentVariance:
 class TokenWeights:
     """Loss weight of each token; without it, all tokens of a pack have weight 1."""
 
-    # float32, at least 0: multiplies the loss of each target token, and means nothing elsewhere.
-    # What a loss is divided by stays the number of target tokens
+    # float32, at least 0: multiplies the loss of each target token; other tokens do not use it.
+    # The loss is still divided by the number of target tokens
     weight_T: Tensor
 
 
@@ -55,7 +55,7 @@ class CleanTokens:
     """
 
     level: float  # their noise level (t of flow matching)
-    counts: tuple[int, ...]  # of each target, at its beginning; those of a part in a pack of parts
+    counts: tuple[int, ...]  # clean tokens at the beginning of each target, or of each part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +67,9 @@ class ReferenceGrids:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NullTexts:
-    """Texts that replace those of a sample whose caption is dropped, stored with each sample."""
+    """Null texts stored with each sample, which replace its text if its caption is dropped."""
 
-    rows_LE: Tensor  # bfloat16 or float32, of the N samples laid end to end; they are no tokens
+    rows_LE: Tensor  # bfloat16 or float32, of the N samples laid end to end; not tokens of the pack
     starts: tuple[int, ...]  # N + 1 offsets of the samples in L; some have no rows
 
 
@@ -94,7 +94,7 @@ class GuidanceInput:
 class Pairs:
     """Marks preference pairs: sample 2 i is preferred to sample 2 i + 1, with the same text.
 
-    Both share all random draws.
+    The two samples of a pair share all random draws.
     """
 
 
@@ -119,7 +119,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Route:
-    """Order of tokens for layers that process only a share of them (token routing).
+    """Order of tokens for layers that process only some of them (token routing).
 
     In each run of neighbouring tokens, those that the layers process come first.
     """
@@ -144,9 +144,9 @@ class FixedLevels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConditionLevels:
-    """Rows of the table of noise levels for pictures that generation fixes at frames of a video."""
+    """Further noise levels, for pictures that generation fixes at frames of a video."""
 
-    rows: int  # they follow the rows of the samples and of clean tokens
+    rows: int  # number of their rows in the table of noise levels, after samples and clean tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ class PackedBatch(TokenStream):
     texts, vectors, frame rates, keys and captions.
     """
 
-    # By the names of the inputs; of a family's text inputs each is here, also where all are empty.
+    # By input name; each text input of the family is present, even if no sample has rows in it.
     # [L, E], bfloat16 or float32: rows of the N samples laid end to end
     texts: Mapping[str, Tensor]
     text_offsets: Mapping[str, tuple[int, ...]]  # N + 1 offsets of the samples in L
@@ -50,7 +50,7 @@ class PackedBatch(TokenStream):
 
     @property
     def is_routed(self) -> bool:
-        """Whether some layers process only a share of the tokens (token routing)."""
+        """Whether some layers process only a part of the tokens (token routing)."""
         return Route in self.methods
 
     @property

@@ -14,10 +14,10 @@ from torch import Tensor
 class Problem:
     """A weighted regression: weight · mean over C of an error of scale · (network output - target).
 
-    These fields are of the main stream; `others` has the problem of each other token stream. The
+    These fields describe the main stream; `others` has the problem of each other token stream. The
     error is the square, unless `objective.loss` is set. The network sees only `input_TC` and
-    `level_M`. Padding tokens are zero in both `input_TC` and `target_TC`; clean and reference
-    tokens are the latents themselves in `input_TC`, and zero in `target_TC`.
+    `level_M`. Padding tokens are zero in `input_TC` and `target_TC`; clean and reference tokens
+    are the latents themselves in `input_TC`, and zero in `target_TC`.
     """
 
     input_TC: Tensor  # float32, what the network is fed
@@ -25,12 +25,13 @@ class Problem:
     target_TC: Tensor  # float32, what the raw network output should be
     weight_N: Tensor  # float32, multiplies the error of each token of the sample
     noise_N: Tensor  # float32, sigma or t itself, for metrics and samplers
-    # float32, makes a difference of outputs one of velocities; None: they are what is compared
+    # float32, turns a difference of outputs into one of velocities; None: outputs are compared
     scale_N: Tensor | None = None
-    anchor_TC: Tensor | None = None  # a prediction that the loss holds the network to as well
+    # A prediction; the loss adds the weighted squared distance from it (`drift_weight`)
+    anchor_TC: Tensor | None = None
     # float64, of pairs: mean errors of the network without adapters
     reference_N: Tensor | None = None
-    # bool, of a student: whether what it predicts is a latent that it makes, for metrics
+    # bool, if a student is trained: whether it predicts a latent that it generates; for metrics
     made_N: Tensor | None = None
-    # Of the other streams of the pack, by name, each with levels and noise of its own
+    # Problems of the other streams of the pack, by name, each with levels and noise of its own
     others: Mapping[str, Problem] = field(default_factory=dict)

@@ -37,10 +37,10 @@ class LatentSample:
     caption: str = ""
     source: str = ""  # name of the dataset in a blend
     loss_weight: float = 1.0  # multiplies the loss of the sample; at least 0
-    loss_mask_1FHW: Tensor | None = None  # float, at least 0: multiplies that of each latent cell
-    # Log variance of each number of the latent, whose mean `latent_CFHW` is; None: there is no draw
+    loss_mask_1FHW: Tensor | None = None  # float, at least 0: multiplies the loss of each cell
+    # Log variance of each value of the latent, whose mean is `latent_CFHW`; None: it is not drawn
     latent_logvar_CFHW: Tensor | None = None
-    # Of validation with a fixed level for each sample: k of the level k / 8; None: it has none
+    # In validation with fixed noise levels: k of the level k / 8; None: the sample names no level
     level_index: int | None = None
     # What the family reads beside latent and text, by name, as far as the sample has it
     others: Mapping[str, Tensor] = field(default_factory=dict)

@@ -29,9 +29,9 @@ class SequenceShard:
 
     index: int = 0  # of this part
     count: int = 1  # number of parts, all of equal size; 1 is the whole pack
-    # Ring attention: two pieces of each sample, one as far from its start as the other from its end
+    # Ring attention: two pieces of each sample, at equal distances from its start and its end
     halves: bool = False
-    contiguous: bool = False  # one piece of the pack, whatever it has of a sample
+    contiguous: bool = False  # one piece of the pack, wherever its samples begin and end
 
     def pieces(self, start: int, stop: int, *, total: int) -> tuple[tuple[int, int], ...]:
         """(first token, number of tokens) of each piece of a sample on this rank.
@@ -59,7 +59,7 @@ class TokenStream:
     """N samples laid end to end in one row of T tokens (THD).
 
     The tokens of a sample are those of its target latent, then those of its reference latents, then
-    padding. The first tokens of the target may be clean: those of frames that condition the sample.
+    padding. The first tokens of the target may be clean, if its first frames condition the sample.
     Clean and reference tokens have no noise and no loss. Tensors with a T hold the tokens of
     `share`; all other fields describe the whole pack. A sample without data for the stream has a
     grid of no frames.
@@ -76,7 +76,7 @@ class TokenStream:
     # Python integers, so that no step waits for a device to learn a length.
     grids: tuple[Grid, ...]  # of the targets
     starts: tuple[int, ...]  # N + 1 offsets of the samples in T, each a multiple of sample_multiple
-    share: SequenceShard  # the tokens that tensors with a T have
+    share: SequenceShard  # which tokens of the pack the tensors with a T hold
     # What methods add, by type (`methods.py`): `method(Route)` is None where no route is used
     methods: Mapping[type, Any]
 
@@ -114,7 +114,7 @@ class TokenStream:
         """M, the number of rows in the pack's table of noise levels.
 
         The table has a row for the level of each of the N samples, then N rows for their clean
-        tokens if there may be any, then those of ConditionLevels.
+        tokens if the pack may have any, then the rows of `ConditionLevels`.
         """
         more = self.method(ConditionLevels)
         return self.num_samples * (1 + (CleanTokens in self.methods)) + (more.rows if more else 0)
@@ -158,9 +158,9 @@ class TokenStream:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by the name of their field; those in a mapping as `field.name`.
+        """All tensors by the name of their field; a tensor in a mapping is named `field.name`.
 
-        Tensors of a method are `Type.field`, those of another stream `others.stream.field`.
+        A tensor of a method is named `Type.field`, one of another stream `others.stream.field`.
         """
         return dict(_tensors_of(self))
 

@@ -4,7 +4,7 @@
     datasets      folders, splits and the inputs of a dropped caption
     preflight     checks before the first step: shards, indices, the dataset card
     tar_reader    position and reading of a sample's files in a shard
-    records       the two forms of a record in a shard: this project's and DFM's
+    records       the three forms of a record in a shard: this project's, DFM's and MLPerf's
     cook          decodes a record to a LatentSample, or refuses it; its length from its head alone
     mock          synthetic samples, which are read like any others
     pack          joins samples to a PackedBatch

@@ -54,9 +54,9 @@ class Expected:
 
     @property
     def pack_bytes(self) -> int:
-        """Estimate of the most bytes that a pack of `capacity` tokens takes with all its inputs.
+        """Estimate of the largest size in bytes of a pack of `capacity` tokens with all its inputs.
 
-        It is too small if texts have more than twice as many tokens as latents.
+        The estimate is too small if texts have more than twice as many tokens as latents.
         """
         features, each = self.channels * math.prod(self.layout.patch), 64
         for one in self.layout.inputs:
@@ -131,6 +131,9 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
     """Size in a pack of the sample in the record `parts` (extension -> bytes or RecordHeader).
 
     Only a record in DFM's form has its tensors decoded for that.
+
+    Raises:
+        SampleRefused: the record is damaged, or the sample does not fit the model or the pack.
     """
     if not has_outline(parts):
         return SampleSize.of(cook(parts, expected, key=""), expected.layout)
@@ -141,7 +144,7 @@ def size_in_pack(parts: Mapping[str, Any], expected: Expected) -> SampleSize:
 def cook(
     parts: Mapping[str, Any], expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The LatentSample in the `parts` (extension -> bytes) of one record, all of it checked.
+    """Decodes the `parts` (extension -> bytes) of one record to a LatentSample, and checks it.
 
     `key` and `source` are only copied to the sample.
 
@@ -166,7 +169,7 @@ def cook(
 def _checked(
     record: ShardRecord, expected: Expected, *, key: str, source: str = ""
 ) -> LatentSample:
-    """The sample in `record`, with shapes, sound rate and size checked, but no numbers.
+    """The sample in `record`, after checks of its shapes, its sound rate and its size in a pack.
 
     Raises:
         SampleRefused: the sample does not fit the model or the pack.
@@ -246,12 +249,12 @@ def _check_mask_numbers(mask_1FHW: Tensor | None) -> None:
     if not 0 <= low <= high <= MOST_WEIGHT:  # nor is NaN
         raise SampleRefused(
             Reject.LOSS_MASK,
-            f"`loss_mask` has numbers from {low:g} to {high:g}, not within 0 to {MOST_WEIGHT:g}",
+            f"`loss_mask` has weights from {low:g} to {high:g}, not within 0 to {MOST_WEIGHT:g}",
         )
 
 
 def _check_logvar_numbers(logvar_CFHW: Tensor | None) -> None:
-    """Refuses log variances [C, F, H, W] with NaN, or larger than those of any autoencoder."""
+    """Refuses log variances [C, F, H, W] that are NaN or larger than any autoencoder's."""
     if logvar_CFHW is not None and not logvar_CFHW.max().item() <= _MOST_LOGVAR:
         raise SampleRefused(
             Reject.LOGVAR,
@@ -288,7 +291,8 @@ def _check_rate(latent_KA: Tensor, seconds: float | None, one: SampleInput) -> N
         raise SampleRefused(
             Reject.INPUT_SHAPE,
             f"`{one.name}` of {seconds:g} s has {frames} latent frames, and model.sound_rate="
-            f"{one.rate:g} makes it {wanted}; set it to what the audio processor makes",
+            f"{one.rate:g} asks for {wanted}; set it to the latent frames a second of the audio"
+            " processor",
         )
 
 
@@ -321,13 +325,16 @@ def _checked_input(
     """The input `value` as contiguous bfloat16 or float32, after a check of its shape.
 
     The shape is [L, E] for a text, [E] for a vector, [E, A] for a sound of A latent frames, and
-    [C, F, H, W] for all other kinds. Some kinds take their sizes from those of the latent.
+    [C, F, H, W] for all other kinds. The sizes of some kinds must be those of the latent.
+
+    Raises:
+        SampleRefused: the shape does not fit the model or the latent.
     """
     shape, layout = list(value.shape), expected.layout
     channels, frames, *sides = latent_CFHW.shape
     match one.kind:
         case InputKind.TEXT | InputKind.NULL_TEXT:
-            wanted = f"[{'L' if one.rows is None else one.rows}, {one.width}]"
+            wanted = f"[{'any' if one.rows is None else one.rows}, {one.width}]"
             fits = shape[1] == one.width and (len(value) > 0 or one.may_be_empty)
             fits = fits and one.rows in (None, len(value))
         case InputKind.VECTOR:
@@ -342,12 +349,12 @@ def _checked_input(
             fits = [shape[0], *shape[2:]] == [channels, *sides] and shape[1] <= frames
             fits = fits and shape[1] % layout.patch_temporal == 0
         case InputKind.SOUND:
-            wanted, fits = f"[{one.width}, A]", shape[0] == one.width and shape[1] > 0
+            wanted, fits = f"[{one.width}, any]", shape[0] == one.width and shape[1] > 0
         case InputKind.REJECTED:
             wanted, fits = list(latent_CFHW.shape), shape == list(latent_CFHW.shape)
         case InputKind.REFERENCE:
             parts = [layout.patch_temporal, *[max(layout.side_cells, layout.patch_spatial)] * 2]
-            wanted = f"[{channels}, F, H, W] of multiples of {parts}"
+            wanted = f"[{channels}, frames, rows, columns] in multiples of {parts}"
             fits = shape[0] == channels
             fits = fits and not any(n % p for n, p in zip(shape[1:], parts, strict=True))
     if not fits:
@@ -365,7 +372,7 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
     """Checks that the latent [C, F, H, W] fits the model and the pack.
 
     Raises:
-        SampleRefused: it does not.
+        SampleRefused: the latent does not fit.
     """
     channels, *size = latent_CFHW.shape
     shape, layout = list(latent_CFHW.shape), expected.layout
@@ -396,7 +403,9 @@ def check_latent(latent_CFHW: Tensor, expected: Expected) -> None:
         )
     table = expected.table
     if table is not None and any(a > b for a, b in zip(size, table, strict=True)):
-        raise SampleRefused(Reject.BEYOND_TABLE, f"latent {shape} exceeds {table}, the largest")
+        raise SampleRefused(
+            Reject.BEYOND_TABLE, f"latent {shape} exceeds {table} frames, rows and columns"
+        )
 
 
 def _checked_text(text_LE: Tensor | None, one: SampleInput, expected: Expected) -> Tensor:

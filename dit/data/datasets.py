@@ -134,8 +134,8 @@ def shards_of(leaf: DatasetSplit) -> list[ShardInfo]:
         ) from error
     if wrong:
         raise DataError(
-            f"{leaf.path / META}/.info.json: {wrong[0]} has fewer than 0 samples; prepare the"
-            " index again"
+            f"{leaf.path / META}/.info.json says that {wrong[0]} has fewer than 0 samples;"
+            f" {_how(leaf)}"
         )
     return shards
 
@@ -153,7 +153,7 @@ def _check_ranges(meta: EPath) -> None:
             text = path.read_bytes().decode(errors="replace")
             many = [r for r in _RANGE.finditer(text) if abs(int(r[2]) - int(r[1])) >= _MANY_NAMES]
             if many:
-                raise ValueError(f"{path} has the pattern {many[0][0]}, of too many names")
+                raise ValueError(f"{path} has the pattern {many[0][0]}, which gives too many names")
 
 
 def key_prefixes(leaves: tuple[DatasetSplit, ...]) -> dict[str, str]:
@@ -182,7 +182,7 @@ def dataset_sizes(dataset: DatasetConfig) -> dict[str, int]:
 
 
 def null_inputs(config: RunConfig, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Inputs that replace those of a dropped caption, by name, float32.
+    """Inputs, by name and float32, that replace a sample's inputs if its caption is dropped.
 
     A text is [L, E], a vector [E]. They are the encoders' outputs for an empty caption, from
     `null_text.safetensors` or from the files of MLPerf's converter. If no dataset has these, each
@@ -264,7 +264,7 @@ def _checked_null(stored: Mapping[str, Tensor], one: SampleInput, leaf: DatasetS
     axes = 1 if one.kind is InputKind.VECTOR else 2
     empty = value.numel() == 0 and not one.may_be_empty  # ByT5 has no rows of an empty caption
     if value.dim() != axes or empty or value.shape[-1] != one.width:
-        wanted = f"[{one.width}]" if axes == 1 else f"[L, {one.width}]"
+        wanted = f"[{one.width}]" if axes == 1 else f"[any, {one.width}]"
         key = "model.crossattn_emb_size" if name == TEXT else "the family's width"
         remedy = f"set {key} to the text encoder's width" if name == TEXT else how
         raise DataError(
@@ -318,8 +318,8 @@ def check_folder(path: EPath) -> None:
     if not any(known) and _is_mlperf_folder(path):
         linked = f"{quote(str(path))} --link --output_dir {quote(f'{path}-linked')}"
         raise DataError(
-            f"{path} has no {META}/.info.json, and shards of MLPerf's FLUX.1: prepare them in a"
-            f" folder of their own by `python -m data_prep convert {linked}`"
+            f"{path} has no {META}/.info.json, and holds shards of MLPerf's FLUX.1: prepare them in"
+            f" a folder of their own with `python -m data_prep convert {linked}`"
         )
     if not any(known):
         raise DataError(f"{path} has no {META}/.info.json: it is no prepared dataset; {how}")

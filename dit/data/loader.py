@@ -79,8 +79,8 @@ def validation_groups(config: RunConfig, *, work: PassWork | None = None) -> Val
     `work` is as in `build_train_loader`.
 
     Raises:
-        DataError: there is no `val` split (the message says what to do), or as
-            `build_train_loader`.
+        DataError: there is no `val` split (the message says what to do), or the data are missing or
+            not prepared.
     """
     leaves = val_leaves(config.dataset)
     return ValidationGroups(config, leaves, _bound(config.dataset, leaves, ranks=1), work)
@@ -126,9 +126,9 @@ class PackLoader:
         bound: Bound,
         places: str,
     ):
-        """Begins before the first pack.
+        """Creates a loader that stands before its first pack.
 
-        `identity` are the settings that a state must share to be loaded, `bound` limits the number
+        `identity` has the settings that a state must share to be loaded, `bound` limits the number
         of refused samples, and `places` names the dataset in messages.
         """
         self._loader = loader

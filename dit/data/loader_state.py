@@ -2,8 +2,8 @@
 
 1. WorkerState        the position of one reader in its samples
 2. LoaderState        the position of one rank's loader, with the WorkerStates of its workers
-3. loader_identity    the settings to which a saved state belongs; if others changed unnoticed,
-                      Energon would restore most states wrongly, without an error
+3. loader_identity    the settings that must not change between saving and resuming; Energon would
+                      restore most states wrongly, without an error
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class LoaderState:
 
     @property
     def packs_differ_now(self) -> bool:
-        """Whether this version would pack the samples since a snapshot in another way."""
+        """Whether this version would pack the samples since a snapshot differently."""
         if self.format != _CAPPED:
             return False
         most = min(self.identity["dataset.packing_buffer_size"], CANDIDATES)

@@ -45,7 +45,7 @@ from dit.pack_wire import private_bytes, views_of, widest_first
 
 
 class SampleSize(NamedTuple):
-    """Size of a sample in a pack; for a pair all but `tokens` are those of one of its latents."""
+    """Size of a sample in a pack; for a pair, all fields but `tokens` describe one latent."""
 
     tokens: int
     """Tokens that count towards the pack's capacity, those of both latents for a pair."""
@@ -122,7 +122,7 @@ def references(sample: LatentSample, layout: PatchLayout) -> list[Tensor]:
 
 
 def pack_samples(samples: Sequence[LatentSample], layout: PatchLayout) -> PackedBatch:
-    """Packs `samples` end to end. Padding tokens are zero, at position 0, and not real."""
+    """Packs `samples` end to end; padding tokens are zero, at position 0, and not real."""
     sizes = [SampleSize.of(sample, layout) for sample in samples]
     writer = PackWriter(layout, sizes, channels=len(samples[0].latent_CFHW))
     for sample in samples:
@@ -188,9 +188,10 @@ def _outlines(
 
 
 def _of_some(sizes: Sequence[SampleSize], rows: int, *, width: int) -> dict[str, tuple[Any, ...]]:
-    """Name -> (dtype, *shape) of the tensors that this pack has and others may not have.
+    """Name -> (dtype, *shape) of the log variances and the loss weights of a pack, if it has them.
 
-    They are log variances and loss weights, which need at least one sample of `sizes` with them.
+    A pack has such a tensor if at least one sample of `sizes` has one. `rows` is the number of
+    latent tokens, and `width` that of the features of a token.
     """
     shapes: dict[str, tuple[Any, ...]] = {}
     if any(size.is_drawn for size in sizes):
@@ -214,9 +215,10 @@ class PackWriter:
         channels: int,
         memory: Callable[[int], Tensor] = private_bytes,
     ):
-        """Reserves memory for the samples of `sizes`; some of them may then not be written.
+        """Reserves memory for samples of the `sizes`; `add` may be called for fewer samples.
 
-        `channels` are those of the latents, and `memory(n)` returns a tensor of n bytes.
+        `channels` is the number of channels of a latent, and `memory(n)` returns a tensor of n
+        bytes.
         """
         self._layout = layout
         sizes = [size for size in sizes for _ in range(layout.copies)]
@@ -230,10 +232,10 @@ class PackWriter:
         self._null_rows, self._null_starts = self._tensors.pop(NULL_ROWS, None), [0]
 
     def add(self, sample: LatentSample) -> None:
-        """Writes the sample, or both samples of a pair, behind those written before."""
+        """Writes `sample`, or both samples of a pair, after the samples written before."""
         self._write(sample)
         if self._layout.in_pairs:
-            # Its key is another one, so that messages tell the two apart.
+            # With a key of its own, so that messages distinguish the two samples.
             key, latent_CFHW = f"{sample.key} (rejected)", sample.others[REJECTED_LATENT]
             self._write(replace(sample, key=key, latent_CFHW=latent_CFHW))
 
@@ -284,7 +286,7 @@ class PackWriter:
             row_E.zero_() if vector_E is None else row_E.copy_(vector_E)
 
     def _write_null_text(self, inputs: Mapping[str, Tensor]) -> None:
-        """Writes the null text of a sample; it has no tokens if the sample has none."""
+        """Writes the null text of a sample; a sample without null text gets no rows."""
         assert self._null_rows is not None
         first = stop = self._null_starts[-1]
         for name in self._layout.named(InputKind.NULL_TEXT):
@@ -294,7 +296,7 @@ class PackWriter:
         self._null_starts.append(stop)
 
     def _write_given_frames(self, sample: LatentSample, grid: Grid, first: int) -> int:
-        """Writes frames that condition a sample (kind FRAMES) over the first of its target.
+        """Writes frames that condition a sample (kind FRAMES) over the first frames of its target.
 
         Returns the number of their tokens: 0 if there are none, or if they would cover all frames
         of the target, because nothing would be left to learn.
@@ -335,8 +337,8 @@ class PackWriter:
     def _write_condition(self, sample: LatentSample, grid: Grid, first: int) -> None:
         """Writes the channels of all `CHANNELS` and `FRAME_CHANNELS` inputs side by side, or zeros.
 
-        A mask follows each `FRAME_CHANNELS` input: 1 in tokens of the frames that it has. Such an
-        input is left out if it has all frames of the target.
+        A mask follows each `FRAME_CHANNELS` input: 1 in tokens of the frames that it has. A
+        `FRAME_CHANNELS` input with all frames of the target is left out.
         """
         own_TC = self._tensors["condition_TC"][first : self._start]
         own_TC.zero_()
@@ -447,7 +449,7 @@ class SoundRows:
     _PREFIX = f"others.{SOUND}."
 
     def __init__(self, layout: PatchLayout, tensors: dict[str, Tensor]):
-        """Takes the tensors of the sound stream out of `tensors`, those of a pack."""
+        """Removes the tensors of the sound stream from `tensors`, a pack's, and will write them."""
         names = [name for name in tensors if name.startswith(self._PREFIX)]
         self._layout = layout
         self._tensors = {n.removeprefix(self._PREFIX): tensors.pop(n) for n in names}

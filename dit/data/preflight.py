@@ -36,13 +36,13 @@ _SHOWN = 5  # faults in a message
 CARD_VERSION = 1
 CARD = "dataset_card.json"
 _RESTORE = "restore it, or pack the data again"
-_KEPT = "keep"  # text_encoder.padding of a card: what data_prep --text_padding was told
+_KEPT = "keep"  # text_encoder.padding in a card after data_prep --text_padding keep
 _SENSIBLE = 2**40  # more than any count in a card; torch cannot multiply larger sides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """Numbers of training samples and of their shards, none of which is missing, with notes."""
+    """Result of a check without faults: numbers of training samples and shards, and notes."""
 
     samples: int
     shards: int
@@ -70,7 +70,8 @@ def check_data(config: RunConfig) -> Checked:
         if other := made_otherwise(first, card or {}):
             notes[
                 f"WARNING: {leaf.path} was not prepared as {leaves[0].path} ({other}): one network"
-                " is to learn both, and its samples are decoded as those of the latter"
+                " would learn both, and all samples are decoded with the codec of the latter; pack"
+                " both with the same options"
             ] = None
         if card:
             faults += [f"{leaf.path / CARD}: {fault}" for fault in card_faults(card, config)]
@@ -179,8 +180,8 @@ def read_data_card(leaf: DatasetSplit) -> dict[str, Any] | None:
 def lacks_sound(dataset: DatasetConfig) -> bool:
     """Whether it is certain that no training sample has a sound; False for mock data.
 
-    The dataset card may say that no sound was packed. If it does not, the names of files in the
-    shards tell, up to the first sound; shards that are remote or damaged may have one.
+    The dataset card may say that no sound was packed. If it does not, the names of the files in the
+    shards are read, up to the first sound. A shard that is remote or damaged counts as having one.
 
     Raises:
         DataError: as `train_leaves` and `read_data_card`.
@@ -198,7 +199,7 @@ def _may_have_sound(leaf: DatasetSplit) -> bool:
 
 
 def _holds_sound(shard: Path) -> bool:
-    """Whether a file of a shard is a sound; True if the shard is damaged, so that it may be."""
+    """Whether a file of a shard is a sound; True also if the shard is damaged."""
     try:
         with tarfile.open(shard, "r:") as files:
             return any(is_sound(Path(one.name).name.partition(".")[2]) for one in files)
@@ -332,7 +333,8 @@ def _about_encoder(
     if checkpoint.load_hf and text.encoder and found not in ("unknown", text.encoder):
         yield (
             f"texts of the encoder {found}, and the published weights of {model.name} read"
-            f" those of {text.encoder}: pack the data with it, for what its pipeline shows"
+            f" those of {text.encoder}: pack the data with the latter to get what the published"
+            " pipeline shows"
         )
 
 
@@ -389,7 +391,7 @@ def _misfit(size: dict[str, int], strides: list[Any], config: RunConfig) -> Samp
     except SampleRefused as why:
         return why
     except RuntimeError:  # the latent has more numbers than torch can count
-        return SampleRefused(Reject.TOO_LONG, f"latent {list(shape_FHW)} has no end")
+        return SampleRefused(Reject.TOO_LONG, f"latent {list(shape_FHW)} has too many numbers")
     return None
 
 

@@ -210,7 +210,9 @@ def _check_end_to_end(spans: list[list[int]], size: int) -> None:
 def _checked(tensor: dict[str, Any], begin: int) -> _Stored:
     (start, stop), dtype, shape = tensor["data_offsets"], _DTYPES[tensor["dtype"]], tensor["shape"]
     if not _are_counts(shape) or math.prod(shape) * dtype.itemsize != stop - start:
-        raise ValueError(f"{tensor} is {stop - start} bytes")
+        raise ValueError(
+            f"a tensor of type {tensor['dtype']} and shape {shape} has {stop - start} bytes"
+        )
     return _Stored(dtype=dtype, shape=shape, start=begin + start)
 
 
@@ -383,7 +385,7 @@ def fps_of(about: dict[str, Any]) -> float:
     """Frames per second in the `.json` of a sample; NaN if it states none.
 
     Raises:
-        SampleRefused: it is not a positive number.
+        SampleRefused: the value is not a positive number.
     """
     fps = about.get("fps")
     if fps is None:

@@ -16,7 +16,7 @@ from megatron.energon.savable import FlexState, Savable
 
 BEGIN_ANEW = (
     "begin the data anew with checkpoint.load_data_position=false: weights, optimizer, schedule and"
-    " average go on"
+    " average are kept"
 )
 """Advice if a saved loader state cannot be used."""
 
@@ -59,14 +59,14 @@ REMEDIES = {
     Reject.CHECKSUM: "restore the shard, or pack the data again",
     Reject.UNDECODABLE: "restore the shard, or pack the data again",
     Reject.NEWER: "update this program, or pack the data with this version of it",
-    Reject.CHANNELS: "set model.in_channels to what the shards hold",
+    Reject.CHANNELS: "set model.in_channels to the number of channels in the shards",
     Reject.NOT_PATCHABLE: "choose a patch that divides the latents, or pack other sizes",
     Reject.TOO_LONG: "raise dataset.task_encoder_seq_length, or pack smaller samples",
     Reject.BEYOND_TABLE: (
         "raise model.max_size, or pack smaller samples (some networks take no clips)"
     ),
     Reject.NO_TEXT: "pack the data again with captions",
-    Reject.TEXT_WIDTH: "set model.crossattn_emb_size to what the shards hold",
+    Reject.TEXT_WIDTH: "set model.crossattn_emb_size to the width of the texts in the shards",
     Reject.TEXT_ROWS: "pack the data again with a smaller --max_sequence_length",
     Reject.NOT_FINITE: "pack the source again, or leave it out",
     Reject.TEXT_NOT_FINITE: "pack the source again, or leave it out",
@@ -191,9 +191,9 @@ class Bound:
     def check(self, counts: RejectCounts, *, readers: int = 1) -> None:
         """Checks that not too many samples were refused.
 
-        `counts` are those of a rank, or of one of its `readers`, which are assumed to have read
-        equally many. Allowed is the fraction of the samples read so far, rounded up to whole passes
-        of 50 to 10,000 samples.
+        `counts` is of a rank, or of one of its `readers`, which are assumed to have read equally
+        many samples. The limit is `fraction` times the number of samples read so far, rounded up to
+        whole passes of 50 to 10,000 samples.
 
         Raises:
             DataError: too many samples were refused.
@@ -206,7 +206,7 @@ class Bound:
             raise DataError(
                 f"{none}{refused} of {counts.read} samples cannot be used, more than"
                 f" dataset.max_bad_fraction={self.fraction} of {over}; the lines below say"
-                " why; or raise dataset.max_bad_fraction to continue without them"
+                " why and what to do, or raise dataset.max_bad_fraction to continue without them"
             )
 
 

@@ -2,7 +2,7 @@
 
 1. equal number of readers    each continues on the rank that now trains its packs
 2. more or fewer readers      the rest of their passes is divided anew; then a new pass begins.
-                              The same happens if another version, which packs differently, saved
+                              The same happens if the version that saved packs differently
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def reshard(
 ) -> Resharded:
     """The loader state with which `rank` continues.
 
-    `saved` are the states of all ranks that saved, in their order. `shards` has one for each
-    dataset of this rank's chain; it is empty if the datasets are not read in separate passes.
+    `saved` has the states of all ranks that saved, in the order of ranks. `shards` has the
+    WorkerShard of each dataset of this rank; it is empty if the datasets are not read in separate
+    passes.
 
     Raises:
         DataError: the states are not of one step, or cannot be divided anew.
@@ -51,19 +52,19 @@ def reshard(
         said = f"{change}: the same {then.readers} readers go on, global batches are as before"
         return Resharded(state=_same_readers(saved, readers, layout, rank=rank), said=said)
     if not shards:
-        how = "resume with it" if others else f"choose sizes whose product is {then.readers}"
+        how = "resume with that" if others else f"choose sizes whose product is {then.readers}"
         raise DataError(
-            f"{change}: a metadataset with blend_epochized or shuffle_over_epochs_multiplier goes"
-            f" on with as many readers only; {how}, or {BEGIN_ANEW}"
+            f"{change}: a metadataset with blend_epochized or shuffle_over_epochs_multiplier can"
+            f" continue only with as many readers; {how}, or {BEGIN_ANEW}"
         )
     rng = np.random.default_rng(saved[0].seed)  # the same on every rank
     pools = [_pool(shard, number, readers, rng) for number, shard in enumerate(shards)]
     said = (
         f"{change}: the {sum(pool.size for pool in pools)} samples that were left of the pass are"
-        f" dealt to the {layout.readers} readers of now, none is left out or repeated"
+        f" divided among the {layout.readers} readers of now; none is left out or repeated"
     )
     if behind := sum(pool.behind for pool in pools):
-        said += f"; {behind} readers were several passes behind the foremost and make up for one"
+        said += f"; {behind} readers were several passes behind the foremost and catch up only one"
     state = _other_readers(saved, readers, layout, rank=rank, pools=pools)
     return Resharded(state=state, said=said)
 
@@ -136,7 +137,7 @@ def _other_readers(
 
 
 def _counted(reader: WorkerState) -> RejectCounts:
-    """Counts of the samples in the packs of `reader` and of those that it refused.
+    """Counts of the samples that `reader` has packed or refused.
 
     Samples in its buffers are left out, because other readers will count them again.
     """
@@ -162,7 +163,7 @@ class _Pool:
         return sum(int(np.diff(runs).sum()) for runs in self.runs)
 
     def part(self, reader: int, readers: int) -> Remaining:
-        """An equal share of these samples for reader number `reader` of `readers`."""
+        """An equal part of these samples, for reader number `reader` of `readers`."""
         return Remaining(
             runs=tuple(run for runs in self.runs for run in _part(runs, reader, readers)),
             first=self.first,
@@ -174,7 +175,7 @@ def _pool(
 ) -> _Pool:
     """Samples of dataset `number` to be read after resharding.
 
-    A sample that was read n times less often than the most read one is to be read n times.
+    If a sample was read n times fewer than the sample read most often, it is to be read n times.
     """
     states = [reader.of_dataset(number) for reader in readers]
     reads = shard.reads([s if isinstance(s, Remaining) else s["datasets"][0] for s in states])

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 from megatron.energon.flavors.webdataset.config import skip_meta_re
 
-_LOOK_S = 0.1  # between two looks whether a shard is still there; each takes 10 us
+_LOOK_S = 0.1  # seconds between two checks that a shard still exists; each takes 10 us
 _OPEN = 128  # shards at a time. Systems allow 1024 open files, some fewer
 _SPAN = struct.Struct("<2Q")
 BLOCK = 512  # bytes; a tar pads every header and every content to a multiple of this
@@ -121,7 +121,7 @@ class OpenShards:
     """The shards that a loader has read last, which stay open."""
 
     def __init__(self, *, with_sound: bool = False) -> None:
-        """Starts with no open shard; `with_sound`: the sound of samples is read, too."""
+        """Starts with no open shard; with `with_sound`, the sound of samples is read, too."""
         self.with_sound = with_sound
         self._open: dict[str, OpenShard] = {}
         self._memory = bytearray()
@@ -152,8 +152,8 @@ class OpenShards:
     def read_again(self, path: str, start: int, size: int) -> memoryview:
         """Bytes of the shard `path` as from `read`, in memory that the next call overwrites.
 
-        It opens the shard if necessary. New memory takes as long to allocate as to fill, and is in
-        no cache.
+        It opens the shard if necessary. The memory is reused because new memory takes as long to
+        allocate as to fill, and is in no cache.
         """
         shard, _ = self._checked(path)
         if len(self._memory) < size:

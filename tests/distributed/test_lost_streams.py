@@ -61,7 +61,7 @@ def test_a_whole_session_of_which_nobody_reads_anything(tmp_path: Path) -> None:
     ):
         said = _shell(words, streams, tmp_path)
         assert said.count(ONCE) == ("2>&1" not in streams), said
-        assert said.count("lines are missing there") == ("2>&1" not in streams)
+        assert said.count("lines are missing: ") == ("2>&1" not in streams)
         assert (tmp_path / file).exists(), file
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
 

@@ -58,7 +58,7 @@ def test_the_other_stream_takes_the_lines(streams: str) -> None:
     assert (code, out) == (3, [])
     first, *lines, last = err
     assert first.startswith(f"note: {ERRORS[streams]}") and "Its lines follow here" in first
-    assert last.startswith(f"note: lines are missing there: {ERRORS[streams]}")
+    assert last.startswith(f"note: lines are missing: {ERRORS[streams]}")
     assert lines == ALL
 
 

@@ -192,11 +192,11 @@ def unread(slices: Sequence[int], state: FlexState) -> list[IndexRange]:
 
 
 def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
-    """(state, packs) from the state that Energon's loader saves.
+    """Splits `state`, which Energon's loader has saved, into (inner, packs).
 
-    `state` is that of the dataset of class `chain`, without the states of the loader's wrappers
-    around it. `packs` is the number of packs made so far, or None if the outermost wrapper has no
-    such count.
+    `inner` is the state of the dataset of class `chain`, without the states of the loader's
+    wrappers around it. `packs` is the number of packs made so far, or None if the outermost wrapper
+    has no such count.
     """
     made = state.get("_sample_index")
     while state["__class__"] != chain:
@@ -207,9 +207,9 @@ def unwrapped(state: FlexState, *, chain: str) -> tuple[FlexState, int | None]:
 def wrapped(state: FlexState, dataset: Any, *, chain: type, made: int) -> FlexState:
     """Puts `state` inside the states of the wrappers that Energon's loader has around a chain.
 
-    `dataset` is the outermost wrapper, and `chain` is the class of the dataset whose state `state`
-    is. `made` is the number of packs made so far, which one wrapper saves. Which wrappers there are
-    depends on whether the loader has workers.
+    `dataset` is the outermost wrapper, and `chain` is the class of the dataset to which `state`
+    belongs. `made` is the number of packs made so far, which one wrapper saves. Which wrappers
+    there are depends on whether the loader has workers.
     """
     if isinstance(dataset, chain):
         return state

@@ -38,7 +38,7 @@ from dit.data.rejections import DataError
 
 Stage = TypeVar("Stage", bound=SavableDataset)
 
-_DYING_S = 2.0  # a process is seen to be dead so long after its connections have closed
+_DYING_S = 2.0  # seconds within which a process is seen to be dead after its connections closed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ class ResumableLoader(WatchedLoader):
             raise
 
     def snapshot(self) -> Snapshot:
-        """The present position, for `state_dict`, before whose call more packs may be read."""
+        """The present position, for `state_dict`; in between, more packs may be read."""
         return Snapshot(
             newest=tuple(self.newest_packs),
             since={worker: (packs, len(packs)) for worker, packs in self._since.items()},
@@ -216,7 +216,8 @@ def stages_of(dataset: Any, kind: type[Stage]) -> Iterator[Stage]:
 def deaths_in_words() -> Iterator[None]:
     """A context that turns the death of a loader process into an error with a remedy.
 
-    torch reports a death from a signal handler, so its error is raised wherever the trainer is.
+    torch reports a death from a signal handler, so its error may be raised at any line of the
+    trainer.
 
     Raises:
         DataError: instead of torch's RuntimeError.
@@ -256,7 +257,7 @@ def _show_unless_the_trainer_left(
 ) -> None:
     """Excepthook of a worker: calls `show` for all errors but ConnectionError and EOFError.
 
-    Those two come when the trainer was killed, which broke its connections.
+    These two errors only mean that the trainer was killed, which broke its connections.
     """
     if not isinstance(error, (ConnectionError, EOFError)):
         show(kind, error, trace)

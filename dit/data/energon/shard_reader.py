@@ -106,7 +106,7 @@ def read_parts(place: SampleLocation) -> dict[str, Any]:
         try:
             return place.parts()
         except _LOST:
-            place.shards.close()  # as above
+            place.shards.close()  # a passing fault of a network drive deserves a second try
             return place.parts()
     except _LOST as error:
         place.shards.close()
@@ -132,7 +132,7 @@ class PlainReader:
         In a large record, `.safetensors` is a RecordHeader and PLACE has the location.
 
         Raises:
-            NotPlain: Energon's reader has to read it.
+            NotPlain: only Energon's reader can read the record.
             OSError: a file cannot be read.
         """
         shard = bisect_right(self._reader.shard_count_cumsum, index) - 1
@@ -190,7 +190,7 @@ def read_head(
     `place.shards.with_sound`, and so are extensions that `part_filter` excludes.
 
     Raises:
-        NotPlain: Energon's reader has to read it.
+        NotPlain: only Energon's reader can read the sample.
     """
     window = _Window(place)
     parts, names, key = {}, [], ""
@@ -250,8 +250,8 @@ class _Member(tarfile.TarInfo):
 
     def _check(self, tar: Any) -> None:
         if self.issparse() or not 0 <= self.size <= tar.sample_end - self.offset:
-            what = "sparse" if self.issparse() else f"of {self.size} bytes"
-            raise tarfile.ReadError(f"member {self.name!r} is {what}, beyond the end of its sample")
+            what = "stored sparse" if self.issparse() else f"of {self.size} bytes, past its sample"
+            raise tarfile.ReadError(f"member {self.name!r} is {what}")
 
 
 def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | None:
@@ -268,7 +268,7 @@ def read_whole(reader: ShardInfosITarReader, index: int) -> dict[str, Any] | Non
     if record is None:
         return None
     if odd := [name for name in record if name.startswith("__") and name not in _OF_ENERGON]:
-        raise ValueError(f"a file of the sample has the extension {odd[0]!r}")
+        raise ValueError(f"a file of the sample has the extension {odd[0]!r}; rename it")
     # Bytes that are no UTF-8 come as halves of surrogate pairs, which no file or log takes.
     name = record["__key__"].encode(errors="surrogateescape").decode(errors="backslashreplace")
     return {**record, "__key__": name}

@@ -41,7 +41,7 @@ from dit.data.pack import SampleSize
 from dit.data.rejections import DataError, ReaderCounts, RefusedSample, RejectCounts, SampleRefused
 from dit.pack_wire import BufferSlot, PackBuffers, pin_pack
 
-_DETAIL = 500  # characters; what a garbled file says of itself may have no end
+_DETAIL = 500  # characters of a refusal's detail; a garbled file may cause an endless one
 # A pass without a single good sample ends the run, within these bounds on the samples of a pass.
 _PATIENCE = (1_000, 100_000)
 
@@ -87,8 +87,8 @@ class CookedSample(Sample):
 class Cooking(ThinWrapper):
     """Stage that decodes and counts records, and passes on those that were not refused.
 
-    Energon does this in two stages that number the samples, so that random draws can be repeated.
-    These stages take as long as decoding a small sample, and nothing in cooking is random.
+    It replaces two stages of Energon, which number the samples so that random draws can be
+    repeated. These take as long as decoding a small sample, and nothing in cooking is random.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Cooking(ThinWrapper):
         """Reads a sample of a saved buffer or of a validation pack again, without counting it.
 
         Raises:
-            DataError: the sample was usable then and is not now.
+            DataError: the sample could be used before, and is refused now.
         """
         sample = self._cook(_record(self.dataset.restore_sample(restore_key)))
         if sample.refusal is not None:
@@ -248,7 +248,10 @@ class FlopsBalancedOrder(ThinWrapper):
 
 
 class FlopsTargetOrder(FlopsBalancedOrder):
-    """Stage that takes, at each turn, the group nearest to a target cost, alike on all ranks."""
+    """Stage that takes, at each turn, the group whose cost is nearest to a target.
+
+    The target is about equal on all ranks (see `nearest_in_cost`).
+    """
 
     _savable_fields = (*FlopsBalancedOrder._savable_fields, "_recent")
 
@@ -299,8 +302,8 @@ class WorkerBatch:
     def pin_memory(self) -> WorkerBatch:
         """The batch with its pack in page-locked memory, from which copies to a GPU can overlap.
 
-        A batch without a pack, or whose pack is in shared memory, stays as it is. DataLoader calls
-        it.
+        A batch without a pack, or whose pack is in shared memory, is returned unchanged. torch's
+        DataLoader calls this method.
         """
         if self.pack is None or self.slot is not None:
             return self

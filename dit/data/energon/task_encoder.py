@@ -173,7 +173,7 @@ class PackEncoder(DatasetOpener):
         packs: bool,
         work: PassWork | None,
     ):
-        """Keeps what its steps need.
+        """Creates the encoder for the run that `config` describes.
 
         `sources` maps the path of each dataset of a blend to the prefix of its keys. With `packs`
         the chain makes packs, else it ends with groups of samples.
@@ -253,7 +253,9 @@ class PackEncoder(DatasetOpener):
         sample = self._load(record, key, source)
         if SampleSize.of(sample, self.expected.layout) != size:
             raise SampleRefused(
-                Reject.UNREADABLE, "the shard has been changed while the sample waited"
+                Reject.UNREADABLE,
+                "the shard has been changed while the sample waited; leave the shards of a run as"
+                " they are",
             )
         return sample
 

@@ -50,7 +50,7 @@ class ValidationPacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """The samples of each validation pack, and those refused when their lengths were read."""
+    """The samples of each validation pack, and samples refused when their lengths were read."""
 
     groups: list[PlannedGroup]
     counts: RejectCounts
@@ -69,7 +69,8 @@ class ValidationPlan:
         `late` are the samples that any rank refused while reading packs.
 
         Raises:
-            DataError: too many samples were refused, or one without which fixed levels are uneven.
+            DataError: too many samples were refused, or a sample without which the fixed levels are
+                uneven.
         """
         # Two ranks may have read the same pack, where the list is short.
         late, counts = tuple(dict.fromkeys(late)), self.counts.copied()

@@ -27,16 +27,16 @@ from dit.data.rejections import DataError
 SampleId = tuple[int, int]
 """(index of the dataset in the blend, index of the sample in it)."""
 
-# As many ranges are read side by side as Energon opens shards.
+# Ranges of samples that are read side by side; Energon opens as many shards.
 _SIDE_BY_SIDE = 16
 
 
 class ReaderConfig(WorkerConfig):
     """Energon's configuration of workers, which numbers readers in the order of their packs.
 
-    Energon itself numbers all workers of one rank before those of the next. Then global batches
-    would depend on the number of ranks, unless train.global_batch_size were a multiple of the
-    number of readers.
+    Energon itself numbers all workers of one rank before those of the next. With such numbers,
+    global batches would depend on the number of ranks, unless train.global_batch_size were a
+    multiple of the number of readers.
     """
 
     @property
@@ -134,7 +134,7 @@ class WorkerShard(ThinWrapper, ABC):
 
     @property
     def has_passes(self) -> bool:
-        """Whether the dataset is read in passes; False if Energon mixes them or has none."""
+        """Whether the dataset is read in passes; False if Energon mixes the passes or has none."""
         return True
 
     @abstractmethod

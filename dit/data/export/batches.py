@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dit.data.rejections import DataError
 
-_GLYPHS = 256  # tokens of HunyuanVideo's second text, as its pipeline pads them
+_GLYPHS = 256  # tokens to which the pipeline of HunyuanVideo pads its second text
 _MULTIPLE = 8  # tokens; AutoModel pads the texts of pictures to a multiple of this
-# Our name of what is stacked as it is, and AutoModel's.
+# Our name -> AutoModel's name of tensors that are stacked without padding.
 _STACKED = {
     "pooled_text": "pooled_prompt_embeds",
     "image_embed": "image_embeds",
@@ -36,9 +36,9 @@ class VideoBatches:
     def __call__(self, samples: Samples) -> dict[str, Any]:
         """Joins `samples` to a batch under AutoModel's names.
 
-        These are `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask` [B, L]
-        and `data_type`, "video". If the samples have a second text, `text_embeddings_2` and
-        `text_mask_2` are its tensors. Further inputs, such as `image_embeds`, are stacked.
+        The batch has `video_latents` [B, C, F, H, W], `text_embeddings` [B, L, E], `text_mask`
+        [B, L] and `data_type`, "video". If the samples have a second text, it also has
+        `text_embeddings_2` and `text_mask_2`. Further inputs, such as `image_embeds`, are stacked.
 
         Raises:
             ValueError: a text has more than `text_length` rows.
@@ -63,7 +63,7 @@ def image_batch(samples: Samples) -> dict[str, Any]:
     """A batch of pictures, with `image_latents` [B, C, H, W] and `text_embeddings` [B, L, E].
 
     Raises:
-        DataError: a sample is a video.
+        DataError: a sample is a video, or some of the samples lack a tensor.
     """
     latent_BCFHW = torch.stack(_all(samples, "latent"))
     if latent_BCFHW.shape[2] != 1:
@@ -116,7 +116,7 @@ def _metadata(samples: Samples) -> dict[str, Any]:
         ],
         "crop_resolution": torch.tensor(sizes),
         "original_resolution": torch.tensor(before),
-        # Shards do not store it; 0 is that of a picture that was not cropped.
+        # Shards store no offset; 0 is that of a picture that was not cropped.
         "crop_offset": torch.tensor([one["about"].get("crop_offset", [0, 0]) for one in samples]),
     }
 

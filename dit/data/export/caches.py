@@ -96,7 +96,7 @@ def _content(path: Path, *, whole: bool) -> dict[str, Any]:
         ValueError: it is damaged, or holds something else.
     """
     try:
-        # Without its own check, torch reads a file with a wrong checksum as if it were right.
+        # Checked here, because torch reads a file with a wrong checksum as if it were right.
         if whole and (damaged := zipfile.ZipFile(path).testzip()):
             raise ValueError(f"{damaged} does not match its checksum")
         content = torch.load(path, map_location="cpu", mmap=not whole, weights_only=True)

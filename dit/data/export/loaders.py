@@ -1,8 +1,8 @@
 """Loaders under the names of NeMo AutoModel, over this project's shards and AutoModel's caches.
 
 A configuration of AutoModel names TextToVideoDataloaderConfig or TextToImageDataloaderConfig as its
-`_target_`, with a folder of `data_prep` as `cache_dir`, and keeps its other keys. Trainers that
-call AutoModel's functions find them here, too.
+`_target_`, with a folder of `data_prep` as `cache_dir`, and keeps its other keys. AutoModel's
+functions that build loaders are here under their names, too, for trainers that call them.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class TextToVideoDataloaderConfig(_LoaderConfig):
         """
         if self.device != "cpu":
             raise ValueError(
-                f"device={self.device!r}: batches are made on the CPU; move them where they are"
-                " used"
+                f"device={self.device!r}: batches are made on the CPU; leave device out, and move"
+                " them where they are used"
             )
         samples = open_samples(self.cache_dir, split=self.split)
         _check_model(samples, self.model_type)

@@ -39,7 +39,9 @@ def share_of(members: np.ndarray, *, rank: int, world: int) -> np.ndarray:
 def check_rank(rank: int, world: int) -> None:
     """Raises ValueError unless `rank` is from 0 to `world` - 1."""
     if not 0 <= rank < world:
-        raise ValueError(f"dp_rank={rank} must lie in 0 to {world - 1}: dp_world_size={world}")
+        raise ValueError(
+            f"dp_rank={rank} must lie in 0 to {world - 1}, because dp_world_size={world}"
+        )
 
 
 def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -56,8 +58,7 @@ def check_same_order(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
     if changes := [f"{n}={stored.get(n)!r} -> {own[n]!r}" for n in own if stored.get(n) != own[n]]:
         raise ValueError(
-            f"this state belongs to another order of samples ({', '.join(changes)}), so that"
-            " going on"
+            f"this state belongs to another order of samples ({', '.join(changes)}), so continuing"
             " would repeat some and leave out others; give the values and the data of the stopped"
             " run, or begin an epoch without the state"
         )
@@ -132,7 +133,7 @@ class BucketSampler(Sampler[list[int]]):
         return sum(map(self._batches_in, range(len(self._members))))
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Loaders make iterators that they never ask, so the place is taken with the first batch.
+        # Loaders make iterators that they never use, so a pass begins with its first batch.
         first, self._first = self._first, 0
         self.batches_yielded, self._ended, self._loaded_end = first, False, False
         for batch in self._batches()[first:]:
@@ -141,7 +142,7 @@ class BucketSampler(Sampler[list[int]]):
         self._ended = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch, and with it the order, of the next pass.
+        """Sets the epoch of the next pass, which decides its order.
 
         A pass of another epoch starts from its beginning. If a loaded state is in this epoch, the
         pass starts from that state: it has no batches if the state was saved after the last one.
@@ -222,10 +223,10 @@ class BucketSampler(Sampler[list[int]]):
         if not unused:
             return
         said = (
-            f"{sum(unused)} of {len(self._samples)} samples never come: their {len(unused)} buckets"
-            f" are smaller than a batch (batch_size={self._batch_size}) on each of"
-            f" {self._ranks[1]} ranks, and drop_last is true; give drop_last=False or a smaller"
-            " batch_size"
+            f"{sum(unused)} of {len(self._samples)} samples never come: their buckets"
+            f" ({len(unused)}) do not fill a batch (batch_size={self._batch_size}) on every rank"
+            f" (dp_world_size={self._ranks[1]}), and drop_last is true; give drop_last=False or a"
+            " smaller batch_size"
         )
         if not len(self):
             raise DataError(said)
@@ -236,8 +237,8 @@ class SampleStream(IterableDataset[dict[str, Any]]):
     """The samples of one rank, one at a time, divided over the workers of a DataLoader.
 
     Every rank has equally many: a few samples come twice if the number of ranks does not divide the
-    number of samples. The state counts the samples that this process has returned. With it
-    torchdata's StatefulDataLoader, or a loop over the stream itself, continues. A plain DataLoader
+    number of samples. The state counts the samples that this process has returned. torchdata's
+    StatefulDataLoader, or a loop over the stream itself, can continue from it. A plain DataLoader
     cannot ask its workers for their states: use `BucketLoader`.
     """
 
@@ -255,7 +256,7 @@ class SampleStream(IterableDataset[dict[str, Any]]):
         self.samples = open_samples(folder, split=split)
         self._rank, self._world, self._shuffle, self._seed = dp_rank, dp_world_size, shuffle, seed
         self._given, self._first = 0, 0
-        # In shared memory: workers that persist have the epoch of the next pass, too.
+        # In shared memory, so that persistent workers see the epoch of the next pass.
         self._epoch = torch.zeros((), dtype=torch.long).share_memory_()
 
     @property

@@ -1,4 +1,4 @@
-"""Samples of any folder, or of shards in this project's and DFM's form, as dicts by index.
+"""Samples of any folder, or of shards in any form that `records` reads, as dicts by index.
 
 A sample is a dict: `key`, `caption`, `fps` (None for a picture), `width` and `height` in pixels,
 `bucket` (the number of its SizeBucket), `about` (all of its description), `latent` [C, F, H, W],
@@ -103,7 +103,7 @@ class NumberedSamples(Dataset[dict[str, Any]]):
         self._read_outlines()
 
     def read(self, index: int, *, whole: bool) -> StoredSample:
-        """Sample number `index`; unless `whole`, its tensors may be on `meta`."""
+        """Sample number `index`; unless `whole`, its tensors may be on the device `meta`."""
         raise NotImplementedError
 
     def name_of(self, index: int) -> str:
@@ -194,8 +194,8 @@ class ShardSamples(NumberedSamples):
         record, about = read(parts, EXPORTED), parse_json(parts["json"])
         if TOKEN_IDS in record.unknown:
             raise ValueError(
-                f"a conditioner reads its text by `{TOKEN_IDS}`, which other trainers have no"
-                " place for: pack the data with --processor anima"
+                f"its network needs `{TOKEN_IDS}` to read the text, which other trainers cannot"
+                " take: train on these shards with this project"
             )
         _, _, rows, columns = record.latent_CFHW.shape
         return StoredSample(

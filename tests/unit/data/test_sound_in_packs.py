@@ -99,8 +99,8 @@ def _head(payload: bytes) -> RecordHeader:
 @pytest.mark.parametrize(
     ("changes", "reason", "message"),
     [
-        ({"latent": torch.ones(K + 1, 4), "frames": 4}, Reject.INPUT_SHAPE, r"takes \[6, A\]"),
-        ({"latent": torch.ones(K, 5), "frames": 4}, Reject.INPUT_SHAPE, "makes it 4"),
+        ({"latent": torch.ones(K + 1, 4), "frames": 4}, Reject.INPUT_SHAPE, r"takes \[6, any\]"),
+        ({"latent": torch.ones(K, 5), "frames": 4}, Reject.INPUT_SHAPE, "asks for 4"),
         (
             {"latent": torch.full((K, 4), math.nan), "frames": 4},
             Reject.INPUT_NOT_FINITE,

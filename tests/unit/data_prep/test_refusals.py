@@ -72,7 +72,7 @@ def test_a_plan_and_a_packing_name_the_refused_file(tmp_path: Path, capsys) -> N
     (tmp_path / "in/page.png").write_bytes(b"<html>404 not found</html>")
     given = ["image", "--image_dir", str(tmp_path / "in"), "--output_dir", str(tmp_path / "out")]
     given += ["--processor", "pixel", "--num_workers", "0", "--max_bad_fraction", "0.5"]
-    said = "refused: 1 x file is no image of a known format: page.png (it is an HTML page, as"
+    said = "refused: 1 x file is no image of a known format: page.png (it is an HTML page,"
     assert main([*given, "--plan"]) == 0 and said in capsys.readouterr().out
     assert main(given) == 0 and said in capsys.readouterr().out
 

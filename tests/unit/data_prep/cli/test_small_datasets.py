@@ -13,7 +13,7 @@ from PIL import Image
 
 from data_prep.cli.parser import build_parser, main
 
-KEPT = "all {} samples are in train: the default --split 0.9,0.1,0 leaves one of its parts empty"
+KEPT = "all samples ({}) are in train: the default --split 0.9,0.1,0 would leave train, val or test"
 
 
 def pictures(folder: Path, sizes: list[tuple[int, int]]) -> Path:

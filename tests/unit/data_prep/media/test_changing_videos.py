@@ -169,7 +169,7 @@ def test_a_clip_ends_where_colours_are_no_longer_told(told, words, name, tmp_pat
     """FFmpeg's decoder of H.264 keeps those of the part before; from none to told it does not."""
     parts = [Part(3, colours=told), Part(3)]
     line = timeline(path := joined(tmp_path / name, parts))
-    assert line.change == f"from a told {words} to none at 0.188 s" and len(line.shown) == 3
+    assert line.change == f"from a stated {words} to none at 0.188 s" and len(line.shown) == 3
     line = timeline(path := joined(tmp_path / name, parts[::-1]))
     assert not line.change
     found = centres(list(frames(path, line.shown)))
@@ -225,7 +225,7 @@ def test_plan_and_packing_count_such_clips(tmp_path: Path, capsys) -> None:
     joined(tmp_path / "films/a.ts", [Part(5), Part(4, HIGH)])
     joined(tmp_path / "films/b.mp4", [Part(9)])
     options = ("--video_dir", tmp_path / "films", *TEXT, "--pixel_block", 8)
-    said = "1 x its size changes (or pixel aspect, turn, told colours): the clip ends there"
+    said = "1 x its size changes (or pixel aspect, rotation, stated colours): the clip ends there"
     for more in (("--plan",), ("--plan=quick",), ("--plan", "--mode", "frames", "--num_frames", 1)):
         assert pack(tmp_path / "plan", *options, *more, kind="video") == 0
         assert said in capsys.readouterr().out
@@ -251,8 +251,8 @@ def test_what_belongs_to_a_clip_may_not_change(option: str, tmp_path: Path) -> N
     assert pack(tmp_path / "out", *options, "--max_bad_fraction", 0.9, kind="video") == 0
     assert refused(tmp_path / "out").keys() == {"a.mp4"}
     (why,) = refused(tmp_path / "out").values()
-    assert "size changes (or pixel aspect, turn, told colours) within a video" in why[1]
-    assert "from 96 x 48 to 48 x 96 at 0.312 s: cut it there" in why[1]
+    assert "size changes (or pixel aspect, rotation, stated colours) within a video" in why[1]
+    assert "from 96 x 48 to 48 x 96 at 0.312 s; cut the file there" in why[1]
 
 
 @pytest.mark.parametrize("option", ["--mask_dir", "--control_dir"])

@@ -25,7 +25,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 123\
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(range(256))
 FILES = {
     "pointer": (POINTER, Reason.NO_IMAGE, "git lfs pull"),
-    "page": (b"\n <!DOCTYPE html><html>404", Reason.NO_IMAGE, "HTML page, as where a download"),
+    "page": (b"\n <!DOCTYPE html><html>404", Reason.NO_IMAGE, "HTML page, probably of a failed"),
     "drawing": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", Reason.NO_IMAGE, "SVG"),
     "photo": (HEIC, Reason.NO_IMAGE, "HEIC: convert it to JPEG or PNG"),
     "film": (b"\0\0\0\x18ftypisom" + bytes(99), Reason.NO_IMAGE, "data_prep video"),

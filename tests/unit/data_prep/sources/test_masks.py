@@ -165,7 +165,7 @@ def test_masks_that_cannot_be_used_are_counted(tmp_path: Path, read_samples, cap
         (("--image_dir", "media", "--mask_dir", "empty"), "--mask_dir empty holds no"),
         (("--image_dir", "media", "--mask_dir", "twice"), "are both the mask of one file"),
         (("--dataset_config", "x.yaml", "--mask_dir", "twice"), "has masks for --image_dir and"),
-        (("--dataset_config", "x.yaml"), "default_mask_file: a mask belongs to the file of its"),
+        (("--dataset_config", "x.yaml"), "default_mask_file: each file has a mask of its own"),
     ],
 )
 def test_a_folder_of_masks_says_what_is_wrong(

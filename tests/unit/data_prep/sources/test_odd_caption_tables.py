@@ -170,7 +170,7 @@ def test_a_field_that_a_caption_file_gives_twice_is_counted(root: Path) -> None:
     (root / "c.txt").write_text("text")
     assert pack(root.parent / "out", "--image_dir", root, "--plan=quick") == 0
     planned = map(Entry.from_line, (root.parent / "out/plan.jsonl").read_text().splitlines())
-    note = "caption file with a field twice: the last counts"
+    note = "caption file with a field twice: the last value counts"
     assert {one.caption: note in one.notes for one in planned} == {
         "last": True,
         "one": False,
@@ -203,7 +203,7 @@ def test_rows_that_match_no_file_are_counted(root: Path, tmp_path: Path, capsys)
     assert texts["a"] == ["./a.png"] and texts["deep/only"] == ["2"]
     lost = "row of a caption table that matches no file, the first 'no\\x00where' in deep/y.csv"
     assert texts[None][lost] == 5
-    assert texts[None]["row of deep/y.csv whose name a later row gives again"] == 1
+    assert texts[None]["row of deep/y.csv that a later row of the same name replaces"] == 1
     out = tmp_path / "out"
     options = ("--output_dir", str(out), "--image_dir", str(root), "--split", "1,0,0")
     assert main(["image", *options, "--num_workers", "0", "--plan"]) == 0
@@ -222,7 +222,7 @@ def test_of_a_name_that_is_given_twice_the_last_row_counts(root: Path, later: st
     (root / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
     texts = found(root)
     assert texts["deep/d"] == ["row 1"]
-    assert texts[None] == {"row of x.jsonl whose name a later row gives again": 1}
+    assert texts[None] == {"row of x.jsonl that a later row of the same name replaces": 1}
 
 
 def test_names_and_fields_that_come_twice_are_counted(root: Path) -> None:
@@ -232,9 +232,9 @@ def test_names_and_fields_that_come_twice_are_counted(root: Path) -> None:
     texts = found(root)
     assert (texts["a"], texts["b"], texts["c"]) == (["C"], ["B"], ["B"])
     assert texts[None] == {
-        "row of captions.json whose name a later row gives again": 2,
-        "row of x.csv with a field twice, the last counts": 1,
-        "row of y.jsonl with a field twice, the last counts": 1,
+        "row of captions.json that a later row of the same name replaces": 2,
+        "row of x.csv with a field twice: the last value counts": 1,
+        "row of y.jsonl with a field twice: the last value counts": 1,
     }
 
 

@@ -68,7 +68,7 @@ def test_pairs_of_a_table(media: Path, read_samples, capsys) -> None:
     table = "\n".join(["file_name,rejected_path,text", *(f"{row},words" for row in rows)])
     (media / "good/metadata.csv").write_text(table)
     assert pack(media / "out", *OPTIONS, "--image_dir", media / "good") == 0
-    assert "2 x control or rejected picture of a table" in capsys.readouterr().out
+    assert "2 x control or rejected picture that a table names" in capsys.readouterr().out
     found = by_name(read_samples(media / "out"))
     assert found.keys() == {"a.png", "b.png"} and REJECTED_LATENT not in found["b.png"]
     expected = latent_of(media / "out", media / "good/less.png", (48, 32))

@@ -117,8 +117,8 @@ def test_what_has_sound_what_has_none_and_why(tmp_path: Path, capsys) -> None:
         "1 x without sound: no sound track",
         "1 x without sound: sound of more than eight channels",
         "1 x without sound: sound that is damaged within the clip",
-        "1 x sound that begins after the clip does: silent before",
-        "1 x sound that ends before the clip does: silent behind",
+        "1 x sound that begins after the clip: silence before it",
+        "1 x sound that ends before the clip: silence after it",
         "1 x sound that is silent from beginning to end",
         "1 x number 0 of 2 sound tracks is taken (--audio_track)",
     }

@@ -60,7 +60,7 @@ def test_caption_files_of_nothing_are_counted_and_the_first_is_named(tmp_path, p
     assert "metadata.csv with the columns file_name,text" in lines and "first prompts.txt" in lines
     assert {what: count for what, count in ignored.items() if what != lines} == {
         "caption file that no medium takes, the first b.txt": 3,
-        "*.txt whose name another has in other case of the ending": 1,
+        "*.txt that differs from another in the ending's case": 1,
         "*.heic (convert them to JPEG or PNG)": 1,
         "*.caption (captions are read from .txt and .json; rename them)": 1,
         "*.xlsx (tables of captions are read from .csv, .tsv and .jsonl)": 1,
@@ -151,7 +151,7 @@ def test_a_control_picture_of_a_table_in_two_spellings(tmp_path, pack, turn: int
     write(tmp_path / "in", **{"m.jsonl": json.dumps(row)})
     captions, ignored = pack()
     assert captions == {"a.png": "A"}
-    assert ignored == {"control or rejected picture of a table, no sample itself": 1}
+    assert ignored == {"control or rejected picture that a table names, no sample itself": 1}
 
 
 def test_names_that_fit_several_media_are_left_alone_and_counted(tmp_path, pack) -> None:
@@ -163,7 +163,7 @@ def test_names_that_fit_several_media_are_left_alone_and_counted(tmp_path, pack)
     write(tmp_path / "in", **{f"{one}.txt": "?", "x.csv": f"file_name,text\n{one}.png,?\n"})
     captions, ignored = pack(*images(tmp_path), "--mask_dir", tmp_path / "masks")
     assert set(captions.values()) == set(media)
-    ending = "whose name stands for several, if é is one character or two, the first"
+    ending = "whose name matches several, because é may be one character or two, the first"
     assert ignored == {
         f"caption file {ending} {one}.txt": 1,
         f"row of a caption table {ending} '{one}.png' in x.csv": 1,
