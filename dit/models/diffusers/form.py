@@ -440,8 +440,8 @@ class DiffusersForm:
     original_names: tuple[Mapping[str, str], ...] = ()
     """For each original project, maps its names of linears to Diffusers' names; `*` is the index of
     a block. If the project fuses several linears, their names are separated by spaces, and each but
-    the last has as many outputs as inputs. `~` before the name of a linear that is not fused: shift
-    and scale are swapped."""
+    the last has as many outputs as inputs. `~` at the end of Diffusers' name: shift and scale are
+    swapped; such a linear must not be fused."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Maps names of linears in published folders to Diffusers' names, if they differ; in the form
     of `original_names`."""

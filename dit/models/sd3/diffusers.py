@@ -55,7 +55,10 @@ _RMS = "rms_norm"
 
 
 def _layer_rows(stack: str) -> tuple[Row, ...]:
-    """Name-table rows of `stack`; nothing is rotated, and the last layer outputs no text."""
+    """Lines of the name table for our stack `stack`.
+
+    Queries and keys are not rotated, and the last layer outputs no text.
+    """
     ours, theirs = f"{stack}.layers.*", "transformer_blocks.*"
     last, dual = stack == "last_block", stack == "dual_blocks"
     attention: Any = {"rotated": False, "normed": lambda model: model.qk_norm}

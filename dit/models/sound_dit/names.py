@@ -41,7 +41,7 @@ _STREAMS = (
 
 
 def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: Any) -> list[Row]:
-    """Name-table rows of an attention in all layers.
+    """Lines of the name table for an attention in all layers.
 
     `widths` are the letters of three widths: of the tokens that make queries, of those that make
     keys, and of all heads.
@@ -74,7 +74,7 @@ def _attention(ours: str, theirs: str, widths: tuple[str, str, str], **exists: A
 
 
 def _of_stream(one: _StreamWeights) -> list[Row]:
-    """Name-table rows of one stream: its attentions, MLP, modulations, embedding and head."""
+    """Lines of the name table for one stream: attention, MLP, modulations, embedding and head."""
     prefix, width = one.prefix, one.width
     mlp, modulation, out = (f"{prefix}{part}" for part in ("mlp", "modulation", "modulate_out"))
     of_layer = f"{_LAYER}.{modulation}.linear", f"{_BLOCK}.{modulation}.linear"
