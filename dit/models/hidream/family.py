@@ -329,6 +329,6 @@ FAMILY = Family(
     ),
     vae=lambda _: _ENCODER,
     distilled=("hidream_i1_dev",),
-    refused={"hidream_e1": f"sees {SEES_SOURCE}"},
+    refused={"hidream_e1": f"an input with {SEES_SOURCE}"},
     tiny=TINY,
 )

@@ -283,7 +283,7 @@ class InterleavedRotary(nn.Module):
 
 
 class WholeWidthRotary(nn.Module):
-    """Rotary embedding with frequencies over the width of all heads, so that heads differ in angles.
+    """Rotary embedding with frequencies over the width of all heads, so heads differ in angles.
 
     Pair f * axes + a of a token has frequency f of axis a; if pairs are left over, they come first
     and are not rotated. Angles are float32 and reach 15,700, so their rounding matters: operations

@@ -88,7 +88,7 @@ class LevelRows(nn.Module):
 
 
 class CaptionProjection(nn.Module):
-    """Maps caption states [L, E] to the width of a stream, [L, D]; each rank computes all tokens."""
+    """Maps caption states [L, E] to the width of a stream, [L, D]; ranks compute all tokens."""
 
     def __init__(self, inputs: int, width: int, dtype: torch.dtype):
         super().__init__()
