@@ -183,7 +183,7 @@ CASE = case.Case(
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
         (
             {"route_from": 14, "route_to": 20},
-            "route_from=14 must be 15 or more: the first 15 layers",
+            "=14 must be 15 or more: the first 15 layers",
         ),
     ],
     training=("model.reference_latents=2",),

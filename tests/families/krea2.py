@@ -123,7 +123,7 @@ CASE = case.Case(
         ({"num_kv_heads": 5}, "num_kv_heads=5 must divide num_attention_heads=48"),
         (
             {"tensor_model_parallel_size": 3},
-            "text_kv_heads=20 .* which are distributed over tensor ranks",
+            "text_kv_heads=20 .* distributed over tensor ranks",
         ),
         ({"text_kv_heads": 3}, "text_kv_heads=3 must divide text_heads=20"),
         ({"num_text_layers": 7}, "must be a multiple of num_text_layers=7"),

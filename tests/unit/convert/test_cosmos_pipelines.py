@@ -117,12 +117,12 @@ def test_pipelines_that_would_feed_other_inputs(groups, tmp_path):
         (
             "video",
             "2.5",
-            "model.base_fps=24.0, but Cosmos2_5_PredictBasePipeline passes no frame rate",
+            "model.base_fps=24.0, but Cosmos2_5_PredictBasePipeline passes no",
         ),
         (
             "2.5",
             "video",
-            "model.base_fps=null, but Cosmos2VideoToWorldPipeline passes a frame rate",
+            "base_fps=null, but Cosmos2VideoToWorldPipeline passes a frame rate",
         ),
         ("2.5", "images", "model.text_pad_to=null"),
     ):
