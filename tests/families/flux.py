@@ -144,7 +144,7 @@ CASE = case.Case(
         ({"num_single_layers": 0}, "num_single_layers=0 must be at least 1"),
         (
             {"num_layers": 2, "num_single_layers": 2, "pipeline_model_parallel_size": 5},
-            "the network has 4 layers, fewer than",
+            "4 layers do not fill",
         ),
     ],
     adapted=("proj_mlp", "norm_out.linear"),
